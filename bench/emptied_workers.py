@@ -21,8 +21,7 @@ from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedModel,
     LoadOrder,
-    MergedSums,
-    NoStayingData,
+    Observer,
     PressureAnswer,
 )
 from gpu_manager.runtimes.worker_pool import PoolSettings
@@ -42,42 +41,8 @@ class LoadTimes(NamedTuple):
     emptying_s: float
 
 
-class Unconcerned:
-    """Takes reports of a runtime, none of which may be about a death."""
-
-    data = NoStayingData()
-
-    @property
-    def usage(self) -> "Unconcerned":
-        return self
-
-    def used(self, *_: object) -> None:
-        """Nobody asks what it uses."""
-
-    def ran(
-        self,
-        hosted: HostedModel,
-        lease: int,
-        batch: int,
-        run_s: float,
-        peak_bytes: int,
-        calls: int = 1,
-        held_bytes: int = 0,
-        together: int = 1,
-    ) -> None:
-        """No call is made."""
-
-    def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        """No call is made."""
-
-    def merged(self, hosted: HostedModel, added: MergedSums) -> None:
-        """No call is made."""
-
-    def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
-        """No call is made."""
-
-    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        """No call is made."""
+class Unconcerned(Observer):
+    """Takes reports of a runtime, none of which may be about a call or a death."""
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """No call is made."""

@@ -3,7 +3,6 @@
 import logging
 import resource
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from cache_manager.model.errors import UnknownRule
@@ -13,7 +12,8 @@ from common.addresses import Address
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge, page
 from gpu_manager import metrics
-from gpu_manager.attachment.scheduling import Neighbours, Scheduling
+from gpu_manager.attachment.attachment import Attachment
+from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
 from gpu_manager.data.items import DataSpill
 from gpu_manager.data.room import DataLimits, DataRoom
@@ -66,7 +66,7 @@ class GpuManager:
         settings: NodeSettings,
         scheduling: Scheduling,
         make_runtime: MakeRuntime,
-        neighbours: Neighbours | None = None,
+        neighbours: Attachment | None = None,
     ) -> None:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
@@ -84,7 +84,12 @@ class GpuManager:
             host_gpu(device, node, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
-        self.node = GpuNode(settings, gpus, self._store, catalogue)
+        sessions = self._sessions = ClientSessions(self._end_session)
+        table = _data_table(settings, descriptors)
+        workers = WorkerData(table)
+        self.node = GpuNode(
+            settings, gpus, self._store, catalogue, scheduling, workers, sessions.lease_ended
+        )
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         self._preparation = Preparation(at_start=settings.prepare_at_start)
@@ -97,10 +102,7 @@ class GpuManager:
         self._acquiring = Acquiring(
             self.node, scheduling, self.library, presented, self.leases_elsewhere
         )
-        self.data = _data(settings, self.node, scheduling, descriptors)
-        self.node.data = self.data.workers
-        sessions = ClientSessions(self._end_session)
-        self.node.lease_ended = sessions.lease_ended
+        self.data = NodeData(self.node, table, workers, scheduling.locate)
         self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
             Services(
@@ -118,7 +120,6 @@ class GpuManager:
             _certificate(settings),
         )
         self._watch = DeviceWatch(self.node)
-        self._sessions = sessions
         self._exporter = Exporter(self.metrics, self._not_ready_reason)
 
     @property
@@ -135,7 +136,7 @@ class GpuManager:
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._preparation.start(self._runtime)
             self._scheduling.attach(self.node.name, self.node)
-            self.node.start(self._runtime, self._scheduling)
+            self.node.start(self._runtime)
             self._watch.start()
             if self._settings.metrics is not None:
                 await self._exporter.start(*self._settings.metrics)
@@ -193,12 +194,7 @@ class GpuManager:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 
@@ -223,9 +219,7 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
     return gates
 
 
-def _data(
-    settings: NodeSettings, node: GpuNode, scheduling: Scheduling, descriptors: int
-) -> NodeData:
+def _data_table(settings: NodeSettings, descriptors: int) -> DataTable:
     memory_bytes = settings.data_memory_bytes or available_bytes() // _DATA_SHARE
     on_disk = settings.spill is not None
     limits = DataLimits(
@@ -234,8 +228,7 @@ def _data(
         most=max(_LEAST_PIECES, descriptors // _PIECES_SHARE),
     )
     spill = DataSpill(settings.spill / "data", limits.disk_bytes) if settings.spill else None
-    table = DataTable(settings.node, limits, DataRoom(limits, spill))
-    return NodeData(node, table, WorkerData(table), scheduling.locate)
+    return DataTable(settings.node, limits, DataRoom(limits, spill))
 
 
 def _secret(settings: NodeSettings) -> bytes:

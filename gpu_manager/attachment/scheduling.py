@@ -77,16 +77,3 @@ class Scheduling(NodeReports, Protocol):
     async def survey(self) -> Status:
         """Return the current counts and at least this node's GPUs."""
         ...
-
-
-class Neighbours(Protocol):
-    """The other nodes of a cluster, as far as the scheduler has reported them."""
-
-    @property
-    def term(self) -> int:
-        """The highest term that any scheduler has reported."""
-        ...
-
-    def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        """Return the addresses at which functions reach that node; empty if unknown."""
-        ...

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import torch
@@ -473,27 +473,7 @@ class IdleMemory:
 # An H200 has run it, copies between two GPUs aside.
 
 
-class GpuMemory(Protocol):
-    """CUDA's calls about memory (`CudaRuntime`)."""
-
-    def allocation_of(self, address: int) -> tuple[int, int] | None:
-        """Where the allocation begins in which this address of the GPU lies, and its size."""
-
-    def lend(self, begin: int) -> bytes | None:
-        """A name by which another process of this machine opens this allocation."""
-
-    def open_lent(self, token: bytes) -> int | None:
-        """Where another process's allocation begins here; None if it cannot be opened."""
-
-    def close_lent(self, begin: int) -> None:
-        """Undo `open_lent`."""
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> bool:
-        """Whether a copy between addresses of GPUs is on its way, on this stream."""
-        ...
-
-
-def lend_on_gpu(runtime: GpuMemory, storage: torch.UntypedStorage) -> Loan | None:
+def lend_on_gpu(runtime: CudaRuntime, storage: torch.UntypedStorage) -> Loan | None:
     """Return a storage's allocation by name; None where the driver gives it none."""
     address = storage.data_ptr()
     allocation = runtime.allocation_of(address)
@@ -505,7 +485,7 @@ def lend_on_gpu(runtime: GpuMemory, storage: torch.UntypedStorage) -> Loan | Non
 
 
 def begin_copy(
-    runtime: GpuMemory, lent: LentStorage, target: torch.UntypedStorage, stream: int
+    runtime: CudaRuntime, lent: LentStorage, target: torch.UntypedStorage, stream: int
 ) -> int:
     """Begin to copy what is lent; return what `close_lent` is to close when the copy is over."""
     begin = runtime.open_lent(lent.token)

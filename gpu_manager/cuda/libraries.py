@@ -143,6 +143,7 @@ class CudaRuntime:
         return self._done(asked) and value.value == 1
 
     def allocation_of(self, address: int) -> tuple[int, int] | None:
+        """Where the allocation begins in which this address of the GPU lies, and its size."""
         if self._driver is None or not address:
             return None
         begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
@@ -152,6 +153,7 @@ class CudaRuntime:
         return begin.value, size.value
 
     def lend(self, begin: int) -> bytes | None:
+        """A name by which another process of this machine opens this allocation."""
         if self._library is None:
             return None
         token = _Token()
@@ -159,6 +161,7 @@ class CudaRuntime:
         return bytes(token) if self._done(asked) else None
 
     def open_lent(self, token: bytes) -> int | None:
+        """Where another process's allocation begins here; None if it cannot be opened."""
         if self._library is None or len(token) != TOKEN_BYTES:
             return None
         address = ctypes.c_void_p(0)
@@ -169,10 +172,12 @@ class CudaRuntime:
         return address.value if self._done(opened) else None
 
     def close_lent(self, begin: int) -> None:
+        """Undo `open_lent`."""
         if self._library is not None:
             self._done(self._library.cudaIpcCloseMemHandle(ctypes.c_void_p(begin)))
 
     def copy(self, target: int, source: int, size: int, stream: int) -> bool:
+        """Whether a copy between addresses of GPUs is on its way, on this stream."""
         if self._library is None:
             return False
         places = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size)

@@ -23,6 +23,7 @@ from gpu_manager.runtimes.runtime import (
     HostedModel,
     LentData,
     PutByWorker,
+    StayingData,
 )
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ _BRING_S = 10.0
 _RESCUE_S = 3.0
 
 
-class WorkerData:
+class WorkerData(StayingData):
     """Brings workers' data to memory, once for all who wait for it."""
 
     def __init__(self, table: DataTable) -> None:

@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 
 from gpu_manager.kernel_locks import kill_lock_holder, lock, lock_holder, make_lock_file, unlock
 
@@ -57,18 +56,13 @@ class GpuTurns:
         finally:
             unlock(descriptor, self._next)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         unlock(self._descriptor, self._turn)
 
     @contextlib.contextmanager
     def yielded(self) -> Iterator[None]:
         """In a turn: wait for something else meanwhile, while others have theirs."""
-        self.__exit__(None, None, None)
+        self.__exit__()
         try:
             yield
         finally:
@@ -84,12 +78,7 @@ class NoTurns:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     @contextlib.contextmanager

@@ -53,7 +53,6 @@ class Loader:
         settings: NodeSettings,
         store: WeightStore,
         catalogue: Catalogue,
-        runtime: Runtime,
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
@@ -65,14 +64,18 @@ class Loader:
         self._node = NodeId(settings.node)
         self._store = store
         self._catalogue = catalogue
-        self._runtime = runtime
         self._reports = reports
         self._short = short
         self._meters = meters
         self._data = data
         self._loop = asyncio.get_running_loop()
+        self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
         self.tiers = TierReports(self._node, store, catalogue, reports)
         self.processes = EmptiedProcesses(self.tiers, reports, short, data)
+
+    def start(self, runtime: Runtime) -> None:
+        """Have all loads use this runtime; there may be none before."""
+        self._runtime.set_result(runtime)
 
     def load(
         self,
@@ -223,7 +226,7 @@ class Loader:
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
         model = self._catalogue.get(resident.model)
-        resident.runtime = self._runtime.hosting(model.wishes.runtime, model.id)
+        resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
             needed_bytes = gpu.ledger.context_bytes
@@ -298,7 +301,7 @@ class Loader:
         for last_try in (False, True):
             resident.progress.step()
             try:
-                return await self._runtime.load(order)
+                return await self._runtime.result().load(order)
             except (LoadFailure, NoWorker) as error:
                 request.raise_failure()
                 if isinstance(error, LoadFailure) and (error.out_of_memory or last_try):

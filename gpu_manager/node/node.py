@@ -6,7 +6,7 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
@@ -28,7 +28,7 @@ from gpu_manager.runtimes.runtime import (
     HostedId,
     HostedModel,
     MergedSums,
-    NoStayingData,
+    Observer,
     PressureAnswer,
     Runtime,
     StayingData,
@@ -63,11 +63,8 @@ _METRIC_NAMES = 1_000
 _PRESSURE_S = 2.0
 
 
-class GpuNode:
-    """A node's GPUs, residents and leases; implements NodeLink and the runtime's Observer.
-
-    `lease_ended` is called after a claimed lease has ended; `data` is what functions put.
-    """
+class GpuNode(Observer):
+    """A node's GPUs, residents and leases; implements NodeLink, too."""
 
     def __init__(
         self,
@@ -75,53 +72,40 @@ class GpuNode:
         gpus: Iterable[HostGpu],
         store: WeightStore,
         catalogue: Catalogue,
+        reports: NodeReports,
+        data: StayingData,
+        lease_ended: Callable[[SessionKey, LeaseId], None],
     ) -> None:
+        """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.leases = LeasesInForce(settings.leases)
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
-        self.lease_ended: Callable[[SessionKey, LeaseId], None] = _ignore_end
-        self.data: StayingData = NoStayingData()
+        self.data = data
         self.granted = ChangeSignal()
         self.addresses: tuple[str, ...] = ()
-        self._settings = settings
         self._store = store
         self._catalogue = catalogue
+        self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
-
-    def start(self, runtime: Runtime, reports: NodeReports) -> None:
-        """Report the node's state, and accept the scheduler's orders from now on."""
-        self._reports = reports
         self._runs = RunReports(reports)
-        self.usage = UsageReports(reports, self.gpus, self.leases)
-        self._loader = Loader(
-            self._settings,
-            self._store,
-            self._catalogue,
-            runtime,
-            reports,
-            self.resync,
-            self.meters,
-            self.data,
-        )
-        tiers = self._loader.tiers
-        self._steps = WeightSteps(self._store, self._catalogue, tiers, self._is_on_a_gpu)
+        self._usage = UsageReports(reports, self.gpus, self.leases)
+        self._loader = Loader(settings, store, catalogue, reports, self.resync, self.meters, data)
+        self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
         self._relief = MemoryRelief(reports, _PRESSURE_S, self.resync)
         self._endings = LeaseEndings(
-            self.leases, self.gpus, self.meters, reports, self._runs, self.lease_ended
+            self.leases, self.gpus, self.meters, reports, self._runs, lease_ended
         )
         self._claiming = Claiming(self.leases, self.gpus, self._endings, reports, self.loaded_now)
         self._losses = Losses(
-            self.gpus,
-            self.leases,
-            self._loader,
-            self._endings,
-            self.meters,
-            reports,
-            self.resync,
+            self.gpus, self.leases, self._loader, self._endings, self.meters, reports, self.resync
         )
-        reports.report(self.snapshot())
+
+    def start(self, runtime: Runtime) -> None:
+        """Report the node's state; from now on orders are accepted, and loads use this runtime."""
+        self._loader.start(runtime)
+        self._reports.report(self.snapshot())
 
     async def drain(self, within_s: float) -> None:
         """End every lease; calls in flight have `within_s` to end."""
@@ -317,6 +301,9 @@ class GpuNode:
         kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
 
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        self._usage.used(hosted, metrics)
+
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self.leases.get(LeaseId(lease))
         model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
@@ -393,10 +380,6 @@ class GpuNode:
         self._resync_due = False
         for event in self.whole_state():
             self._reports.report(event)
-
-
-def _ignore_end(_holder: SessionKey, _lease: LeaseId) -> None:
-    """Do nothing: without a server no session claims a lease."""
 
 
 class Losses:

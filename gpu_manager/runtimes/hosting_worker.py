@@ -1,30 +1,365 @@
-"""A worker with the models in it: whom its reports are for, and what its end means for them."""
+"""A worker with the models in it: loads, orders, reports, and what its end means for them."""
 
 import asyncio
 import itertools
 import logging
 import os
+import re
+import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
+from common.data_handles import SECRET_BYTES, around_secret
 from common.liveness import LivenessTimes, until_frozen
+from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
+from common.time_limits import time_limit
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker
-from gpu_manager.runtimes.hosted_model import WorkerHostedModel
-from gpu_manager.runtimes.runtime import EmptyHost, LoadOrder, Observer
+from gpu_manager.runtimes.runtime import (
+    BorrowedByCall,
+    EmptyHost,
+    HostedId,
+    HostProcess,
+    LentData,
+    LoadOrder,
+    LoadSpan,
+    MergedSums,
+    Observer,
+    PutByWorker,
+)
 from gpu_manager.transfers.path import Moved
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker import orders
+from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 from torch_shim.errors import ConnectionLost, WireError
 
 log = logging.getLogger(__name__)
 
 # A model and a lease that there are not: a worker answers their end at once, whatever calls do.
 _NO_MODEL, _NO_LEASE = 0, 0
+# A worker that ends sends functions what only it has.
+_LEAVING_S = 2.0
+# One that lets a model go does that too, and then gives back its memory.
+_DROPPING_S = 5.0
 
 # Makes the empty process of a worker that its last model has left, with this much memory.
 Keep = Callable[[LoadOrder, ForkedWorker, int], EmptyHost]
+
+
+class WorkerHostedModel:
+    """One model, from the order to load it until it has left its worker, or the worker ends."""
+
+    def __init__(
+        self,
+        order: LoadOrder,
+        number: int,
+        host: "HostingWorker",
+        observer: Observer,
+        begin_s: float,
+    ) -> None:
+        """`begin_s` is when the worker was asked for."""
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self._order = order
+        self._host = host
+        self._worker = host.worker
+        self._process = HostProcess(host.worker.pid)
+        self._observer = observer
+        self._memory_bytes = 0
+        self._load_s = 0.0
+        self._begin_s = begin_s
+        self._load_spans = [LoadSpan("worker", begin_s, loop.time())]
+        self._loaded: asyncio.Future[orders.ImageLoaded] = loop.create_future()
+        self._admitted: set[int] = set()
+        self._ending: dict[int, asyncio.Future[None]] = {}
+        self._pressures = BackgroundTasks(log, f"finding memory for {order.model}")
+        self.leaves = False
+        self.keeps_worker = False
+        self._left: EmptyHost | None = None
+        self._closed: asyncio.Future[str] = loop.create_future()
+
+    @property
+    def order(self) -> LoadOrder:
+        return self._order
+
+    @property
+    def id(self) -> HostedId:
+        return HostedId(f"{self._worker.name}.{self.number}")
+
+    @property
+    def host(self) -> HostProcess:
+        return self._process
+
+    @property
+    def worker(self) -> ForkedWorker:
+        """The worker, which may run other models of the tenant, too."""
+        return self._worker
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._memory_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self._host.overhead_bytes
+
+    @property
+    def load_s(self) -> float:
+        return self._load_s
+
+    @property
+    def load_spans(self) -> Sequence[LoadSpan]:
+        return self._load_spans
+
+    @property
+    def closed(self) -> asyncio.Future[str]:
+        """Done when the model has left the worker, or the worker has ended."""
+        return self._closed
+
+    @property
+    def runs_calls(self) -> bool:
+        return bool(self._admitted)
+
+    # -- the load -------------------------------------------------------------------------------
+
+    async def load(self, assign: orders.Assign | None) -> None:
+        """Load the model in its worker; raise LoadFailure or a WireError if that fails.
+
+        The weights are on their way while the worker makes its context, and is assigned; `assign`
+        makes it the tenant's, unless it is that already.
+        """
+        urgency = self._order.urgency
+        told_ahead = urgency.is_ahead
+        await send_image(self._worker, self.number, self._order, shared=self._host.shared)
+        urgency.listen(self._hurry)
+        try:
+            if told_ahead:
+                self._hurry(urgency.rank)
+            await self._host.assign(assign)
+            answer = await asyncio.shield(self._loaded)
+        finally:
+            urgency.ignore(self._hurry)
+        self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
+        self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
+
+    def fail(self, error: WireError | LoadFailure) -> None:
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
+            self._loaded.exception()  # a load that was given up does not ask for it
+
+    def abandon(self) -> None:
+        """Leave the worker without a report: the load has failed, or nobody wants it."""
+        if self._closed.done() or self.leaves:
+            return
+        self.leaves = True
+        if self._host.others(self):
+            self._drop()
+        else:
+            self._worker.kill("the load failed")
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        lease: int,
+        owner: str,
+        *,
+        several: bool = False,
+        divided: bool = False,
+        terms: LeaseTerms = USUAL_TERMS,
+    ) -> None:
+        self._admitted.add(lease)
+        self._send(orders.admitting(self.number, lease, owner, (several, divided), terms))
+
+    async def end(self, lease: int, grace_s: float = 2.0) -> None:
+        if self.leaves or self._closed.done():
+            await asyncio.shield(self._closed)  # no call goes on when the model has left
+            return
+        try:
+            await wait_within(self._end_calls(lease), grace_s)
+        except TimeoutError:
+            self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
+            await asyncio.shield(self._closed)
+
+    def ask_computed(self, lease: int) -> None:
+        self._send(orders.AskComputed(self.number, lease))
+
+    def channel(self, session: str, function: str, end: socket.socket) -> None:
+        self._send(orders.OpenChannel(self.number, session, function), [end.fileno()])
+        end.close()
+
+    def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
+        self._send(orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
+
+    # -- data of functions ----------------------------------------------------------------------
+
+    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
+        self._send(orders.HandOver(self.number, handle, size_bytes), [descriptor])
+
+    def withdraw(self, handle: str) -> None:
+        self._send(orders.WithdrawData(self.number, handle))
+
+    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
+        before, behind = around_secret(node, self.id)
+        handle = before, SECRET_BYTES, behind
+        self._send(orders.GrantData(self.number, *handle, size_bytes, pieces))
+
+    def recall_grant(self) -> None:
+        self._send(orders.RecallGrant(self.number))
+
+    async def heard(self) -> None:
+        await self._host.heard()
+
+    def lend(self, handle: str) -> None:
+        self._send(orders.LendData(self.number, handle))
+
+    def given_back(self, handle: str) -> None:
+        """Another process uses data of the worker once less; also while the model leaves."""
+        if not self._closed.done():
+            self._worker.send_now(orders.DataGivenBack(self.number, handle))
+
+    def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
+        if found is None:
+            self._send(orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False))
+            return
+        size_bytes, offset, token = found.lent.size_bytes, found.lent.offset, found.lent.token
+        place = self.number, handle, True, size_bytes, offset, token
+        descriptors = [] if found.lent.descriptor is None else [found.lent.descriptor]
+        self._send(orders.DataBorrowed(*place, found.about, found.same_gpu), descriptors)
+
+    # -- how it leaves --------------------------------------------------------------------------
+
+    async def unload(self) -> int:
+        """Have the model leave; the worker ends if it has no other one.
+
+        Functions are sent first what only the worker has, such as the cache of a text under way.
+        """
+        if self._host.others(self):
+            await self._leave(self._drop, _DROPPING_S)
+        else:
+            await self._leave(self._host.stop, _LEAVING_S)
+        return self._memory_bytes
+
+    async def empty(self) -> EmptyHost | None:
+        """Have the worker let the model go and keep its context; None if no empty one is left.
+
+        The functions are sent what only the worker has, as when it ends.
+        """
+        self.keeps_worker = True
+        await self._leave(self._drop, _DROPPING_S)
+        return self._left
+
+    def has_left(self, left: EmptyHost | None) -> None:
+        """The worker has let the model go; `left` is the worker if it is empty and stays so."""
+        self._left = left
+        self.close("emptied" if left is not None else "it has left its worker")
+
+    def close(self, cause: str) -> None:
+        for ending in self._ending.values():
+            ending.set_result(None)
+        self._ending.clear()
+        self._pressures.cancel()
+        self._host.forget(self)
+        self._closed.set_result(cause)
+        if not self.leaves:
+            log.warning("worker %s of %s: %s", self._worker.name, self._order.model, cause)
+            self._observer.died(self, cause)
+
+    def _drop(self) -> None:
+        self._worker.send_now(orders.DropModel(self.number))
+
+    async def _leave(self, order: Callable[[], None], within_s: float) -> None:
+        """Have the model leave the worker, and wait until it has; kill one that is slow."""
+        if self._closed.done():
+            return
+        self.leaves = True
+        order()
+        try:
+            await wait_within(self._closed, within_s)
+        except TimeoutError:
+            self._worker.kill(f"{self._order.model} did not leave it in time")
+        await asyncio.shield(self._closed)
+
+    # -- reports of the worker ------------------------------------------------------------------
+
+    def handle(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Handle a report about this model; the caller closes the descriptors."""
+        if isinstance(order, orders.ImageLoaded):
+            if not self._loaded.done():
+                self._loaded.set_result(order)
+        elif isinstance(order, orders.ImageLoadFailed):
+            out_of_memory = order.out_of_memory
+            self.fail(LoadFailure(self._worker.name, order.detail, out_of_memory=out_of_memory))
+        elif isinstance(order, orders.CallsRan):
+            if order.session:
+                self._observer.called(self, order.lease, order.session, order.run_s)
+            self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
+            peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
+            ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
+            self._observer.ran(self, *ran, together=max(1, order.together))
+            self._observer.used(self, order.metrics)
+        elif isinstance(order, orders.CallsMerged):
+            self._observer.merged(self, merged_sums(order))
+        elif isinstance(order, orders.CallsClaimed):
+            self._observer.claimed(self, order.lease, order.session)
+        elif isinstance(order, orders.CallsComputed):
+            self._observer.computed(self, order.lease, order.computed_s)
+        elif isinstance(order, orders.CallsEnded):
+            self._calls_ended(order)
+        elif isinstance(order, orders.Pressure):
+            self._pressures.start(self._relieve(order))
+        else:
+            self._handle_data(order, descriptors)
+
+    def _calls_ended(self, order: orders.CallsEnded) -> None:
+        self._observer.computed(self, order.lease, order.computed_s)
+        self._admitted.discard(order.lease)
+        ending = self._ending.pop(order.lease, None)
+        if ending is not None:
+            ending.set_result(None)
+
+    def _handle_data(self, order: orders.WorkerOrder, descriptors: Sequence[int]) -> None:
+        data = self._observer.data
+        if isinstance(order, orders.HandedOver):
+            data.handed_over(self, order.handle, done=order.done)
+        elif isinstance(order, orders.BorrowData):
+            data.wanted(self, order.handle)
+        elif isinstance(order, orders.DataGivenBack):
+            data.given_back(self, order.handle)
+        elif isinstance(order, orders.DataPut):
+            lifetime_s = order.lifetime_s[0] if order.lifetime_s else None
+            put = PutByWorker(
+                order.session, order.handle, order.size_bytes, order.about, lifetime_s
+            )
+            data.was_put(self, put)
+        elif isinstance(order, orders.GrantLeft):
+            data.grant_left(self, order.size_bytes, order.pieces)
+        elif isinstance(order, orders.DataLent):
+            data.lent(self, order.handle, _lent(order, descriptors))
+
+    def _hurry(self, rank: TransferRank) -> None:
+        if rank is TransferRank.AWAITED:
+            self._send(orders.HurryLoad(self.number))
+
+    def _send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        if not (self.leaves or self._closed.done()):
+            self._worker.send_now(order, descriptors)
+
+    def _end_calls(self, lease: int) -> "asyncio.Future[None]":
+        """Order the end of a lease's calls, once; done when none is in flight."""
+        ending = self._ending.get(lease)
+        if ending is None:
+            ending = self._ending[lease] = asyncio.get_running_loop().create_future()
+            self._worker.send_now(orders.EndCalls(self.number, lease))
+        return ending
+
+    async def _relieve(self, order: orders.Pressure) -> None:
+        relief = await self._observer.pressure(self, order.lease, order.need_bytes)
+        limits = relief.limit_bytes, relief.together_bytes
+        self._send(orders.SetLimit(self.number, *limits, order.number, relief.retry))
 
 
 class HostingWorker:
@@ -85,6 +420,7 @@ class HostingWorker:
         return model
 
     async def assign(self, assign: orders.Assign | None) -> None:
+        """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
             turns = () if self._turns is None else (self._turns,)
             gates: tuple[int, ...] = ()
@@ -100,9 +436,11 @@ class HostingWorker:
         self._watching = asyncio.get_running_loop().create_task(self._watch(times))
 
     def others(self, model: WorkerHostedModel) -> bool:
+        """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
 
     async def heard(self) -> None:
+        """Wait until the worker's reports up to now have been handled, or it has ended."""
         if self.over.done() or self.worker.exited.done():
             return
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,10 +449,12 @@ class HostingWorker:
         await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
 
     def stop(self) -> None:
+        """Have the worker end; it sends functions first what only it has."""
         self._ends = True
         self.worker.send_now(orders.StopWorker())
 
     def forget(self, model: WorkerHostedModel) -> None:
+        """The model has left the worker."""
         self._models.pop(model.number, None)
 
     def end(self) -> None:
@@ -224,3 +564,90 @@ class HostingWorker:
         if self.suspects and self.is_open:
             await self.heard()
         return True
+
+
+def _lent(order: orders.DataLent, descriptors: Sequence[int]) -> LentData | None:
+    """What the worker lends: memory by one descriptor, or by a token of a driver."""
+    if not order.done or len(descriptors) + bool(order.token) != 1:
+        return None
+    descriptor = descriptors[0] if descriptors else None
+    return LentData(order.size_bytes, order.offset, order.token, descriptor)
+
+
+# If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.
+_DELAYED_S = 0.05
+
+
+async def wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:
+    """Wait for an answer; raise TimeoutError if the worker is late, not if this process is."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + grace_s
+    while not (await asyncio.wait({answer}, timeout=deadline_s - loop.time()))[0]:
+        late_s = loop.time() - deadline_s
+        if late_s < _DELAYED_S:
+            raise TimeoutError
+        deadline_s = loop.time() + min(late_s, grace_s)
+
+
+_REASONS = frozenset(map(str, Singly))  # the only ones that are counted
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def merged_sums(order: orders.CallsMerged) -> MergedSums:
+    """What was added, without reasons and programs that cannot be."""
+    pairs = zip(order.reasons, order.singly, strict=False)
+    singly = {reason: times for reason, times in pairs if reason in _REASONS}
+    told = zip(order.never[::2], order.never[1::2], strict=False)
+    never = {digest: why for digest, why in told if why in _REASONS and _DIGEST.fullmatch(digest)}
+    return MergedSums(order.groups, order.calls, order.compared, singly, never)
+
+
+async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, shared: bool) -> None:
+    """Have the worker load the image of this order, also while the image arrives."""
+    load = orders.LoadImage(
+        number,
+        order.digest,
+        [list(entry) for entry in order.table],
+        order.total_bytes,
+        order.limit_bytes,
+        order.emulation.load_s,
+        order.emulation.run_s,
+        order.arrival is not None,
+        shared,
+        order.gpu_share,
+        order.merged,
+        order.together_bytes,
+        order.urgency.is_ahead,
+    )
+    if order.arrival is None:
+        await worker.send(load, [order.image])
+        return
+    pipe = order.arrival.follow()
+    try:
+        await worker.send(load, [order.image, pipe])
+    finally:
+        os.close(pipe)
+
+
+async def load_within(
+    timeout_s: float, order: LoadOrder, work: Coroutine[None, None, None]
+) -> None:
+    """Do the work of a load; raise TimeoutError if it takes longer than the image and this time."""
+    loading = asyncio.ensure_future(work)
+    try:
+        if order.arrival is not None:
+            over = asyncio.ensure_future(order.arrival.over())
+            await asyncio.wait({loading, over}, return_when=asyncio.FIRST_COMPLETED)
+            over.cancel()
+        async with time_limit(timeout_s):
+            await loading
+    finally:
+        loading.cancel()
+        await asyncio.wait({loading})
+
+
+def spans_of(loaded: orders.ImageLoaded, begin_s: float) -> Iterator[LoadSpan]:
+    """Return what a worker says of its load; a context that it had before is no part of it."""
+    for phase, times in (("context", loaded.context), ("transfer", loaded.transfer)):
+        if len(times) == len(("begin", "end")) and begin_s < times[1]:
+            yield LoadSpan(phase, max(begin_s, times[0]), times[1])

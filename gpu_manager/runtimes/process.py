@@ -16,8 +16,7 @@ from common.gpu_wishes import PROCESS
 from common.liveness import LivenessTimes, until_frozen
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
-from gpu_manager.runtimes.hosted_model import WorkerHostedModel, load_within
-from gpu_manager.runtimes.hosting_worker import HostingWorker
+from gpu_manager.runtimes.hosting_worker import HostingWorker, WorkerHostedModel, load_within
 from gpu_manager.runtimes.runtime import HostProcess, LoadOrder, Observer
 from gpu_manager.runtimes.worker_pool import Pool, PoolSettings
 from gpu_manager.worker import orders

@@ -13,6 +13,7 @@ from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
+from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 
 HostedId = NewType("HostedId", str)
@@ -24,20 +25,6 @@ class Emulation:
 
     load_s: float = 0.0
     run_s: float = 0.0
-
-
-class ArrivingWeights(Protocol):
-    """An image that is still on its way to host memory."""
-
-    def follow(self) -> int:
-        """Return the end of a pipe that tells what is there (`devices/image_file.py`).
-
-        Each call begins anew; the caller closes the pipe.
-        """
-        ...
-
-    async def over(self) -> None:
-        """Wait until the image is in host memory, or never will be."""
 
 
 class LoadSpan(NamedTuple):
@@ -76,7 +63,7 @@ class LoadOrder:
     emptied: "EmptyHost | None" = None
     # The image is still being read, and the load ends only after its content was verified. None: it
     # is sealed.
-    arrival: ArrivingWeights | None = None
+    arrival: ImageFeed | None = None
     runtime: str = "process"
     gpu_share: float = 1.0  # of the GPU's multiprocessors: its calls use no more, or the load fails
     merged: int = 0  # this many calls at most run as one; 0: as many as measurements say
@@ -268,8 +255,11 @@ class PutByWorker:
     lifetime_s: float | None
 
 
-class StayingData(Protocol):
-    """The data of functions whose bytes workers have. All but `rescue` are reports of workers."""
+class StayingData:
+    """The data of functions whose bytes workers have; this base knows none, and lends none.
+
+    All but `rescue` are reports of workers.
+    """
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has to safety: the model is about to leave."""
@@ -277,27 +267,22 @@ class StayingData(Protocol):
     def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
         """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
 
-    def was_put(self, hosted: HostedModel, put: "PutByWorker") -> None:
-        """Handle data that a function has put within what was granted."""
+    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
+        """Handle data that a function has put within what was granted; here nothing was."""
+        hosted.withdraw(put.handle)
 
     def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
         """Handle the answer to `recall_grant`."""
 
     def wanted(self, hosted: HostedModel, handle: str) -> None:
         """Handle a worker's wish for data that another one has: `borrowed` answers."""
+        hosted.borrowed(handle, None)
 
     def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
         """Handle the answer to `lend`; the caller closes the descriptor."""
 
     def given_back(self, hosted: HostedModel, handle: str) -> None:
         """Handle the end of one use of data that this worker has borrowed."""
-
-
-class UsageObserver(Protocol):
-    """Receives what was counted of models' use of their GPU."""
-
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        """Handle the 13 metrics of a model (`METRICS`), which have changed."""
 
 
 class MergedSums(NamedTuple):
@@ -323,20 +308,16 @@ class MergedSums(NamedTuple):
         )
 
 
-class Observer(Protocol):
-    """Receives the reports of hosted models; called on the event loop."""
+class Observer:
+    """Receives the reports of hosted models, on the event loop; this base has no memory to give."""
 
-    @property
-    def data(self) -> StayingData:
-        """Who receives the reports about data of functions."""
-        ...
+    data = StayingData()  # receives the reports about data of functions
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         """Record that successful calls were this session's, which has a part of its lease.
 
         Only of a lease that was admitted as divided; `ran` reports the same calls.
         """
-        ...
 
     def ran(
         self,
@@ -364,17 +345,16 @@ class Observer(Protocol):
         `ask_computed`, and before the lease's end.
         """
 
-    @property
-    def usage(self) -> UsageObserver:
-        """Who receives the reports about what models use of a GPU."""
-        ...
+    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+        """Handle what was counted of a model's use of its GPU: 13 metrics (`METRICS`), or none."""
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         """Handle a session's first call under a lease that was admitted for its function."""
 
     async def pressure(self, hosted: HostedModel, lease: int, need_bytes: int) -> PressureAnswer:
         """Handle a call that needs `need_bytes` in total, beyond its limit; the call waits."""
-        ...
+        del lease, need_bytes
+        return PressureAnswer(hosted.order.limit_bytes, retry=False)
 
     def merged(self, hosted: HostedModel, added: MergedSums) -> None:
         """Handle the report of calls that ran as one, and of those that did not."""
@@ -503,29 +483,3 @@ class Preparation:
         self._needed = True
         if self._runtime is not None:
             self._runtime.prepare()
-
-
-class NoStayingData:
-    """Knows no data: no worker has any, and none is lent."""
-
-    async def rescue(self, hosted: HostedModel) -> None:
-        """Nothing: no worker has any."""
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Nothing: none was asked for."""
-
-    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
-        """None is kept: nothing was granted."""
-        hosted.withdraw(put.handle)
-
-    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
-        """Nothing: nothing was granted."""
-
-    def wanted(self, hosted: HostedModel, handle: str) -> None:
-        hosted.borrowed(handle, None)
-
-    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
-        """Nothing: none was asked for."""
-
-    def given_back(self, hosted: HostedModel, handle: str) -> None:
-        """Nothing: none was lent."""

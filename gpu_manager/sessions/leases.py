@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
-from gpu_manager.attachment.scheduling import Neighbours, Scheduling
+from gpu_manager.attachment.attachment import Attachment
+from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import ClientNotAllowed, PlacedElsewhere
 from gpu_manager.node.leases import EndReason, LeaseInForce, SessionKey
 from gpu_manager.node.node import GpuNode
@@ -249,7 +250,7 @@ class LeasesElsewhere:
         self,
         scheduling: Scheduling,
         tokens: LeaseTokens,
-        neighbours: Neighbours | None,
+        neighbours: Attachment | None,
         token_s: float,
     ) -> None:
         self._scheduling = scheduling

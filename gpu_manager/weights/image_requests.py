@@ -94,7 +94,7 @@ class ImageFeed:
         return read_bytes + self._told_bytes
 
     def follow(self) -> int:
-        """Begin to tell; return the end of a pipe, which the caller must close."""
+        """Begin to tell (`devices/image_file.py`); the caller closes the end of a pipe returned."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         # The thread ends with the reading of the image, or when nobody reads the pipe any more.
         feeding = threading.Thread(target=self._feed, args=(writing,), name="feed", daemon=True)
@@ -107,6 +107,7 @@ class ImageFeed:
         return reading
 
     async def over(self) -> None:
+        """Wait until the image is in host memory, or never will be."""
         await self._request.over()
 
     def _feed(self, pipe: int) -> None:

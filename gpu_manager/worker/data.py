@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -42,20 +42,13 @@ MOST_PUBLISHED = 1024
 MOST_PUBLISHED_BYTES = 4 << 30
 
 
-class HeldStorage(Protocol):
-    """A storage as the session of who put it keeps it."""
-
-    storage: torch.UntypedStorage
-    parked: bool
-
-
 class PublishedTensor:
     """One storage that was put; `parked` if it lies in host memory for now.
 
     `uses` is how often other processes have borrowed it.
     """
 
-    def __init__(self, held: HeldStorage, about: bytes, model: object) -> None:
+    def __init__(self, held: InputStorage, about: bytes, model: object) -> None:
         """`about` is for its readers; `model` is whose memory it takes."""
         self.storage: torch.UntypedStorage = held.storage
         self.about = about

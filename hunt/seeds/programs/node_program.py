@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,12 +12,13 @@ from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import LeaseOver, NoWorker
+from gpu_manager.node.leases import SessionKey
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import HostedId, LoadOrder
+from gpu_manager.runtimes.runtime import HostedId, LoadOrder, StayingData
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
@@ -129,11 +131,13 @@ class WatchedNode(GpuNode):
         gpus: list[HostGpu],
         store: WeightStore,
         catalogue: Catalogue,
+        attachment: Attachment,
+        lease_ended: Callable[[SessionKey, LeaseId], None],
         around: Surroundings,
         most: int,
     ) -> None:
         """`most` leases may be in force on a slot."""
-        super().__init__(settings, gpus, store, catalogue)
+        super().__init__(settings, gpus, store, catalogue, attachment, StayingData(), lease_ended)
         self._around = around
         self._journal = around.journal
         self._most = most
@@ -192,18 +196,20 @@ class NodeProgram:
         settings = NodeSettings(self.name, ())
         async with Attachment(urls, name, SECRET) as attachment:
             gpus, around = self._host_gpus(name), self._around
-            node = self.node = WatchedNode(settings, gpus, store, catalogue, around, self._most)
             self.attachment = attachment
+            self.sessions = ClientSessions(self._end_session)
+            ended = self.sessions.lease_ended
+            node = self.node = WatchedNode(
+                settings, gpus, store, catalogue, attachment, ended, around, self._most
+            )
             self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
             elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
             presented = PresentedLeases(node, tokens)
             self.acquiring = Acquiring(node, attachment, self.library, presented, elsewhere)
-            self.sessions = ClientSessions(self.acquiring.end_session)
-            node.lease_ended = self.sessions.lease_ended
             node.addresses = (f"tcp:{self.name}:{MANAGER_PORT}",)
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)
-            node.start(self.runtime, attachment)
+            node.start(self.runtime)
             self.serves = True
             try:
                 await asyncio.Event().wait()
@@ -214,6 +220,9 @@ class NodeProgram:
                 await node.drain(settings.drain_s)
                 attachment.detach(name)
                 await self.runtime.close()
+
+    def _end_session(self, session: ClientSession) -> None:
+        self.acquiring.end_session(session)
 
     def died(self) -> None:
         """Free what the kernel frees with a process."""

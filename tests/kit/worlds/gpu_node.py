@@ -19,6 +19,7 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.runtimes.runtime import StayingData
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -50,7 +51,7 @@ class World:
     library: Library
     events: list[Event]
     meter: UseMeter
-    ended: list[tuple[SessionKey, LeaseId]] = field(default_factory=list)
+    ended: list[tuple[SessionKey, LeaseId]]
     _requests: int = 0
 
     def add(self, weights_mib: int, owner: FunctionIdentity = OWNER) -> ModelId:
@@ -114,6 +115,7 @@ async def world(
     shared: bool = False,
     watched: bool = False,
     emulation: EmulatedTimes = EmulatedTimes(),  # noqa: B008 - it never changes
+    data: StayingData = StayingData(),  # noqa: B008 - it never changes
 ) -> AsyncIterator[World]:
     """A node with emulated GPUs and nothing on them.
 
@@ -137,14 +139,16 @@ async def world(
         logging.getLogger("test"),
         recorder=lambda _, event: events.append(event),
     )
-    node = GpuNode(settings, hosts, store, catalogue)
+    ended: list[tuple[SessionKey, LeaseId]] = []
+    node = GpuNode(
+        settings, hosts, store, catalogue, driver, data, lambda *lease: ended.append(lease)
+    )
     runtime = InMemoryRuntime(node, shared=shared)
     library = Library(name, store, catalogue, driver, 0)
     meter = core.start_metering(loop.time())
-    found = World(node, driver, runtime, store, library, events, meter)
-    node.lease_ended = lambda holder, lease: found.ended.append((holder, lease))
+    found = World(node, driver, runtime, store, library, events, meter, ended)
     driver.attach(name, node)
-    node.start(runtime, driver)
+    node.start(runtime)
     if watched:
         DeviceWatch(node).start()
     try:

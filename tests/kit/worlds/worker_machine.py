@@ -19,7 +19,7 @@ from gpu_manager.runtimes.runtime import (
     HostedModel,
     LoadOrder,
     MergedSums,
-    NoStayingData,
+    Observer,
     PressureAnswer,
 )
 from gpu_manager.runtimes.worker_pool import PoolSettings
@@ -44,7 +44,7 @@ LONG = program(
 )
 
 
-class Watcher:
+class Watcher(Observer):
     """Records what the runtime reports, and answers pressure as configured."""
 
     def __init__(self) -> None:
@@ -52,7 +52,6 @@ class Watcher:
         self.runs: list[tuple[int, int, float, int]] = []
         self.claims: list[tuple[int, str]] = []
         self.called_by: list[tuple[int, str]] = []
-        self.data = NoStayingData()
         self.deaths: list[tuple[str, str]] = []
         self.lost: list[tuple[EmptyHost, str]] = []
         self.pressures: list[tuple[int, int]] = []
@@ -79,10 +78,6 @@ class Watcher:
         del hosted, calls, together
         self.held_bytes = held_bytes
         self.runs.append((lease, batch, run_s, peak_bytes))
-
-    @property
-    def usage(self) -> "Watcher":
-        return self
 
     def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
         del hosted

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.worker_pool import PoolSettings
+from gpu_manager.transfers.path import TransferPath
+from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually
@@ -22,10 +25,11 @@ from tests.kit.worlds.worker_machine import Watcher, children_of
 POOL = PoolSettings(least=0, most=0, forked=0, refill_delay_s=0.0)
 
 
-class Following:
+class Following(ImageFeed):
     """An arrival whose pipes a test writes to."""
 
     def __init__(self) -> None:
+        super().__init__(ImageRequest(Future(), -1), 0, TransferPath())
         self.pipes: list[int] = []
         self.is_over = asyncio.Event()
 

@@ -203,11 +203,9 @@ async def test_data_is_lost_when_its_worker_dies_and_that_ends_the_wait() -> Non
 
 @virtually
 async def test_data_is_brought_to_safety_when_its_model_is_evicted() -> None:
-    async with world(gpu_mib=300) as it:
-        kept, data = parts()
+    kept, data = parts()
+    async with world(gpu_mib=300, data=data) as it:
         first, second = it.add(100), it.add(101)
-        it.node.data = data
-        it.node._loader._data = it.node._loader.processes._data = data  # noqa: SLF001 - the daemon sets it before the start
         held, hosted = await it.hold(first)
         item = published(it, data, hosted)
         it.driver.release(held.id)

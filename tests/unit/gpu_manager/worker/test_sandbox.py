@@ -9,58 +9,18 @@ import pytest
 import torch
 
 from gpu_manager.runtimes.process import ProcessRuntime
-from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, NoStayingData, PressureAnswer
+from gpu_manager.runtimes.runtime import HostedModel, LoadOrder, Observer
 from tests.kit.worlds.caller import DIGEST, sealed_image
 from tests.kit.worlds.worker_machine import pid_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
 
 
-class Nobody:
-    """Wants to know nothing."""
-
-    data = NoStayingData()
-
-    def ran(self, *_: Any, **more: Any) -> None:
-        pass
-
-    @property
-    def usage(self) -> "Nobody":
-        return self
-
-    def used(self, *_: Any) -> None:
-        pass
-
-    def learned(self, *_: Any) -> None:
-        pass
-
-    def computed(self, *_: Any) -> None:
-        pass
-
-    def merged(self, *_: Any) -> None:
-        pass
-
-    def context_lost(self, *_: Any) -> None:
-        """Nobody empties it."""
-
-    def claimed(self, *_: Any) -> None:
-        pass
-
-    def called(self, *_: Any) -> None:
-        pass
-
-    async def pressure(self, *_: Any) -> PressureAnswer:
-        return PressureAnswer(0, retry=False)
-
-    def died(self, *_: Any) -> None:
-        pass
-
-
 async def _loaded(tenants: list[str], look: Any) -> None:
     """Load a model for each tenant and look at the workers."""
 
     image, table, total = sealed_image(torch.ones(16))
-    runtime = ProcessRuntime(Nobody(), ["cpu"])
+    runtime = ProcessRuntime(Observer(), ["cpu"])
     runtime.prepare()
     try:
         workers: list[HostedModel] = []

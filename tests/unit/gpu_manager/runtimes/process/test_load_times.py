@@ -1,24 +1,24 @@
 """How long a load may take: reading its image does not count."""
 
 import asyncio
-from dataclasses import dataclass
+from concurrent.futures import Future
 
 import pytest
 
-from gpu_manager.runtimes.hosted_model import load_within, spans_of
+from gpu_manager.runtimes.hosting_worker import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
+from gpu_manager.transfers.path import TransferPath
+from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
 from gpu_manager.worker import orders
 from tests.kit.virtual_time import virtually
 
 
-@dataclass
-class SlowArrival:
+class SlowArrival(ImageFeed):
     """An image that takes so long to be read."""
 
-    read_s: float
-
-    def follow(self) -> int:
-        raise AssertionError("nobody follows it here")
+    def __init__(self, read_s: float) -> None:
+        super().__init__(ImageRequest(Future(), -1), 0, TransferPath())
+        self.read_s = read_s
 
     async def over(self) -> None:
         await asyncio.sleep(self.read_s)
