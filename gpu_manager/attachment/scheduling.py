@@ -24,11 +24,9 @@ class OrderTaker(NodeLink, Protocol):
     @property
     def addresses(self) -> tuple[str, ...]:
         """The addresses at which functions reach the node."""
-        ...
 
     def whole_state(self) -> Sequence[Event]:
         """Return a snapshot, and the events that must follow the snapshot."""
-        ...
 
 
 class Scheduling(NodeReports, Protocol):
@@ -39,17 +37,14 @@ class Scheduling(NodeReports, Protocol):
 
     def attach(self, node: NodeId, link: OrderTaker) -> None:
         """Attach this node; its orders are passed to `link`."""
-        ...
 
     def detach(self, node: NodeId) -> None: ...
 
     async def acquire(self, request: Request) -> Placement:
         """Wait for a lease; cancelling the task cancels the request."""
-        ...
 
     async def wanted(self, request: RequestId) -> Placement:
         """Wait for another lease after one that was released with `may_return`."""
-        ...
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
@@ -58,22 +53,17 @@ class Scheduling(NodeReports, Protocol):
 
         Of a lease that several requests share, only the named one releases it.
         """
-        ...
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Keep a model on one GPU, or on every GPU where it is resident."""
-        ...
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None: ...
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Remove a model from GPU memory where it is not in use."""
-        ...
 
     async def locate(self, node: NodeId) -> tuple[str, ...]:
         """Return the addresses at which functions reach a node; none if it is unknown."""
-        ...
 
     async def survey(self) -> Status:
         """Return the current counts and at least this node's GPUs."""
-        ...

@@ -26,7 +26,6 @@ class WorkRecorder(Protocol):
 
     def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
         """The recorded work and what it gave; CannotRecord where it does not allow that."""
-        ...
 
 
 class SharedArea(Protocol):
@@ -95,7 +94,6 @@ class WorkerDevice(Protocol):
 
     def part(self, model: int) -> "WorkerDevice":
         """The part of one of several models of the process: its own limit, its own account."""
-        ...
 
     def clear(self) -> None:
         """Give back all that a model took, of which nothing is used any more, and lift its limit.
@@ -142,7 +140,6 @@ class WorkerDevice(Protocol):
 
         CannotBorrow where it is none, or no way leads there; OutOfMemory where there is no room.
         """
-        ...
 
     @property
     def refill(self) -> Refill | None:

@@ -374,15 +374,12 @@ class Runtime(Protocol):
 
         A load without it works too, and takes longer.
         """
-        ...
 
     def hosting(self, wish: str, model: str) -> str:
         """Return the name of the runtime for this model, whose deployment may wish for one."""
-        ...
 
     async def load(self, order: LoadOrder) -> HostedModel:
         """Load a model onto its GPU, or raise LoadFailure."""
-        ...
 
     async def close(self) -> None:
         """Unload all models, and end all processes."""

@@ -51,19 +51,15 @@ class Handler(Protocol):
     @property
     def most_body_bytes(self) -> int:
         """The size of the body that the next frame may have."""
-        ...
 
     def waits(self, frame: Frame) -> bool:
         """Whether a request may wait, so that it is answered concurrently with others."""
-        ...
 
     async def handle(self, frame: Frame) -> ClientAnswer | None:
         """Handle a request; return None if it has no answer."""
-        ...
 
     def close(self) -> None:
         """Release the handler's state after the connection is closed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

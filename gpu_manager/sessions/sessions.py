@@ -17,7 +17,6 @@ class SessionConnection(Protocol):
 
     def lease_ended(self, lease: LeaseId) -> None:
         """Notify the client that a lease of its session has ended."""
-        ...
 
 
 # Who asks again within this time has not stopped waiting.
