@@ -69,7 +69,7 @@ def _exec_options(options: argparse.Namespace) -> list[str]:
     return [
         part
         for name, value in values.items()
-        if value is not None
+        if value
         for part in (f"--{name.replace('_', '-')}", str(value))
     ]
 

@@ -57,16 +57,42 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:8080)")
-    add("--state-dir", metavar="DIR", help="where functions, builds and jobs are kept")
-    add("--secrets-dir", metavar="DIR", help="of basic-auth-user and basic-auth-password")
+    add(
+        "--listen",
+        dest="gateway.listen",
+        metavar="HOST:PORT",
+        help="where to answer HTTP (127.0.0.1:8080)",
+    )
+    add(
+        "--state-dir",
+        dest="gateway.state_dir",
+        metavar="DIR",
+        help="where functions, builds and jobs are kept",
+    )
+    add(
+        "--secrets-dir",
+        dest="gateway.secrets_dir",
+        metavar="DIR",
+        help="of basic-auth-user and basic-auth-password",
+    )
     add(
         "--scheduler",
+        dest="urls",
         metavar="URL[,URL]",
         help="the schedulers that grant GPUs (GPUFAAS_SCHEDULER)",
     )
-    add("--node", metavar="ADDRESS", help="of the GPU manager that functions connect to")
-    add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add(
+        "--node",
+        dest="manager",
+        metavar="ADDRESS",
+        help="of the GPU manager that functions connect to",
+    )
+    add(
+        "--log-level",
+        dest="gateway.log_level",
+        choices=["debug", "info", "warning", "error"],
+        help="(info)",
+    )
     add_log_format_option(parser)
     add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)
@@ -75,20 +101,15 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     share_one_arena()
     environment: Mapping[str, str] = options.environment
-    flags = {
-        "gateway.listen": options.listen,
-        "gateway.state_dir": options.state_dir,
-        "gateway.secrets_dir": options.secrets_dir or environment.get("secret_mount_path"),
-        "gateway.log_level": options.log_level,
-        "log_format": options.log_format,
-    }
+    flags = {"gateway.secrets_dir": environment.get("secret_mount_path")}
+    flags |= {key: value for key, value in vars(options).items() if value is not None}
     settings = read_settings(options.config, environment, flags)
     secret = cluster_secret(
         options.secret_file or settings.scheduler.secret_file or None, environment, make=True
     )
     configure_logs(settings.gateway.log_level, settings.log_format)
-    urls = scheduler_urls(options.scheduler, environment)
-    node = options.node or default_address(environment)
+    urls = scheduler_urls(options.urls, environment)
+    node = options.manager or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             chosen = _with_folders(settings.gateway, node, environment)

@@ -39,7 +39,6 @@ def add_parser(commands: Commands) -> None:
     )
     add("--certificate", metavar="FILE", help="PEM, for clients that connect to a tls address")
     add("--key", metavar="FILE", help="the certificate's key")
-    add("--spill", metavar="DIR", help="folder for weights that memory has no room for")
     add(
         "--spill-size",
         default="64GiB",
@@ -82,7 +81,7 @@ def _settings(options: argparse.Namespace) -> NodeSettings:
     listen = tuple(parse_address(text) for text in texts)
     return replace(
         node_settings(options, options.node, listen),
-        spill=None if options.spill is None else Path(options.spill),
+        spill=Path(options.spill) if options.spill else None,
         spill_bytes=parse_size(options.spill_size),
         data_memory_bytes=None if options.data_memory is None else parse_size(options.data_memory),
         data_disk_bytes=parse_size(options.data_disk),

@@ -48,9 +48,21 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("scheduler", help="decide which GPU runs each request")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add("--listen", metavar="HOST:PORT", help="where to answer HTTP (127.0.0.1:7700)")
-    add("--advertise", metavar="URL", help="the URL at which others reach it (what it listens on)")
-    add("--name", help="among several schedulers (HOST:PORT)")
+    add(
+        "--listen",
+        dest="scheduler.listen",
+        metavar="HOST:PORT",
+        help="where to answer HTTP (127.0.0.1:7700)",
+    )
+    add(
+        "--advertise",
+        dest="scheduler.advertise",
+        metavar="URL",
+        help="the URL at which others reach it (what it listens on)",
+    )
+    add(
+        "--name", dest="scheduler.name", metavar="NAME", help="among several schedulers (HOST:PORT)"
+    )
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
     add("--parameters", metavar="NAME=N,...", help="of the policy, as in o3_limit=10")
     add("--eviction", help=f"one of {', '.join(eviction.available())} (lru)")
@@ -59,12 +71,38 @@ def add_parser(commands: Commands) -> None:
         metavar="RULE",
         help=f"for idle models: {', '.join(exits.available())} (never)",
     )
-    add("--etcd", metavar="URL[,URL]", help="keep the state there; without, only in memory")
-    add("--start-etcd", action="store_true", default=None, help="keep the state in our own etcd")
-    add("--etcd-user", metavar="NAME", help="our user in etcd")
-    add("--etcd-password-file", metavar="FILE", help="with that user's password, and nothing else")
-    add("--record", metavar="FILE", help="append every event to it, for `gpufaas replay`")
-    add("--log-level", choices=["debug", "info", "warning", "error"], help="(info)")
+    add(
+        "--etcd",
+        dest="etcd.endpoints",
+        metavar="URL[,URL]",
+        help="keep the state there; without, only in memory",
+    )
+    add(
+        "--start-etcd",
+        dest="etcd.start",
+        action="store_true",
+        default=None,
+        help="keep the state in our own etcd",
+    )
+    add("--etcd-user", dest="etcd.user", metavar="NAME", help="our user in etcd")
+    add(
+        "--etcd-password-file",
+        dest="etcd.password_file",
+        metavar="FILE",
+        help="with that user's password, and nothing else",
+    )
+    add(
+        "--record",
+        dest="scheduler.record",
+        metavar="FILE",
+        help="append every event to it, for `gpufaas replay`",
+    )
+    add(
+        "--log-level",
+        dest="scheduler.log_level",
+        choices=["debug", "info", "warning", "error"],
+        help="(info)",
+    )
     add_log_format_option(parser)
     add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)
@@ -72,23 +110,7 @@ def add_parser(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     share_one_arena()
-    flags = {
-        "policy": options.policy,
-        "parameters": options.parameters,
-        "eviction": options.eviction,
-        "exit_rule": options.exit_rule,
-        "scheduler.listen": options.listen,
-        "scheduler.advertise": options.advertise,
-        "scheduler.name": options.name,
-        "scheduler.record": options.record,
-        "scheduler.secret_file": options.secret_file,
-        "scheduler.log_level": options.log_level,
-        "log_format": options.log_format,
-        "etcd.endpoints": options.etcd,
-        "etcd.start": options.start_etcd,
-        "etcd.user": options.etcd_user,
-        "etcd.password_file": options.etcd_password_file,
-    }
+    flags = {**vars(options), "scheduler.secret_file": options.secret_file}
     everything = read_settings(options.config, options.environment, flags)
     settings = everything.of_scheduler
     secret = cluster_secret(settings.scheduler.secret_file, options.environment, make=True)

@@ -17,18 +17,11 @@ from pathlib import Path
 from cache_manager import exits
 from common.addresses import address_text, host_and_port
 from common.errors import BadAddress
-from common.gpu_wishes import RUNTIMES
 from gpu_manager.credentials import load_secret
 from gpufaas.daemon_process import run_until_signal
 from gpufaas.errors import CommandError, EtcdFailed
 from gpufaas.options.configuration import AllSettings, read_settings
-from gpufaas.options.gpu_node import (
-    EMULATED_PATHS,
-    GPU_CONCURRENCY,
-    GPU_SLOTS,
-    SPARE_CONTEXTS,
-    check_node,
-)
+from gpufaas.options.gpu_node import add_node_table_options, check_node
 from gpufaas.options.shared import Commands
 from gpufaas.output.cluster_text import in_force_text
 from gpufaas.remote.scheduler_api import SchedulerApi
@@ -60,27 +53,26 @@ def add_parser(commands: Commands) -> None:
     up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
     add = up.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add("--port", type=_port, metavar="N", help="of the gateway, on loopback (8080)")
-    add("--listen", metavar="HOST:PORT", help="the same, on another address")
+    add(
+        "--port",
+        dest="gateway.listen",
+        type=_at_port,
+        metavar="N",
+        help="of the gateway, on loopback (8080)",
+    )
+    add(
+        "--listen",
+        dest="gateway.listen",
+        metavar="HOST:PORT",
+        help="the same, on another address",
+    )
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
     add(
         "--exit-rule",
         metavar="RULE",
         help=f"for idle models: {', '.join(exits.available())} (never)",
     )
-    add("--devices", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
-    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
-    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
-    add("--spill", metavar="DIR", help="folder for weights that memory has no room for (none)")
-    add("--gpu-overlap", metavar="N", help="requests that may share a GPU's lease (1)")
-    add("--gpu-concurrency", metavar="N", help=GPU_CONCURRENCY)
-    add("--gpu-slots", metavar="N", help=GPU_SLOTS)
-    add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
-    add("--runtime", choices=RUNTIMES, help="how models without a wish are hosted (process)")
-    add("--emulate-load", metavar="S[+S/GiB]", help="seconds of an emulated load (0)")
-    add("--emulate-run", metavar="S", help="seconds of an emulated run (0)")
-    for flag, metavar, help_text in EMULATED_PATHS:
-        add(flag, metavar=metavar, help=help_text)
+    add_node_table_options(up)
     add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
     add("--once", action="store_true", help="stop when that is done")
@@ -132,36 +124,15 @@ def _down(options: argparse.Namespace) -> int:
     return 0
 
 
-def _port(text: str) -> int:
+def _at_port(text: str) -> str:
     with contextlib.suppress(BadAddress):
-        number = host_and_port(f":{text}")[1]
-        if number:
-            return number
+        if number := host_and_port(f":{text}")[1]:
+            return f"127.0.0.1:{number}"
     raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to 65535 is expected")
 
 
 def _settings(options: argparse.Namespace) -> AllSettings:
-    listen = options.listen or (f"127.0.0.1:{options.port}" if options.port else None)
-    flags = {
-        "policy": options.policy,
-        "exit_rule": options.exit_rule,
-        "gateway.listen": listen,
-        "node.devices": options.devices,
-        "node.gpu_memory": options.gpu_memory,
-        "node.store_memory": options.store_memory,
-        "node.spill": options.spill,
-        "node.gpu_overlap": options.gpu_overlap,
-        "node.gpu_concurrency": options.gpu_concurrency,
-        "node.gpu_slots": options.gpu_slots,
-        "node.spare_contexts": options.spare_contexts,
-        "node.runtime": options.runtime,
-        "node.emulate_load": options.emulate_load,
-        "node.emulate_run": options.emulate_run,
-        "node.emulate_disk": options.emulate_disk,
-        "node.emulate_pcie": options.emulate_pcie,
-        "node.emulate_context": options.emulate_context,
-    }
-    settings = read_settings(options.config, options.environment, flags)
+    settings = read_settings(options.config, options.environment, vars(options))
     check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
     return settings
 

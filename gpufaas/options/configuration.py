@@ -110,14 +110,20 @@ def read_settings(
 ) -> AllSettings:
     """All settings; CommandError names the wrong key and its source.
 
-    Flags have dotted keys (`scheduler.listen`); the value None means that a flag is absent.
+    Flags of a table have dotted keys (`scheduler.listen`); the value None means that a flag is
+    absent. Others, as `config`, are no settings.
     """
     settings = AllSettings()
     path = _file(config, environment)
     if path is not None:
         settings = _with(settings, _parsed(path), str(path))
     settings = _with_environment(settings, environment)
-    given = {key: value for key, value in flags.items() if value is not None}
+    keys = {field.name for field in fields(settings)}
+    given = {
+        key: value
+        for key, value in flags.items()
+        if value is not None and (key in keys or "." in key)
+    }
     for key, value in given.items():
         table, _, name = key.rpartition(".")
         settings = _with(settings, {table: {name: value}} if table else {name: value}, "the flags")

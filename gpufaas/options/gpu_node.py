@@ -1,15 +1,17 @@
-"""Options of a node and its GPUs, for `exec`, `check` and `gpu-manager`."""
+"""Options of a node and its GPUs, for `up`, `exec`, `check` and `gpu-manager`."""
 
 import argparse
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from cache_manager import eviction
 from common import numerals
 from common.addresses import Address
 from common.errors import BadSize
-from common.gpu_wishes import PROCESS, RUNTIMES
+from common.gpu_wishes import RUNTIMES
 from common.numerals import parse_size
 from gpu_manager.api import MOST_SLOTS, EmulatedTimes, NodeSettings
 from gpu_manager.node.host_gpus import check_named
@@ -21,57 +23,77 @@ POLICY = "lalbo3"
 _DEVICES = re.compile(r"auto|cuda(:[0-9]+(,[0-9]+)*)?|cpu(:[0-9]+)?")
 _SECONDS = "s"
 _EACH_GPU = "/gpu"
-_MOST_OVERLAP = 64
-_MOST_SPARE = 16
-_MOST_VCPUS = 4096
-GPU_CONCURRENCY = "leases a GPU holds whose calls run at the same time (1)"
-GPU_SLOTS = "slots of each GPU, with a lease and an equal part of its compute each (1)"
-SPARE_CONTEXTS = "workers that wait with a context on each GPU, at most (1; of emulated ones 4)"
+# The flags of fields of StackNode, which have its defaults: metavar and help.
+_FLAGS = {
+    "devices": ("D", "auto, cuda, cuda:0,1 or cpu:N (auto)"),
+    "gpu_memory": ("SIZE", "bytes of each GPU to use, as in 8GiB (all)"),
+    "store_memory": ("SIZE", "host memory for weights (a quarter of the free)"),
+    "host_eviction": ("RULE", f"for host memory: {', '.join(eviction.available())} (lru)"),
+    "gpu_overlap": ("N", "leases a GPU holds at once; it runs one at a time (1)"),
+    "gpu_concurrency": ("N", "leases a GPU holds whose calls run at the same time (1)"),
+    "gpu_slots": ("N", "slots of each GPU, with a lease and an equal part of its compute each (1)"),
+    "gpu_vcpus": ("N", "virtual CPUs for each GPU's leases (with several slots, its part of them)"),
+    "spare_contexts": ("N", "workers that wait with a context on a GPU (1; of emulated ones 4)"),
+    "runtime": (None, "how models without a wish are hosted (process)"),
+    "emulate_load": ("S[+S/GiB]", "seconds of an emulated load (0)"),
+    "emulate_run": ("S", "seconds of an emulated run (0)"),
+    "emulate_disk": ("BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
+    "emulate_pcie": ("BYTES[/gpu]", "bytes/s each way of an emulated PCIe: the node's, or a GPU's"),
+    "emulate_context": ("S[:BYTES]", "seconds and memory of an emulated context (0)"),
+    "spill": ("DIR", "folder for weights that memory has no room for (none)"),
+}
+_OF_ONE_PROGRAM = ("devices", "gpu_memory", "emulate_run")
+_NUMBERS = {
+    "gpu_overlap": ("GPU overlap", range(1, 65)),
+    "gpu_concurrency": ("GPU concurrency", range(1, 65)),
+    "gpu_slots": ("GPU slots", range(1, MOST_SLOTS + 1)),
+    "gpu_vcpus": ("GPU vCPUs", range(4097)),
+    "spare_contexts": ("spare contexts", range(17)),
+}
 
-EMULATED_PATHS = (
-    ("--emulate-disk", "BYTES", "bytes/s of an emulated disk, shared by all loads (unlimited)"),
-    (
-        "--emulate-pcie",
-        "BYTES[/gpu]",
-        "bytes/s each way of an emulated PCIe: the node's, or a GPU's",
-    ),
-    ("--emulate-context", "S[:BYTES]", "seconds and memory of an emulated context (0)"),
-)
+
+def add_node_table_options(parser: argparse.ArgumentParser) -> None:
+    """Options that change the table [node] of the settings."""
+    _add_flags(
+        parser, (name for name in _FLAGS if name not in {"host_eviction", "gpu_vcpus"}), "node."
+    )
 
 
 def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warning") -> None:
     """Options for GPUs, all that a single program needs."""
-    add = parser.add_argument
-    add("--devices", default="auto", metavar="D", help="auto, cuda, cuda:0,1 or cpu:N (auto)")
-    add("--gpu-memory", metavar="SIZE", help="bytes of each GPU to use, as in 8GiB (all)")
-    add("--emulate-run", metavar="S", default="0", help="seconds of an emulated run")
-    add("--log-level", default=log_level, choices=["debug", "info", "warning", "error"])
+    _add_flags(parser, _OF_ONE_PROGRAM)
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", default=log_level, choices=levels)
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Options for a node that many functions share: GPUs, the policy, and emulated times."""
     add_device_options(parser, log_level="info")
-    add = parser.add_argument
-    add("--store-memory", metavar="SIZE", help="host memory for weights (a quarter of the free)")
-    rules = ", ".join(eviction.available())
-    add("--host-eviction", default="lru", help=f"what leaves host memory first: {rules} (lru)")
-    add("--policy", default=POLICY, help=f"one of {', '.join(policies.available())} ({POLICY})")
-    overlap = "leases a GPU holds at once; it runs one at a time (1)"
-    add("--gpu-overlap", default="1", metavar="N", help=overlap)
-    add("--gpu-concurrency", default="1", metavar="N", help=GPU_CONCURRENCY)
-    add("--gpu-slots", default="1", metavar="N", help=GPU_SLOTS)
-    vcpus = "virtual CPUs for the leases of each GPU (with several slots its part of the machine's)"
-    add("--gpu-vcpus", metavar="N", help=vcpus)
-    add("--spare-contexts", metavar="N", help=SPARE_CONTEXTS)
-    add(
-        "--runtime",
-        choices=RUNTIMES,
-        default=PROCESS,
-        help="how models without a wish are hosted (process)",
-    )
-    add("--emulate-load", metavar="S[+S/GiB]", default="0", help="seconds of an emulated load")
-    for flag, metavar, help_text in EMULATED_PATHS:
-        add(flag, metavar=metavar, default="0", help=help_text)
+    _add_flags(parser, (name for name in _FLAGS if name not in _OF_ONE_PROGRAM))
+    rules = ", ".join(policies.available())
+    parser.add_argument("--policy", default=POLICY, help=f"one of {rules} ({POLICY})")
+
+
+def _add_flags(parser: argparse.ArgumentParser, names: Iterable[str], table: str = "") -> None:
+    """Add the flags with the usual values, or without a value where they are of a table."""
+    for name in names:
+        metavar, text = _FLAGS[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"{table}{name}",
+            default=None if table else getattr(StackNode(), name),
+            choices=RUNTIMES if name == "runtime" else None,
+            metavar=metavar,
+            help=text,
+        )
+
+
+def as_flags(node: StackNode) -> list[str]:
+    """The flags of `gpu-manager` that say the same."""
+    values = {
+        f"--{field.name.replace('_', '-')}": getattr(node, field.name) for field in fields(node)
+    }
+    return [part for flag, value in values.items() if value for part in (flag, str(value))]
 
 
 def device_settings(
@@ -91,24 +113,7 @@ def device_settings(
 def node_settings(
     options: argparse.Namespace, node: str, listen: tuple[Address, ...]
 ) -> NodeSettings:
-    return replace(
-        device_settings(options, node, listen),
-        store_memory_bytes=_size(options.store_memory),
-        host_eviction=options.host_eviction,
-        gpu_overlap=gpu_overlap(options.gpu_overlap),
-        gpu_concurrency=gpu_concurrency(options.gpu_concurrency),
-        gpu_slots=gpu_slots(options.gpu_slots),
-        gpu_vcpus=gpu_vcpus(options.gpu_vcpus),
-        spare_contexts=spare_contexts(options.spare_contexts),
-        runtime=options.runtime,
-        emulation=emulation(
-            options.emulate_load,
-            options.emulate_run,
-            disk=options.emulate_disk,
-            pcie=options.emulate_pcie,
-            context=options.emulate_context,
-        ),
-    )
+    return replace(device_settings(options, node, listen), **_node_values(options))
 
 
 def check_node(node: StackNode, visible_devices: str | None) -> None:
@@ -117,46 +122,37 @@ def check_node(node: StackNode, visible_devices: str | None) -> None:
         raise CommandError(f"devices: {node.devices!r}: auto, cuda, cuda:0,2 or cpu:N is expected")
     if node.devices.startswith("cuda"):
         check_named(node.devices, visible_devices)
-    for size in (node.gpu_memory, node.store_memory):
-        _size(size or None)
-    for read, number in (
-        (gpu_overlap, node.gpu_overlap), (gpu_concurrency, node.gpu_concurrency),
-        (gpu_slots, node.gpu_slots),
-    ):  # fmt: skip
-        read(str(number))
-    gpu_vcpus(node.gpu_vcpus)
-    spare_contexts(node.spare_contexts)
-    emulation(
-        node.emulate_load,
-        node.emulate_run,
-        disk=node.emulate_disk,
-        pcie=node.emulate_pcie,
-        context=node.emulate_context,
-    )
+    _size(node.gpu_memory)
+    _node_values(node)
 
 
-def gpu_overlap(text: str) -> int:
-    """The number of leases that a GPU holds at once."""
-    return _number_from_one("GPU overlap", text, _MOST_OVERLAP)
+def _node_values(node: StackNode | argparse.Namespace) -> dict[str, Any]:
+    """The node's settings that these fields, or the options of their names, say."""
+    return {
+        **{name: number_of(name, str(getattr(node, name))) for name in _NUMBERS},
+        "store_memory_bytes": _size(node.store_memory),
+        "host_eviction": node.host_eviction,
+        "runtime": node.runtime,
+        "emulation": emulation(
+            node.emulate_load,
+            node.emulate_run,
+            disk=node.emulate_disk,
+            pcie=node.emulate_pcie,
+            context=node.emulate_context,
+        ),
+    }
 
 
-def gpu_concurrency(text: str) -> int:
-    """The number of leases whose calls a GPU runs at once."""
-    return _number_from_one("GPU concurrency", text, _MOST_OVERLAP)
-
-
-def gpu_slots(text: str) -> int:
-    return _number_from_one("GPU slots", text, MOST_SLOTS)
-
-
-def gpu_vcpus(text: str | None) -> int | None:
-    """The virtual CPUs for the leases of a GPU; None where nobody says."""
-    return _number_or_none("GPU vCPUs", text, _MOST_VCPUS)
-
-
-def spare_contexts(text: str | None) -> int | None:
-    """How many workers wait with a context, at most; None where nobody says."""
-    return _number_or_none("spare contexts", text, _MOST_SPARE)
+def number_of(name: str, text: str) -> int | None:
+    """The number of a field; None where nobody says."""
+    what, numbers = _NUMBERS[name]
+    if not text:
+        return None
+    with suppress(ValueError):
+        if (number := numerals.whole(text)) in numbers:
+            return number
+    low = "a number from 1 to" if numbers.start else "a number up to"
+    raise CommandError(f"{what}: {text!r}: {low} {numbers[-1]} is expected")
 
 
 def emulation(
@@ -192,8 +188,8 @@ def _bytes(text: str, what: str) -> int:
         raise CommandError(f"{what}: {error}") from error
 
 
-def _size(text: str | None) -> int | None:
-    return None if text is None else parse_size(text)
+def _size(text: str) -> int | None:
+    return parse_size(text) if text else None
 
 
 def _seconds(text: str, what: str) -> float:
@@ -204,19 +200,3 @@ def _seconds(text: str, what: str) -> float:
     if seconds < 0.0:
         raise CommandError(f"{what}: {text!r} seconds")
     return seconds
-
-
-def _number_from_one(what: str, text: str, most: int) -> int:
-    with suppress(ValueError):
-        if 1 <= (number := numerals.whole(text)) <= most:
-            return number
-    raise CommandError(f"{what}: {text!r}: a number from 1 to {most} is expected")
-
-
-def _number_or_none(what: str, text: str | None, most: int) -> int | None:
-    if not text:
-        return None
-    with suppress(ValueError):
-        if 0 <= (number := numerals.whole(text)) <= most:
-            return number
-    raise CommandError(f"{what}: {text!r}: a number up to {most} is expected")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from common.liveness import Answers
 from gpufaas.options.configuration import AT_START, AllSettings
+from gpufaas.options.gpu_node import as_flags
 from gpufaas.remote.http_request import NoAnswer, http_url, open_response
 from gpufaas.stack.etcd_login import USER
 from gpufaas.stack.supervisor import Part
@@ -61,23 +62,11 @@ class StackPlan:
         return self._part("scheduler", options, ready, answers=_alive_at(self.scheduler_url))
 
     def node(self) -> Part:
-        node = self.settings.node
+        node = replace(self.settings.node, metrics=self.node_metrics)
         options = [
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
-            *("--listen", self.node_address, "--devices", node.devices),
-            *("--gpu-overlap", str(node.gpu_overlap), "--gpu-slots", str(node.gpu_slots)),
-            *("--gpu-concurrency", str(node.gpu_concurrency)),
-            *("--host-eviction", node.host_eviction, "--runtime", node.runtime),
-            *(("--gpu-vcpus", node.gpu_vcpus) if node.gpu_vcpus else ()),
-            *("--emulate-load", node.emulate_load, "--emulate-run", node.emulate_run),
-            *("--emulate-disk", node.emulate_disk, "--emulate-pcie", node.emulate_pcie),
-            *("--emulate-context", node.emulate_context),
-            *(("--spare-contexts", node.spare_contexts) if node.spare_contexts else ()),
-            *(("--gpu-memory", node.gpu_memory) if node.gpu_memory else ()),
-            *(("--store-memory", node.store_memory) if node.store_memory else ()),
-            *(("--spill", node.spill) if node.spill else ()),
-            *(("--metrics", self.node_metrics) if self.node_metrics else ()),
-            *("--log-format", self.settings.log_format, "--prepare", node.prepare),
+            *("--listen", self.node_address, "--log-format", self.settings.log_format),
+            *as_flags(node),
         ]
 
         async def ready() -> bool:

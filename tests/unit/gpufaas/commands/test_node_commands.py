@@ -14,11 +14,8 @@ from gpufaas.errors import CommandError
 from gpufaas.options.gpu_node import (
     add_node_options,
     emulation,
-    gpu_overlap,
-    gpu_slots,
-    gpu_vcpus,
     node_settings,
-    spare_contexts,
+    number_of,
 )
 from gpufaas.remote.manager_api import default_address
 from gpufaas.shim_counts import ReportFile, summed_counts
@@ -124,13 +121,13 @@ def test_gpu_has_one_slot_and_one_lease_unless_flags_say_more() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "many", "65"])
 def test_slots_are_refused_when_they_make_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="GPU slots"):
-        gpu_slots(text)
+        number_of("gpu_slots", text)
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "5000"])
 def test_vcpus_are_refused_when_they_make_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="vCPUs"):
-        gpu_vcpus(text)
+        number_of("gpu_vcpus", text)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [([], None), (["--spare-contexts", "0"], 0)])
@@ -143,13 +140,13 @@ def test_spare_contexts_are_as_usual_unless_a_flag_says_how_many(
 @pytest.mark.parametrize("text", ["-1", "many", "1000"])
 def test_spare_contexts_are_refused_when_they_make_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="spare contexts"):
-        spare_contexts(text)
+        number_of("spare_contexts", text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1000"])
 def test_overlap_is_refused_when_it_makes_no_sense(text: str) -> None:
     with pytest.raises(CommandError, match="GPU overlap"):
-        gpu_overlap(text)
+        number_of("gpu_overlap", text)
 
 
 def test_manager_is_looked_for_where_this_user_may_run_one(monkeypatch: pytest.MonkeyPatch) -> None:
