@@ -70,14 +70,12 @@ def call_text(told: dict[str, Any]) -> str:
     return "\n".join(_without_request(printable(told["spans"])))
 
 
-def latest_text(requests: list[dict[str, Any] | str]) -> str:
+def latest_text(requests: list[dict[str, Any]]) -> str:
     none = "no request yet: call a function that uses a GPU"
     return "\n".join(map(_latest, requests)) or none
 
 
-def _latest(request: dict[str, Any] | str) -> str:
-    if isinstance(request, str):  # of a scheduler before `named`, which tells the ids alone
-        return plain(request)
+def _latest(request: dict[str, Any]) -> str:
     function, name = plain(request["function"]), plain(request["request"])
     return f"{request['arrived_ago_s']:9.1f} s ago  {function}  {name}"
 

@@ -185,10 +185,10 @@ async def _on_gpu(
             print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
             return False
         await asyncio.sleep(_PAUSE_S)
-        call_id = _call_id(example)
+        call_id = _call_id(example.name)
         if await _call(session, example, "", call_id) is None:
             return False
-    call_id = _call_id(example)
+    call_id = _call_id(example.name)
     if await _call(session, example, "on a GPU", call_id) is None:
         return False
     await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
@@ -201,26 +201,29 @@ async def _call(
     session: aiohttp.ClientSession, example: _Example, when: str, call_id: str = ""
 ) -> str | None:
     """One call's answer, printed with its time if `when` names the call; None if it failed."""
-    headers = {
-        "X-Call-Id": call_id or _call_id(example),
-        "Content-Type": "application/json",
-    }
+    call_id = call_id or _call_id(example.name)
+    return await _timed_call(session, f"/function/{example.name}", example.body, call_id, when)
+
+
+async def _timed_call(
+    session: aiohttp.ClientSession, path: str, body: bytes, call_id: str, when: str
+) -> str | None:
+    name = path.rpartition("/")[2]
+    headers = {"X-Call-Id": call_id, "Content-Type": "application/json"}
     began_s = time.monotonic()
-    async with session.post(
-        f"/function/{example.name}", data=example.body, headers=headers
-    ) as response:
+    async with session.post(path, data=body, headers=headers) as response:
         content = (await response.read()).decode(errors="replace").strip()
     took_ms = (time.monotonic() - began_s) * 1000
     if response.status != _OK:
-        print(f"\n{example.name} answered {response.status}: {content}", flush=True)
+        print(f"\n{name} answered {response.status}: {content}", flush=True)
         return None
     if when:
-        print(f"\n{example.name}, {when}: {took_ms:.0f} ms", flush=True)
+        print(f"\n{name}, {when}: {took_ms:.0f} ms", flush=True)
     return content
 
 
-def _call_id(example: _Example) -> str:
-    return f"{example.name}-{secrets.token_hex(4)}"
+def _call_id(name: str) -> str:
+    return f"{name}-{secrets.token_hex(4)}"
 
 
 def _story(scheduler: SchedulerApi, call_id: str) -> dict[str, Any] | None:
@@ -263,19 +266,12 @@ async def show_workflow(session: aiohttp.ClientSession, credentials: Mapping[str
     ) as answer:
         if answer.status != _STORED:
             raise CommandError(f"{_WORKFLOW}: {await answer.text()}")
-    headers = {
-        "X-Call-Id": f"{_WORKFLOW_NAME}-{secrets.token_hex(4)}",
-        "Content-Type": "application/json",
-    }
-    began_s = time.monotonic()
-    body = example_body(_WORKFLOW_INPUT)
-    async with session.post(f"/workflow/{_WORKFLOW_NAME}", data=body, headers=headers) as response:
-        content = (await response.read()).decode(errors="replace")
-    took_ms = (time.monotonic() - began_s) * 1000
-    if response.status != _OK:
-        print(f"\nworkflow {_WORKFLOW_NAME} answered {response.status}: {content}", flush=True)
+    body, call_id = example_body(_WORKFLOW_INPUT), _call_id(_WORKFLOW_NAME)
+    content = await _timed_call(
+        session, f"/workflow/{_WORKFLOW_NAME}", body, call_id, "all its stages"
+    )
+    if content is None:
         return False
-    print(f"\nworkflow {_WORKFLOW_NAME}: {took_ms:.0f} ms", flush=True)
     print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
     async with session.get(f"/system/workflow/{_WORKFLOW_NAME}", headers=credentials) as answer:
         workflow = json.loads(await answer.read())

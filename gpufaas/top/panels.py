@@ -127,17 +127,14 @@ def _given(lease: Item) -> str:
 # -- functions ----------------------------------------------------------------------------------
 
 
-def _functions_head(width: int) -> str:
-    del width
-    return (
-        f"{'FUNCTION':<34}{'REPLICAS':>9}{'IN FLIGHT':>11}{'CALLS':>10}{'5XX':>7}{'RATE':>9}"
-        f"{'P95':>10}{'GPU TIME':>14}  IMAGE"
-    )
+_FUNCTIONS_HEAD = (
+    f"{'FUNCTION':<34}{'REPLICAS':>9}{'IN FLIGHT':>11}{'CALLS':>10}{'5XX':>7}{'RATE':>9}"
+    f"{'P95':>10}{'GPU TIME':>14}  IMAGE"
+)
 
 
-def _functions(state: State, width: int) -> Iterator[ListRow]:
+def _functions(state: State, _width: int) -> Iterator[ListRow]:
     """The functions, those with the most GPU time first."""
-    del width
     for function in sorted(
         state["functions"], key=lambda function: (-function["gpu_seconds"], function["id"])
     ):
@@ -165,13 +162,10 @@ def _function(state: State, key: str) -> list[StyledLine]:
 # -- queue, decisions, jobs, alerts ---------------------------------------------------------------
 
 
-def _queue_head(width: int) -> str:
-    del width
-    return f"{'REQUEST':<44}{'FUNCTION':<30}{'WAITED':>10}{'PASSED OVER':>13}  MODELS"
+_QUEUE_HEAD = f"{'REQUEST':<44}{'FUNCTION':<30}{'WAITED':>10}{'PASSED OVER':>13}  MODELS"
 
 
-def _queue(state: State, width: int) -> Iterator[ListRow]:
-    del width
+def _queue(state: State, _width: int) -> Iterator[ListRow]:
     for request in state["queue"]["head"]:
         models = ", ".join(plain(model) for model in request["models"])
         text = (
@@ -190,16 +184,13 @@ def _queued(state: State, key: str) -> list[StyledLine]:
     ]
 
 
-def _decisions_head(width: int) -> str:
-    del width
-    return (
-        f"{'AT':<10}{'FUNCTION':<26}{'GPU':<22}{'':<12}{'WAITED':>10}{'LOAD':>10}{'RUN':>10}"
-        f"  {'OUTCOME':<11}RULE"
-    )
+_DECISIONS_HEAD = (
+    f"{'AT':<10}{'FUNCTION':<26}{'GPU':<22}{'':<12}{'WAITED':>10}{'LOAD':>10}{'RUN':>10}"
+    f"  {'OUTCOME':<11}RULE"
+)
 
 
-def _decisions(state: State, width: int) -> Iterator[ListRow]:
-    del width
+def _decisions(state: State, _width: int) -> Iterator[ListRow]:
     for decision in state["decisions"]:
         result = "hit" if decision["hit"] else "false miss" if decision["false_miss"] else "miss"
         style = GREEN if decision["hit"] else RED if decision["false_miss"] else YELLOW
@@ -229,13 +220,10 @@ def _decision(state: State, key: str) -> list[StyledLine]:
     ]
 
 
-def _letters_head(width: int) -> str:
-    del width
-    return f"{'ID':>6}  {'DIED':<10}{'FUNCTION':<34}{'TRIES':>6}  WHY"
+_LETTERS_HEAD = f"{'ID':>6}  {'DIED':<10}{'FUNCTION':<34}{'TRIES':>6}  WHY"
 
 
-def _letters(state: State, width: int) -> Iterator[ListRow]:
-    del width
+def _letters(state: State, _width: int) -> Iterator[ListRow]:
     for letter in state["dead_letters"]["items"]:
         text = (
             f"{letter['id']:>6}  {clock(letter['at']):<10}{_short(letter['function'], 33):<34}"
@@ -250,8 +238,7 @@ def _letter(state: State, key: str) -> list[StyledLine]:
     return [[StyledText(f"{name:<10}"), StyledText(plain(value))] for name, value in letter.items()]
 
 
-def _alerts(state: State, width: int) -> Iterator[ListRow]:
-    del width
+def _alerts(state: State, _width: int) -> Iterator[ListRow]:
     for number, alert in enumerate(state["alerts"]):
         line = [
             StyledText(
@@ -274,11 +261,6 @@ def _alert(state: State, key: str) -> list[StyledLine]:
     ]
 
 
-def _nothing(width: int) -> str:
-    del width
-    return ""
-
-
 def _item(items: Sequence[Item], name: str, key: str) -> Item | None:
     return next((item for item in items if item[name] == key), None)
 
@@ -291,27 +273,51 @@ def _short(text: object, width: int) -> str:
 
 PANELS: Sequence[ListPanel] = (
     ListPanel(
-        *("GPUs", lambda state: len(state["gpus"]), _gpus_head, _gpus, _gpu),
+        "GPUs",
+        lambda state: len(state["gpus"]),
+        _gpus_head,
+        _gpus,
+        _gpu,
         "no GPU is attached: gpufaas gpu-manager --scheduler URL",
     ),
     ListPanel(
-        *("functions", lambda s: len(s["functions"]), _functions_head, _functions, _function),
+        "functions",
+        lambda s: len(s["functions"]),
+        lambda _: _FUNCTIONS_HEAD,
+        _functions,
+        _function,
         "nothing is deployed: faas-cli deploy, or gpufaas up --examples",
     ),
     ListPanel(
-        *("queue", lambda state: state["queue"]["length"], _queue_head, _queue, _queued),
+        "queue",
+        lambda state: state["queue"]["length"],
+        lambda _: _QUEUE_HEAD,
+        _queue,
+        _queued,
         "nobody waits",
     ),
     ListPanel(
-        *("decisions", lambda s: len(s["decisions"]), _decisions_head, _decisions, _decision),
+        "decisions",
+        lambda s: len(s["decisions"]),
+        lambda _: _DECISIONS_HEAD,
+        _decisions,
+        _decision,
         "nothing was decided yet: call a function that uses a GPU",
     ),
     ListPanel(
-        *("dead letters", lambda s: s["dead_letters"]["count"], _letters_head, _letters, _letter),
+        "dead letters",
+        lambda s: s["dead_letters"]["count"],
+        lambda _: _LETTERS_HEAD,
+        _letters,
+        _letter,
         "no async call has failed for good",
     ),
     ListPanel(
-        *("alerts", lambda state: len(state["alerts"]), _nothing, _alerts, _alert),
+        "alerts",
+        lambda state: len(state["alerts"]),
+        lambda _: "",
+        _alerts,
+        _alert,
         "nothing needs looking at",
     ),
 )

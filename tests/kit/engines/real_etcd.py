@@ -29,6 +29,16 @@ needs_etcd = pytest.mark.skipif(
 )
 
 
+@asynccontextmanager
+async def etcd_on_free_port(
+    data: Path, *, options: Sequence[str] = ()
+) -> AsyncIterator[EtcdServer]:
+    """An etcd on a port that nobody else is given."""
+    with HeldPort() as port:
+        async with etcd_server(data, LOG, port=port.number, options=options) as server:
+            yield server
+
+
 class EtcdWorld:
     """One etcd at one address, with one folder of data; a guarded one asks for a password."""
 

@@ -115,7 +115,6 @@ def test_no_gateway_is_looked_for_when_the_scheduler_knows_the_request() -> None
         explanation(FakeScheduler(), gateway, "r1")
 
 
-def test_latest_requests_are_shown_when_an_older_scheduler_tells_ids_alone() -> None:
-    assert latest_text(["r1", "r\x1b2"]) == "r1\nr?2"
-    named = {"function": "f.n", "request": "r1", "arrived_ago_s": 1.5}
-    assert latest_text([named]) == "      1.5 s ago  f.n  r1"
+def test_latest_requests_are_shown_with_their_age_and_function() -> None:
+    named = {"function": "f.n", "request": "r\x1b1", "arrived_ago_s": 1.5}
+    assert latest_text([named]) == "      1.5 s ago  f.n  r?1"

@@ -49,7 +49,7 @@ async def test_what_an_etcd_of_ours_keeps_is_bounded(
     program(tmp_path, f'#!/bin/sh\n{says}printf "%s\\n" "$@" > {asked}\nexit 1\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(EtcdFailed):
-        async with etcd_server(tmp_path / "data", logging.getLogger("test")):
+        async with etcd_server(tmp_path / "data", logging.getLogger("test"), port=7799):
             pass
 
     options = asked.read_text(encoding="utf-8").splitlines()
@@ -71,7 +71,7 @@ async def test_etcd_that_fails_is_named_with_what_it_logged_in_this_run(
     for words in ("bad flag\n", '{"level":"panic","error":"write wal: no space left on device"}\n'):
         (tmp_path / "words").write_text(words)
         with pytest.raises(EtcdFailed) as failed:
-            async with etcd_server(tmp_path / "data", logging.getLogger("test")):
+            async with etcd_server(tmp_path / "data", logging.getLogger("test"), port=7799):
                 pass
         told.append(str(failed.value))
     begin = "etcd did not come up: it ended; "
