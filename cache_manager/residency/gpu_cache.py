@@ -33,18 +33,6 @@ class ResidentModel:
     this share of the GPU's multiprocessors, as its node says; nothing is decided by that.
     """
 
-    __slots__ = (
-        "bytes",
-        "gpu_share",
-        "idle_s",
-        "model",
-        "pinned",
-        "used_s",
-        "users",
-        "uses",
-        "waiters",
-    )
-
     def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
         self.model = model
         self.bytes = size_bytes
@@ -73,20 +61,6 @@ class GpuCache:
     `withheld_bytes` belong to programs outside gpufaas, or to `shared` processes, by their tenants:
     they count as used, locked, kept, pinned.
     """
-
-    __slots__ = (
-        "contexts",
-        "id",
-        "kept_bytes",
-        "locked_bytes",
-        "memory_bytes",
-        "node",
-        "pinned_bytes",
-        "residents",
-        "shared",
-        "used_bytes",
-        "withheld_bytes",
-    )
 
     def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
         self.id = gpu

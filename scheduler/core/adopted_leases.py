@@ -1,6 +1,5 @@
 """Leases that an earlier leader gave, and the requests that hold them."""
 
-from scheduler.core import cluster_state
 from scheduler.core.cluster_state import ClusterState
 from scheduler.core.placer import Placer
 from scheduler.core.request_queue import Pending, Standing
@@ -24,8 +23,8 @@ class AdoptedLeases:
         lease.is_shared, lease.own = len(found.requests) > 1, found.own
         placer.leases[lease_id] = lease
         more = tuple([self._cluster.slots[other] for other in found.more_slots])
-        cluster_state.configure(lease, found.configuration, more)
-        cluster_state.adopt(self._cluster, lease, now)
+        lease.configure(found.configuration, more)
+        self._cluster.adopt(lease, now)
         placer.last_lease = max(placer.last_lease, lease_id)
         for model in models:
             self._cluster.index.use(slot.gpu.cache, model, +1)

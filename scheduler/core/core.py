@@ -13,7 +13,6 @@ from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.residency.gpu_cache import IndexChanges
 from scheduler import policies
-from scheduler.core import cluster_state
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.cluster_state import ClusterState
@@ -383,9 +382,7 @@ class LeaseUses:
                 out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
             else:
                 self._lifecycle.call_runs(request, number, lease)
-                cluster_state.runs_until(
-                    self._cluster, lease, began_s + dispatch.estimate.run_s, now
-                )
+                self._cluster.runs_until(lease, began_s + dispatch.estimate.run_s, now)
         tenancy = self._placer.tenancy
         if tenancy.on and lease is not None:
             tenancy.named(lease, event.function, dispatch.estimate.run_s)

@@ -2,7 +2,7 @@
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan
-from scheduler.core import cluster_state, side_by_side
+from scheduler.core import side_by_side
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.cluster_state import ClusterState
 from scheduler.core.cluster_view import ClusterView
@@ -117,7 +117,7 @@ class Placer:
         elif slot.leases or len(slot.gpu.slots) > 1:
             under_way_s = self._loads.under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        cluster_state.join(lease, chosen)
+        lease.give_to(chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -232,7 +232,7 @@ class Placer:
             self.cluster.index.use(cache, model, -1)
         if self.idle.active:
             self.idle.ended(slot.gpu, lease.models, now)
-        cluster_state.release(self.cluster, lease, now)
+        self.cluster.release(lease, now)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
@@ -246,14 +246,14 @@ class Placer:
         else:
             due_s = max(now, lease.begins_s) + lease.run_s
             if due_s != lease.due_s:
-                cluster_state.postpone(self.cluster, lease, due_s, now)
+                self.cluster.postpone(lease, due_s, now)
         self.rest_if_own(lease, now)
 
     def stand_aside(self, lease: ActiveLease, now: float) -> None:
         """What it loads makes no progress: its part in the compute is others' until it is there."""
         if lease.beside:
             return
-        cluster_state.stands_aside(self.cluster, lease, now)
+        self.cluster.stands_aside(lease, now)
         if self.meter is not None:
             self.meter.stands_aside(lease, now)
         if self.tenancy.on:
@@ -374,7 +374,7 @@ class Placer:
     def _configure(self, lease: ActiveLease, decision: Place, requests: int) -> None:
         more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
         assert all(other.idle for other in more), "a further slot has no room"
-        cluster_state.configure(lease, decision.configuration, more)
+        lease.configure(decision.configuration, more)
         for other in more:
             other.frequency += requests
 
@@ -385,7 +385,7 @@ class Placer:
         no further lease is given meanwhile.
         """
         slot = lease.slot
-        cluster_state.computes(lease, now)
+        lease.computes(now)
         if self.meter is not None:
             self.meter.computes(lease, now)
         if self.tenancy.on:
@@ -438,7 +438,7 @@ class Placer:
         lease.run_s = run_s
         if slot.at_once and run_s and not lease.beside:
             side_by_side.prolong(self.cluster, lease.models, slot, now)
-        cluster_state.occupy(self.cluster, lease, now, load_s)
+        self.cluster.occupy(lease, now, load_s)
         if self.tenancy.on and lease.requests:
             self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
         if self.meter is not None:

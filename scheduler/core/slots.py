@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency.gpu_cache import GpuCache
-from scheduler.core.request_queue import Pending, RequestQueue, WaitClock
+from scheduler.core.request_queue import Pending, RequestQueue, Standing, WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 
@@ -33,29 +33,6 @@ class ActiveLease:
     its calls: these have run for `computed_s`, as far as its node has reported.
     """
 
-    __slots__ = (
-        "begins_s",
-        "beside",
-        "called_until_s",
-        "computed_s",
-        "configuration",
-        "dispatch",
-        "due_s",
-        "id",
-        "is_shared",
-        "loading",
-        "may_return",
-        "models",
-        "more",
-        "own",
-        "released",
-        "requests",
-        "run_s",
-        "slot",
-        "there_s",
-        "wanted",
-    )
-
     def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
         self.id = lease
         self.slot = slot
@@ -78,6 +55,42 @@ class ActiveLease:
         self.own = False
         self.computed_s = 0.0
 
+    def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
+        """Take what it has beside its slot; a manager that takes no configurations gets none."""
+        gpu = self.slot.gpu
+        self.more = more
+        for other in more:
+            assert other.gpu is gpu, f"{other.id} is on another GPU than {self.slot.id}"
+            assert other is not self.slot, f"{other.id} is named twice"
+            other.taken += 1
+        if configuration is not None and gpu.spec.vcpus:
+            self.configuration = configuration
+            gpu.vcpus_used += configuration.vcpus
+
+    def give_to(self, chosen: tuple[Pending, ...]) -> None:
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = self.slot.id
+            pending.lease = self.id
+        self.requests.extend(chosen)
+        self.is_shared = len(chosen) > 1
+        self.own = all(pending.request.own for pending in chosen)
+        if self.own and not self.loading:  # else its wait for another lease's load would be kept
+            loads = self.slot.gpu.loads
+            self.loading = {model: loads[model] for model in self.models if model in loads}
+
+    def computes(self, now: float) -> None:
+        """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
+        slot = self.slot
+        self.beside = False
+        slot.copying -= 1
+        if slot.at_once:
+            self.begins_s, self.due_s = now, now + self.run_s
+            slot.free_s = slot.room_s(now)
+        else:
+            self.begins_s = max(now, slot.free_s)
+            self.due_s = slot.free_s = self.begins_s + self.run_s
+
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
         return tuple([slot.id for slot in self.more]) if self.more else ()
@@ -99,21 +112,6 @@ class Gpu:
     `called_off` have to leave since they were being loaded: a report that one is there may still be
     on its way. `vcpus_used` are those that the configurations of its leases say.
     """
-
-    __slots__ = (
-        "active",
-        "arriving",
-        "cache",
-        "called_off",
-        "draining",
-        "loads",
-        "silent",
-        "size_class",
-        "slots",
-        "spec",
-        "stuck",
-        "vcpus_used",
-    )
 
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
         self.spec = spec
@@ -155,26 +153,6 @@ class Slot:
     other slots of its GPU that occupy it too. Its leases run in turns, or `at_once`: then `free_s`
     is when there should be room for one more, and `ended` are the latest of those that have ended.
     """
-
-    __slots__ = (
-        "at_once",
-        "capacity",
-        "copying",
-        "ended",
-        "free_s",
-        "frequency",
-        "given",
-        "gpu",
-        "highest_listed_s",
-        "id",
-        "idle",
-        "leases",
-        "local",
-        "local_s",
-        "taken",
-        "unlisted",
-        "waits",
-    )
 
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
         self.id = spec.id

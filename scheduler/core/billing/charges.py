@@ -37,17 +37,6 @@ class Payer:
     the last ones, were kept from others.
     """
 
-    __slots__ = (
-        "amounts",
-        "charged",
-        "function",
-        "gpu",
-        "listed",
-        "model",
-        "owed_others_us",
-        "owed_us",
-    )
-
     def __init__(
         self, function: str, model: ModelId, gpu: GpuId | None, charged: list["Payer"]
     ) -> None:

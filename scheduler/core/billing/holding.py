@@ -25,8 +25,6 @@ class SlotTime:
     `contended_s`: `others_us` of these were kept from others.
     """
 
-    __slots__ = ("contended_s", "counted_us", "kept_us", "kind", "others_us")
-
     def __init__(self, kind: int, contended_s: float) -> None:
         self.kind = kind
         self.contended_s = contended_s
@@ -52,16 +50,6 @@ class LeaseBill:
     `contended_s` then.
     """
 
-    __slots__ = (
-        "computes_us",
-        "contended_s",
-        "functions",
-        "holdings",
-        "payers",
-        "since_us",
-        "time",
-    )
-
     def __init__(self, functions: Sequence[str], since_us: int, contended_s: float) -> None:
         self.functions = functions
         self.since_us = self.computes_us = since_us
@@ -82,17 +70,6 @@ class SoleLease:
     Nearly all leases are such: they begin and end at the cost of a few additions. The same object
     serves one lease after the other.
     """
-
-    __slots__ = (
-        "begun_us",
-        "computes_us",
-        "contended_s",
-        "id",
-        "model",
-        "payer",
-        "slot",
-        "time",
-    )
 
     def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
         self.id = _NO_LEASE
@@ -140,22 +117,6 @@ class Holding:
     since the last settlement. What has no charge for its idle time counts that time as `unused_us`.
     `sole` is a lease that needs no bill: the only one here, on one slot, for one function.
     """
-
-    __slots__ = (
-        "charged",
-        "gpu",
-        "idle_charge",
-        "kept_sole",
-        "leases",
-        "model",
-        "since_us",
-        "size",
-        "sole",
-        "unused_us",
-        "use_charge",
-        "used_us",
-        "users",
-    )
 
     def __init__(
         self,
@@ -248,8 +209,6 @@ class Holding:
 
 class FormerUsers:
     """Who used the models that left a node's GPUs: they pay for what stays of these there."""
-
-    __slots__ = ("_users",)
 
     def __init__(self) -> None:
         self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}

@@ -47,22 +47,6 @@ class GpuBook:
     Unused memory is counted by itself: free, and withheld for programs outside gpufaas.
     """
 
-    __slots__ = (
-        "_counted_us",
-        "_former",
-        "_span_us",
-        "_unused_byte_us",
-        "_unused_bytes",
-        "cache",
-        "charged",
-        "contexts",
-        "gpu",
-        "gpu_type",
-        "node",
-        "residents",
-        "slots",
-    )
-
     def __init__(self, gpu: Gpu, former: FormerUsers, now_us: int) -> None:
         self.cache = gpu.cache
         self._former = former

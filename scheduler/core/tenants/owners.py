@@ -69,22 +69,6 @@ class Owner:
     listed.
     """
 
-    __slots__ = (
-        "due_sum_s",
-        "exposed",
-        "leases",
-        "listed_s",
-        "name",
-        "number",
-        "paused",
-        "queued_s",
-        "rate",
-        "terms",
-        "virtual_s",
-        "waiting",
-        "window",
-    )
-
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
@@ -179,8 +163,6 @@ class FunctionOwner(Owner):
     it has such a quota of its own.
     """
 
-    __slots__ = ("_heap", "held", "models", "paused_turns", "space", "stuck")
-
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
         self.space = space
@@ -253,8 +235,6 @@ class TenantSpace(Owner):
 
     `turn_s` is the virtual time among these, `pace` that of its requests while some of them wait.
     """
-
-    __slots__ = ("functions", "pace", "turn_s", "turns")
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(name, number)

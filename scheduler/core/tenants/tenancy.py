@@ -404,22 +404,6 @@ class LeaseCharge:
     were counted.
     """
 
-    __slots__ = (
-        "called_s",
-        "charge_s",
-        "contended_s",
-        "due_s",
-        "kept_s",
-        "others_s",
-        "owners",
-        "rests_s",
-        "runs",
-        "share",
-        "since_s",
-        "slot",
-        "woke_s",
-    )
-
     def __init__(
         self, owners: Sequence[FunctionOwner], slot: Slot, share: float, since_s: float
     ) -> None:
