@@ -36,13 +36,14 @@ class LoadPlan:
 class CacheIndex:
     """Residents of every GPU, holders of every model, and the tiers on each node."""
 
-    def __init__(self, rule: EvictionRule) -> None:
+    def __init__(self, rule: EvictionRule, *, spares_waiting: bool = True) -> None:
+        """With `spares_waiting` off, what requests wait for is a victim like all else."""
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
         self.parts = MemoryParts()
         self.changes: IndexChanges | None = None
-        self.spares_waiting = True  # off: what requests wait for is a victim like all else
+        self._spares_waiting = spares_waiting
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._rates = RequestRates()
@@ -268,7 +269,7 @@ class CacheIndex:
     def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
         """Count requests that wait for this model in the GPU's local queues, if it is resident."""
         resident = cache.residents.get(model)
-        if resident is None or not self.spares_waiting:
+        if resident is None or not self._spares_waiting:
             return
         before = resident.waiters
         resident.waiters = after = max(0, before + waiters)

@@ -13,6 +13,7 @@ _PATTERNS = (
     "cache_manager/residency/*.py",
     "research/grounds/runs_at_once.py",
     "research/thesis/latency_bound.py",
+    "scheduler/cluster/*.py",
     "scheduler/core/*.py",
     "scheduler/core/billing/*.py",
     "scheduler/core/tenants/*.py",

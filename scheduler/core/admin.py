@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from cache_manager.model.ids import GpuId, ModelId
 from cache_manager.residency.gpu_cache import idle_contexts, replace_shared
-from scheduler.core.cluster_state import ClusterState
+from scheduler.cluster.slots import Gpu, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.slots import Gpu, Slot
 from scheduler.model.actions import Action, Demote, EndContext, Refuse
 from scheduler.model.events import EvictAsked, PinAsked, PrefetchAsked, UnpinAsked
 

@@ -1,9 +1,9 @@
 """Leases that an earlier leader gave, and the requests that hold them."""
 
-from scheduler.core.cluster_state import ClusterState
+from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.request_queue import Pending, Standing
-from scheduler.core.slots import ActiveLease, Slot
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import LiveLease
 from scheduler.model.values import Estimate, LeaseId

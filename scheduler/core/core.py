@@ -13,19 +13,17 @@ from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.residency.gpu_cache import IndexChanges
 from scheduler import policies
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import ActiveLease
+from scheduler.cluster.state import ClusterState
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.cluster_view import ClusterView
 from scheduler.core.fleet import Fleet, ModelReports
 from scheduler.core.idle_models import IdleModels
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
-from scheduler.core.request_queue import Pending, Visits
-from scheduler.core.slots import ActiveLease
 from scheduler.core.staged_exit import StagedExit
 from scheduler.estimates import estimate
-from scheduler.estimates.profiles import Profiles
 from scheduler.model import events
 from scheduler.model.actions import Action, Dispatch, Finish, Refuse, Taken
 from scheduler.model.errors import BadEvent, SchedulerError
@@ -68,13 +66,8 @@ class Core:
         policy_name: str = "",
     ) -> None:
         settings = settings or CoreSettings()
-        self.cluster = ClusterState(Profiles(settings), rule)
-        self.cluster.largest_bytes = settings.largest_gpu_bytes
-        self.cluster.index.spares_waiting = settings.spares_waiting
-        self.visits = Visits()
-        self._view = ClusterView(self.cluster, self.visits)
-        self.placer = Placer(self.cluster, self.visits, self._view, settings)
-        self._obey(policy, policy_name)
+        self.cluster = ClusterState(settings, rule)
+        self.placer = Placer(self.cluster, settings, policy, policy_name)
         self.exits = StagedExit(self.cluster, self.placer)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
@@ -116,7 +109,7 @@ class Core:
             if tenancy.on or tenancy.refused:
                 self._decide_in_turn(now, out)
             elif self.cluster.waiting.count or self.cluster.has_ready():
-                self._decide(now, out)
+                self.placer.decide(now, out)
         if self.placer.standing:
             self.lifecycle.recall(now, out)
         if self.placer.idle.fell_idle or self.placer.idle.came_to_rest:
@@ -136,17 +129,6 @@ class Core:
         if self.placer.meter is not None:
             self.placer.meter.look(now)
 
-    def _obey(self, policy: Policy, name: str) -> None:
-        self._policy = policy
-        self.placer.policy_name = name
-        self.placer.reasons.obey(policy, name)
-
-    def _decide(self, now: float, out: list[Action]) -> None:
-        requests = self.lifecycle.requests
-        self._view.now = now
-        for decision in self._policy.decide(self._view):
-            self.placer.apply(decision, requests, now, out)
-
     def _decide_in_turn(self, now: float, out: list[Action]) -> None:
         """Let the policy decide on those whose turn it is, and on others while slots are idle."""
         tenancy, cluster, placer = self.placer.tenancy, self.cluster, self.placer
@@ -157,7 +139,7 @@ class Core:
             if tenancy.refused:
                 self.lifecycle.refuse_held_back(out)
             if cluster.waiting.count or cluster.has_ready():
-                self._decide(now, out)
+                placer.decide(now, out)
             again = tenancy.has_more() or tenancy.order.resume(now)
             again = again or tenancy.expose_spare(nothing_runs=not placer.leases)
         room_s = tenancy.order.paused.next_s()
@@ -182,7 +164,7 @@ class Core:
         except SchedulerError as error:
             out.append(Refuse(event, str(error)))
             return
-        self._obey(policy, event.policy)
+        self.placer.policy, self.placer.policy_name = policy, event.policy
         self.cluster.demand.stop()
         self.cluster.loadable.stop()
         for slot in self.cluster.slots.values():
@@ -191,7 +173,7 @@ class Core:
 
     def _follow_lead(self) -> None:
         """What the policy in force says of how far it looks ahead of others' turns."""
-        lead_s = policies.lead_s(self._policy)
+        lead_s = policies.lead_s(self.placer.policy)
         requests, leases = self.lifecycle.requests.values(), self.placer.leases.values()
         self.placer.tenancy.set_lead(lead_s, requests, leases)
 

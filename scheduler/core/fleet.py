@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import join
+from scheduler.cluster.side_by_side import SideBySide
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.admin import AdminHandler
-from scheduler.core.cluster_state import ClusterState
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
-from scheduler.core.side_by_side import SideBySide
-from scheduler.core.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Action, Demote, EndLease, Refuse
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import (

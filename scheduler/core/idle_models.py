@@ -6,7 +6,7 @@ from cache_manager import exits
 from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.core.slots import Gpu
+from scheduler.cluster.slots import Gpu
 
 _NEVER = "never"
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from cache_manager import exits
 from cache_manager.model.ids import ModelId
+from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.slots import ActiveLease
+from scheduler.cluster.state import ClusterState
 from scheduler.core.adopted_leases import AdoptedLeases
-from scheduler.core.cluster_state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.request_queue import Pending, Standing
-from scheduler.core.slots import ActiveLease
 from scheduler.core.tenants.quotas import QuotaRefusal
 from scheduler.model.actions import Action, EndLease, Finish, Recall, Refuse, SetTimer
 from scheduler.model.errors import BadEvent

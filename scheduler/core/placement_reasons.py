@@ -1,70 +1,47 @@
 """Explains a placement: the candidate slots as they were at the decision."""
 
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from operator import itemgetter
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.cluster_view import ClusterView
-from scheduler.core.request_queue import Pending, Standing, Visits
-from scheduler.core.slots import Slot
-from scheduler.model.values import Estimate, Explanation, RequestId, SlotCandidate, SlotId
-from scheduler.policies.placement_policy import Policy, RequestView, View, WeighedSlot
-
-_Weighed = Callable[[View, RequestView], Sequence[WeighedSlot]]
+from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.state import ClusterState
+from scheduler.model.values import Estimate, Explanation, SlotCandidate, SlotId
+from scheduler.policies.placement_policy import WeighedSlot
 
 
-class PlacementReasons:
-    """Explains the placements of the requests that are `watched`, under the policy in force."""
+def explain(
+    cluster: ClusterState,
+    policy: str,
+    pending: Pending,
+    slot: Slot,
+    rule: str,
+    weighed: Sequence[WeighedSlot],
+    victims: tuple[ModelId, ...],
+    held: tuple[float, str],
+) -> Explanation:
+    """All slots that could take the request, soonest finish first; reads every slot.
 
-    def __init__(self, view: ClusterView, visits: Visits, watched: Container[RequestId]) -> None:
-        self._view = view
-        self._visits = visits
-        self._watched = watched
-        self._policy = ""
-        self._weighed: _Weighed | None = None
-
-    def obey(self, policy: Policy, name: str) -> None:
-        self._policy = name
-        self._weighed = getattr(policy, "weighed", None)  # see `WeighingPolicy`
-
-    def watches(self, pending: Pending) -> bool:
-        return pending.request.id in self._watched
-
-    def explain(
-        self,
-        cluster: ClusterState,
-        pending: Pending,
-        slot: Slot,
-        now: float,
-        rule: str,
-        victims: tuple[ModelId, ...],
-        held: tuple[float, str],
-    ) -> Explanation:
-        """All slots that could take the request, soonest finish first; reads every slot.
-
-        It must be asked before the decision is carried out.
-        """
-        waits = pending.standing is Standing.WAITING
-        queue = cluster.waiting if waits else slot.local
-        terms: dict[SlotId, dict[str, float]] = {}
-        if self._weighed is not None and waits:
-            terms = {weighed.slot: weighed.terms for weighed in self._weighed(self._view, pending)}
-        return Explanation(
-            request=pending.request.id,
-            decided_s=now,
-            waited_s=now - pending.arrived_s,
-            policy=self._policy,
-            rule=rule,
-            chosen=slot.id,
-            visits=self._visits.count(pending.seq),
-            queue_length=len(queue),
-            ahead=queue.ahead_of(pending),
-            candidates=_candidates(cluster, pending, now, terms),
-            victims=victims,
-            held_s=held[0],
-            held_for=held[1],
-        )
+    It must be asked before the decision is carried out.
+    """
+    now = cluster.now
+    queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
+    return Explanation(
+        request=pending.request.id,
+        decided_s=now,
+        waited_s=now - pending.arrived_s,
+        policy=policy,
+        rule=rule,
+        chosen=slot.id,
+        visits=cluster.visits.count(pending.seq),
+        queue_length=len(queue),
+        ahead=queue.ahead_of(pending),
+        candidates=_candidates(cluster, pending, now, {each.slot: each.terms for each in weighed}),
+        victims=victims,
+        held_s=held[0],
+        held_for=held[1],
+    )
 
 
 def _candidates(

@@ -1,23 +1,24 @@
 """Carries out what a policy decides: placements, loads, local queues, visits, prefetches."""
 
+from collections.abc import Sequence
+
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency.cache_index import LoadPlan
-from scheduler.core import side_by_side
-from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.cluster_view import ClusterView
-from scheduler.core.handover import Handover
-from scheduler.core.idle_models import IdleModels
-from scheduler.core.placement_reasons import PlacementReasons
-from scheduler.core.request_queue import (
+from scheduler.cluster import side_by_side
+from scheduler.cluster.request_queue import (
     Bundle,
     Pending,
     QueuePace,
     Standing,
-    Visits,
     of_one_function,
 )
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
+from scheduler.cluster.view import View
+from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.handover import Handover
+from scheduler.core.idle_models import IdleModels
+from scheduler.core.placement_reasons import explain
 from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
@@ -30,10 +31,18 @@ from scheduler.model.values import (
     LeaseId,
     LeaseUse,
     ModelLoad,
-    RequestId,
     StandingTerms,
 )
-from scheduler.policies.placement_policy import Decision, LoadBeside, Place, Prefetch, Queue, Skip
+from scheduler.policies.placement_policy import (
+    Decision,
+    LoadBeside,
+    Place,
+    Policy,
+    Prefetch,
+    Queue,
+    Skip,
+    WeighedSlot,
+)
 
 # A timer may fire so much too early.
 _EARLY_S = 0.001
@@ -43,17 +52,18 @@ class Placer:
     """Applies one decision at a time to the cluster, and returns the actions that carry it out."""
 
     def __init__(
-        self, cluster: ClusterState, visits: Visits, view: ClusterView, settings: CoreSettings
+        self, cluster: ClusterState, settings: CoreSettings, policy: Policy, policy_name: str
     ) -> None:
         self.cluster = cluster
-        self.visits = visits
+        self.policy = policy
+        self.policy_name = policy_name
+        self._view = View(cluster)
         self.standing = StandingLeases(settings.standing)
-        self.tenancy = Tenancy(cluster, self.standing, visits)
+        self.tenancy = Tenancy(cluster, self.standing)
         self.idle = IdleModels(settings.exit_rule)
         self._loads = Loads(cluster, self.idle)
         self.leases: dict[LeaseId, ActiveLease] = {}
-        self.policy_name = ""
-        self.reasons = PlacementReasons(view, visits, settings.explain)
+        self._watched = settings.explain
         self._counts_dispatches = settings.counts_dispatches
         self.queued = 0
         self.pace = QueuePace()
@@ -63,37 +73,36 @@ class Placer:
         self.handover = Handover(settings.first_lease)
         self._wakes_s = 0.0
 
-    def apply(
-        self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
-    ) -> None:
-        slots = self.cluster.slots
+    def decide(self, now: float, out: list[Action]) -> None:
+        """Let the policy in force decide; each decision is carried out before the next one."""
+        for decision in self.policy.decide(self._view):
+            self._apply(decision, now, out)
+
+    def _apply(self, decision: Decision, now: float, out: list[Action]) -> None:
         if isinstance(decision, Place | LoadBeside):
-            chosen = [requests[request.id] for request in decision.requests]
-            self.place(of_one_function(chosen), slots[decision.slot.id], decision, now, out)
+            self._place(of_one_function(decision.requests), decision, now, out)
         elif isinstance(decision, Queue):
-            pending = requests[decision.request.id]
-            self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
+            self._enqueue(decision, now, out)
         elif isinstance(decision, Skip):
             before = decision.before
-            boundary = self.cluster.latest_seq + 1 if before is None else requests[before.id].seq
-            self.visits.skip(boundary, decision.limit)
+            boundary = self.cluster.latest_seq + 1 if before is None else before.seq
+            self.cluster.visits.skip(boundary, decision.limit)
         elif isinstance(decision, Prefetch):
-            self.prefetch(decision.model, slots[decision.slot.id], now, out)
+            self.prefetch(decision.model, decision.slot, now, out)
         else:
             self.wake(decision.at_s, now, out)
 
     # -- a lease for requests -------------------------------------------------------------------
 
-    def place(
+    def _place(
         self,
         chosen: tuple[Pending, ...],
-        slot: Slot,
         decision: Place | LoadBeside,
         now: float,
         out: list[Action],
     ) -> None:
         """Give requests of the same models one lease on a slot with room, or beside its runs."""
-        first, beside = chosen[0], isinstance(decision, LoadBeside)
+        first, slot, beside = chosen[0], decision.slot, isinstance(decision, LoadBeside)
         bundle = first.bundle
         assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
@@ -104,7 +113,7 @@ class Placer:
             return
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
-        explanation = self._explain(first, slot, decision.rule, now, plan)
+        explanation = self._explain(first, slot, decision.rule, plan)
         for pending in chosen:
             self.take(pending)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
@@ -262,11 +271,9 @@ class Placer:
 
     # -- queues ---------------------------------------------------------------------------------
 
-    def enqueue(
-        self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
-    ) -> None:
-        cluster = self.cluster
-        explanation = self._explain(pending, slot, rule, now, None)
+    def _enqueue(self, decision: Queue, now: float, out: list[Action]) -> None:
+        cluster, pending, slot, rule = self.cluster, decision.request, decision.slot, decision.rule
+        explanation = self._explain(pending, slot, rule, None)
         self.take(pending)
         pending.standing = Standing.LOCAL
         pending.at = slot.id
@@ -372,7 +379,7 @@ class Placer:
         out.append(SetTimer(at_s, TimerFired()))
 
     def _configure(self, lease: ActiveLease, decision: Place, requests: int) -> None:
-        more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
+        more = tuple(decision.more_slots)
         assert all(other.idle for other in more), "a further slot has no room"
         lease.configure(decision.configuration, more)
         for other in more:
@@ -446,13 +453,17 @@ class Placer:
         self.rest_if_own(lease, now)
 
     def _explain(
-        self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None
+        self, pending: Pending, slot: Slot, rule: str, plan: LoadPlan | None
     ) -> Explanation | None:
-        if not self.reasons.watches(pending):
+        if pending.request.id not in self._watched:
             return None
+        weigh = getattr(self.policy, "weighed", None)
+        weighed: Sequence[WeighedSlot] = ()
+        if weigh is not None and pending.standing is Standing.WAITING:
+            weighed = weigh(self._view, pending)
         victims = plan.victims if plan is not None else ()
         held = self.tenancy.order.held_back(pending)
-        return self.reasons.explain(self.cluster, pending, slot, now, rule, victims, held)
+        return explain(self.cluster, self.policy_name, pending, slot, rule, weighed, victims, held)
 
 
 class Loads:

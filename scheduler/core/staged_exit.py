@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.core.cluster_state import ClusterState
+from scheduler.cluster.slots import Gpu
+from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.slots import Gpu
 from scheduler.model.actions import Action, Demote, DemoteStored, EndContext, SetTimer
 from scheduler.model.events import ContextKept, StageDue
 

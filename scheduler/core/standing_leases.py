@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from scheduler.core.request_queue import Bundle, Pending
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.request_queue import Bundle, Pending
+from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Estimate, LeaseId, StandingTerms
 

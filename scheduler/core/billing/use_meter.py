@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import part_of
+from scheduler.cluster.slots import ActiveLease, Gpu
+from scheduler.cluster.state import ClusterState
 from scheduler.core.billing.charges import (
     CONTEXT,
     DISK,
@@ -28,8 +30,6 @@ from scheduler.core.billing.holding import (
     SoleLease,
 )
 from scheduler.core.billing.use_buckets import Collected, GpuSpan, take_charges
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId, LeaseUse, SlotId
 
 _NOBODY_ALONE = (NOBODY,)

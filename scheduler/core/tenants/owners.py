@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.request_queue import Pending, QueuePace
+from scheduler.cluster.request_queue import Pending, QueuePace
 from scheduler.model.owner_terms import OwnerTerms
 
 NO_TERMS = OwnerTerms()

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from cache_manager.model.ids import ModelId, tenant_of
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.request_queue import Bundle
-from scheduler.core.slots import Gpu
+from scheduler.cluster.request_queue import Bundle
+from scheduler.cluster.slots import Gpu
+from scheduler.cluster.state import ClusterState
 from scheduler.core.tenants.owners import FunctionOwner, Owner, OwnerTable, TenantSpace, both
 from scheduler.model.actions import Action, Demote
 

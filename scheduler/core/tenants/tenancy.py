@@ -7,9 +7,9 @@ locality, batches and costs. It is on while a policy has a `lead_s` or any owner
 from collections.abc import Iterable, Mapping, Sequence
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.request_queue import Bundle, Pending, Standing, Visits
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants import quotas
 from scheduler.core.tenants.owners import FunctionOwner, OwnerTable, Turn, both
@@ -30,7 +30,7 @@ _MOST_RETRIED = 8
 class Tenancy:
     """Follows every request and lease of every owner, while it is on."""
 
-    def __init__(self, cluster: ClusterState, standing: StandingLeases, visits: Visits) -> None:
+    def __init__(self, cluster: ClusterState, standing: StandingLeases) -> None:
         self.on = False
         self.now = 0.0
         self.owners = OwnerTable()
@@ -39,7 +39,6 @@ class Tenancy:
         self.refused: list[tuple[Pending, RequestOutcome, str]] = []
         self._cluster = cluster
         self._standing = standing
-        self._visits = visits
         self._diverted = False
 
     @property
@@ -106,7 +105,7 @@ class Tenancy:
             turn.note_held(self.now)
             order.let_go(turn)
             order.hold(turn, self.now)
-        self._visits.clear()
+        self._cluster.visits.clear()
         self._cluster.latest_seq = 0
         self._switch(requests, leases)
 

@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from cache_manager.model.ids import Tier
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.state import ClusterState
 from scheduler.core.tenants.owners import (
     FunctionOwner,
     Owner,

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import ModelId
+from scheduler.cluster.request_queue import Pending, RequestQueue
+from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.core.request_queue import Pending, RequestQueue
-from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
 from scheduler.service.survey import hosting_of

@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.actions import Action, Demote, Dispatch, EndLease, Finish, Prepare, SetTimer
 from scheduler.model.events import (
     Event,

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from cache_manager.model.ids import tenant_of
-from scheduler.core.request_queue import Standing
+from scheduler.cluster.request_queue import Standing
 from scheduler.core.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency.gpu_cache import GpuCache
-from scheduler.core.request_queue import Pending, RequestQueue, Standing, WaitClock
+from scheduler.cluster.request_queue import Pending, RequestQueue, Standing, WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.cache_index import CacheIndex
-from scheduler.core.rankings import HolderRanking, LoadableSlots, SlotRanking
-from scheduler.core.request_queue import (
+from scheduler.cluster.rankings import HolderRanking, LoadableSlots, SlotRanking, UnmetDemand
+from scheduler.cluster.request_queue import (
     Bundle,
     BundleLane,
     Pending,
     RequestQueue,
+    Visits,
     WaitClock,
 )
-from scheduler.core.slots import ActiveLease, EndedRun, Gpu, Slot
-from scheduler.core.unmet_demand import UnmetDemand
+from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
 from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
-from scheduler.model.values import Estimate, GpuSpec, SlotId
+from scheduler.model.values import CoreSettings, Estimate, GpuSpec, SlotId
 
 
 class ClusterState:
@@ -28,17 +28,18 @@ class ClusterState:
     on which nothing is locked.
     """
 
-    def __init__(self, profiles: Profiles, rule: EvictionRule) -> None:
-        self.profiles = profiles
-        self.index = CacheIndex(rule)
+    def __init__(self, settings: CoreSettings, rule: EvictionRule) -> None:
+        self.profiles = Profiles(settings)
+        self.index = CacheIndex(rule, spares_waiting=settings.spares_waiting)
         self.gpus: dict[GpuId, Gpu] = {}
         self.gpus_of: dict[NodeId, list[Gpu]] = {}
         self.nodes: list[NodeId] = []
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
-        self.largest_bytes = 0
+        self.largest_bytes = settings.largest_gpu_bytes  # of all GPUs so far
         self.now = 0.0  # of the event that is handled
         self.waiting = RequestQueue()
+        self.visits = Visits()
         self.waits = WaitClock()  # while it has requests
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []

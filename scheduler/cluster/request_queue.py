@@ -1,6 +1,6 @@
 """Waiting requests, a lane for each set of models, in order of arrival, with their visits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush, heappushpop, nlargest
 
@@ -100,7 +100,7 @@ class Pending:
         return self.bundle.models
 
 
-def of_one_function(chosen: list[Pending]) -> tuple[Pending, ...]:
+def of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:
     """Those of the first one's function: sessions of one function alone can share a lease."""
     if len(chosen) == 1:
         return (chosen[0],)

@@ -1,8 +1,8 @@
 """Runs at once on one slot: what ran beside a run, and what one more would do to the others."""
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.estimates import estimate
 from scheduler.estimates.resource_metrics import Metrics, scaled
 from scheduler.model.events import RunFinished
