@@ -68,13 +68,14 @@ class ActiveLease:
             gpu.vcpus_used += configuration.vcpus
 
     def give_to(self, chosen: tuple[Pending, ...]) -> None:
+        self.own = True
         for pending in chosen:
             pending.standing = Standing.LEASED
             pending.at = self.slot.id
             pending.lease = self.id
+            self.own &= pending.request.own
         self.requests.extend(chosen)
         self.is_shared = len(chosen) > 1
-        self.own = all(pending.request.own for pending in chosen)
         if self.own and not self.loading:  # else its wait for another lease's load would be kept
             loads = self.slot.gpu.loads
             self.loading = {model: loads[model] for model in self.models if model in loads}

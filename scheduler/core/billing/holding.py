@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.billing.charges import (
     GPU_TIME,
-    IN_USE,
     KEPT,
     NOBODY,
     Payer,
@@ -14,7 +13,6 @@ from scheduler.core.billing.charges import (
 )
 from scheduler.model.values import LeaseId
 
-_NO_LEASE = LeaseId(0)
 _MOST_FORMER = 10_000
 
 
@@ -54,8 +52,7 @@ class LeaseBill:
         self.functions = functions
         self.since_us = self.computes_us = since_us
         self.contended_s = contended_s
-        self.holdings: list[Holding] = []
-        self.payers: list[Sequence[Payer]] = []
+        self.payers: dict[Holding, Sequence[Payer]] = {}
         self.time: SlotTime | None = None
 
     def pay(self, payers: Sequence[Payer], charge: int, amount: int) -> None:
@@ -64,58 +61,12 @@ class LeaseBill:
             self.time.charge(payers, amount)
 
 
-class SoleLease:
-    """A lease of one function on one model and one slot, which no other lease uses.
-
-    Nearly all leases are such: they begin and end at the cost of a few additions. The same object
-    serves one lease after the other.
-    """
-
-    def __init__(self, model: "Holding", slot: "Holding", payer: Payer) -> None:
-        self.id = _NO_LEASE
-        self.model = model
-        self.slot = slot
-        self.payer = payer
-        self.begun_us = self.computes_us = 0
-        self.contended_s = 0.0
-        self.time: SlotTime | None = None
-
-    def begin(self, lease: LeaseId, now_us: int, contended_s: float) -> None:
-        self.id = lease
-        self.begun_us = self.computes_us = now_us
-        self.contended_s = contended_s
-        self.time = None
-        self.model.sole = self.slot.sole = self
-
-    def pay(self, now_us: int) -> None:
-        held_us = now_us - self.begun_us
-        if held_us > 0:
-            self.begun_us = now_us
-            self.model.used_us += held_us
-            self.slot.used_us += held_us
-            payer = self.payer
-            amounts = payer.amounts
-            amounts[IN_USE] += self.model.size * held_us
-            amounts[GPU_TIME] += held_us
-            if not payer.listed:
-                payer.listed = True
-                payer.charged.append(payer)
-            if self.time is not None:
-                self.time.charge((payer,), held_us)
-
-    def end(self, now_us: int) -> None:
-        """The lease is over, or needs a bill from now on."""
-        self.pay(now_us)
-        self.model.sole = self.slot.sole = None
-
-
 class Holding:
     """`size` units held since `since_us`: its leases pay while they use it, else its `users` do.
 
     It is settled before its size, its users or the number of its leases changes, except that one
     lease that comes and goes alone settles nothing: `used_us` is the time that such leases paid for
     since the last settlement. What has no charge for its idle time counts that time as `unused_us`.
-    `sole` is a lease that needs no bill: the only one here, on one slot, for one function.
     """
 
     def __init__(
@@ -137,9 +88,7 @@ class Holding:
         self.since_us = since_us
         self.used_us = 0
         self.unused_us = 0
-        self.sole: SoleLease | None = None
-        self.kept_sole: SoleLease | None = None
-        self.leases: dict[LeaseId, tuple[LeaseBill, Sequence[Payer]]] = {}
+        self.leases: dict[LeaseId, LeaseBill] = {}
         self.users: dict[str, Payer] = {}
 
     def payer(self, function: str, now_us: int) -> Payer:
@@ -155,16 +104,15 @@ class Holding:
     def begin(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
         if self.leases:
             self.settle(now_us)
-        self.leases[lease] = bill, payers
-        bill.holdings.append(self)
-        bill.payers.append(payers)
+        self.leases[lease] = bill
+        bill.payers[self] = payers
 
-    def end(self, lease: LeaseId, bill: LeaseBill, payers: Sequence[Payer], now_us: int) -> None:
+    def end(self, lease: LeaseId, bill: LeaseBill, now_us: int) -> None:
         if len(self.leases) == 1:
             active_us = now_us - max(self.since_us, bill.since_us)
             if active_us > 0:
                 self.used_us += active_us
-                bill.pay(payers, self.use_charge, self.size * active_us)
+                bill.pay(bill.payers[self], self.use_charge, self.size * active_us)
         else:
             self.settle(now_us)
         del self.leases[lease]
@@ -177,15 +125,13 @@ class Holding:
         since_us, span_us = self.since_us, now_us - self.since_us
         if span_us <= 0:
             return
-        if self.sole is not None:
-            self.sole.pay(now_us)
         self.since_us = now_us
         idle_us = span_us - self.used_us
         self.used_us = 0
         if len(self.leases) == 1:
-            for bill, payers in self.leases.values():
+            for bill in self.leases.values():
                 active_us = now_us - max(since_us, bill.since_us)
-                bill.pay(payers, self.use_charge, self.size * active_us)
+                bill.pay(bill.payers[self], self.use_charge, self.size * active_us)
                 idle_us -= active_us
         elif self.leases:
             self._charge_together(self.size * span_us)
@@ -197,8 +143,8 @@ class Holding:
 
     def _charge_together(self, amount: int) -> None:
         part, rest = divmod(amount, len(self.leases))
-        for place, (bill, payers) in enumerate(self.leases.values()):
-            bill.pay(payers, self.use_charge, part + 1 if place < rest else part)
+        for place, bill in enumerate(self.leases.values()):
+            bill.pay(bill.payers[self], self.use_charge, part + 1 if place < rest else part)
 
     def _charge_idle(self, charge: int, amount: int) -> None:
         if self.users:
