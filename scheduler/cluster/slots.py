@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.gpu_cache import GpuCache
+from cache_manager.residency import GpuCache
 from scheduler.cluster.request_queue import Pending, RequestQueue, Standing, WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec

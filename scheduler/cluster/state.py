@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.cache_index import CacheIndex
+from cache_manager.residency import CacheIndex
 from scheduler.cluster.rankings import HolderRanking, LoadableSlots, SlotRanking, UnmetDemand
 from scheduler.cluster.request_queue import (
     Bundle,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.residency.gpu_cache import idle_contexts, replace_shared
+from cache_manager.residency import idle_contexts
 from scheduler.cluster.slots import Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
@@ -66,7 +66,7 @@ class AdminHandler:
             withheld_bytes = min(size_bytes, cache.free_bytes)
             index.withhold(cache, withheld_bytes)
             counted.append((withheld_bytes, models))
-        replace_shared(cache, counted, index.changes)
+        index.replace_shared(cache, counted)
         self._free_what_waits(gpu)
 
     def _free(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
-from cache_manager.residency.gpu_cache import IndexChanges
+from cache_manager.residency import IndexChanges
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease
@@ -19,10 +19,9 @@ from scheduler.cluster.state import ClusterState
 from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.fleet import Fleet, ModelReports
-from scheduler.core.idle_models import IdleModels
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
-from scheduler.core.staged_exit import StagedExit
+from scheduler.core.staged_exit import IdleModels, StagedExit
 from scheduler.estimates import estimate
 from scheduler.model import events
 from scheduler.model.actions import Action, Dispatch, Finish, Refuse, Taken
@@ -68,7 +67,7 @@ class Core:
         settings = settings or CoreSettings()
         self.cluster = ClusterState(settings, rule)
         self.placer = Placer(self.cluster, settings, policy, policy_name)
-        self.exits = StagedExit(self.cluster, self.placer)
+        self.exits = StagedExit(self.cluster, self.placer.idle)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self._admin = AdminHandler(self.cluster, self.placer)
         self.fleet = Fleet(self.cluster, self.placer, self.lifecycle, self._admin)

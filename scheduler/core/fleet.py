@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import join
 from scheduler.cluster.side_by_side import SideBySide
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.cluster.state import ClusterState
@@ -340,7 +339,7 @@ class ModelReports:
         if resident is not None:
             resident.gpu_share = event.gpu_share
         if event.shares:
-            join(gpu.cache, event.model, self._cluster.index.changes)
+            self._cluster.index.share(gpu.cache, event.model)
         if event.memory_bytes is not None:
             self._measured(gpu, event.model, event.memory_bytes, now, out)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cache_manager.model.ids import ModelId, Tier
-from cache_manager.residency.cache_index import LoadPlan
+from cache_manager.residency import LoadPlan
 from scheduler.cluster import side_by_side
 from scheduler.cluster.request_queue import (
     Bundle,
@@ -17,8 +17,8 @@ from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.handover import Handover
-from scheduler.core.idle_models import IdleModels
 from scheduler.core.placement_reasons import explain
+from scheduler.core.staged_exit import IdleModels
 from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.gpu_cache import process_of
+from cache_manager.residency import process_of
 from common.gpu_wishes import PROCESS, STREAM, WHOLE
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import part_of
+from cache_manager.residency import part_of
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.cluster.state import ClusterState
 from scheduler.core.billing.charges import (
@@ -18,15 +18,13 @@ from scheduler.core.billing.charges import (
     LOADING,
     NOBODY,
     WAITING,
-    Payer,
-    charge_equally,
-    owe_equally,
-)
-from scheduler.core.billing.holding import (
     FormerUsers,
     Holding,
     LeaseBill,
+    Payer,
     SlotTime,
+    charge_equally,
+    owe_equally,
 )
 from scheduler.core.billing.use_buckets import Collected, GpuSpan, take_charges
 from scheduler.model.values import LeaseId, LeaseUse, SlotId
@@ -142,7 +140,8 @@ class GpuBook:
 class UseMeter:
     """Charges every microsecond of slots and every byte of memory over time, in whole units.
 
-    What is held is settled only when it changes, or when somebody collects. Times never go back: an earlier one counts as the latest.
+    What is held is settled only when it changes, or when somebody collects. Times never go back:
+    an earlier one counts as the latest.
     """
 
     def __init__(self, cluster: ClusterState, now: float = 0.0) -> None:

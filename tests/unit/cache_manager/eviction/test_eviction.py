@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from cache_manager import eviction
 from cache_manager.model.errors import UnknownRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from cache_manager.residency.cache_index import CacheIndex
-from cache_manager.residency.gpu_cache import GpuCache
+from cache_manager.residency import CacheIndex, GpuCache
 
 each_rule = pytest.mark.parametrize("rule", eviction.available())
 

@@ -7,8 +7,7 @@ import pytest
 from cache_manager import eviction
 from cache_manager.model.errors import GpuNotHeld
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.cache_index import CacheIndex, LoadPlan
-from cache_manager.residency.gpu_cache import GpuCache
+from cache_manager.residency import CacheIndex, GpuCache, LoadPlan
 
 A, B, C, D = (ModelId(name) for name in "abcd")
 G0, N0 = GpuId("g0"), NodeId("n0")

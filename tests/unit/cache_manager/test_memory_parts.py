@@ -2,7 +2,7 @@
 
 from cache_manager.eviction import make
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from cache_manager.residency.cache_index import CacheIndex
+from cache_manager.residency import CacheIndex
 
 
 def filled(*models: str, memory: int = 10, size: int = 2) -> CacheIndex:
