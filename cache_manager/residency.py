@@ -190,7 +190,7 @@ class CacheIndex:
         self._spares_waiting = spares_waiting
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
-        self._rates = RequestRates()
+        self.rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
 
@@ -258,7 +258,7 @@ class CacheIndex:
         return (model for model, gpus in self._holders.items() if gpus)
 
     def rate(self, model: ModelId, now: float) -> float:
-        return self._rates.rate(model, now)
+        return self.rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
         """The estimate of the time when `model` was last admitted."""
@@ -392,9 +392,6 @@ class CacheIndex:
         resident.used_s = now
         resident.uses += 1
         residents[model] = resident
-
-    def count_request(self, model: ModelId, now: float) -> None:
-        self._rates.count_request(model, now)
 
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
         """Count a lease that uses a resident model (+1), or one that has ended (-1)."""
@@ -566,7 +563,7 @@ class CacheIndex:
         """Forget what is remembered of a model that no node has."""
         self._holders.pop(model, None)
         self._times.pop(model, None)
-        self._rates.forget(model)
+        self.rates.forget(model)
 
 
 _NONE_EMPTIED: dict[ModelId, ModelId] = {}

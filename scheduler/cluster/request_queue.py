@@ -5,7 +5,7 @@ from enum import Enum, auto
 from heapq import heappop, heappush, heappushpop, nlargest
 
 from cache_manager.model.ids import ModelId
-from scheduler.model.values import LeaseId, Request, RequestId, SlotId
+from scheduler.model.values import LeaseId, Request, SlotId
 
 _COMPACT_BEYOND = 64
 
@@ -50,8 +50,10 @@ class Pending:
         "bundle",
         "following",
         "gave_back",
+        "id",
         "leading",
         "lease",
+        "models",
         "number",
         "rank",
         "request",
@@ -61,8 +63,10 @@ class Pending:
     )
 
     def __init__(self, request: Request, bundle: Bundle, seq: int, arrived_s: float) -> None:
+        self.id = request.id
         self.request = request
         self.bundle = bundle
+        self.models = bundle.models
         self.seq = seq
         self.arrived_s = arrived_s
         self.rank = seq
@@ -74,10 +78,6 @@ class Pending:
         self.lease: LeaseId | None = None
         self.gave_back: list[LeaseId] = []
         self.wait_s = 0.0
-
-    @property
-    def id(self) -> RequestId:
-        return self.request.id
 
     @property
     def function(self) -> str:
@@ -94,10 +94,6 @@ class Pending:
     @property
     def slo_s(self) -> float | None:
         return self.request.slo_s
-
-    @property
-    def models(self) -> tuple[ModelId, ...]:
-        return self.bundle.models
 
 
 def of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:

@@ -114,7 +114,7 @@ class ClusterState:
         number = self.accepted
         self.accepted += 1
         for model in models:
-            self.index.count_request(model, now)
+            self.index.rates.count_request(model, now)
             self.profiles.used(model)
         return number
 

@@ -61,7 +61,6 @@ class Placer:
         self.standing = StandingLeases(settings.standing)
         self.tenancy = Tenancy(cluster, self.standing)
         self.idle = IdleModels(settings.exit_rule)
-        self._loads = Loads(cluster, self.idle)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self._watched = settings.explain
         self._counts_dispatches = settings.counts_dispatches
@@ -122,9 +121,9 @@ class Placer:
         if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
             self._configure(lease, decision, len(chosen))
         if plan is not None:
-            self._loads.order(lease, plan, now, out)
+            self._load(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            under_way_s = self._loads.under_way_s(slot, bundle.models, now)
+            under_way_s = _under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
         lease.give_to(chosen)
         if not from_local or self._counts_dispatches:
@@ -218,7 +217,7 @@ class Placer:
                 return False
             plan = self._plan(bundle, slot, now, spare_waiting=True)
         lease = self._lease(slot, bundle.models)
-        load_s = self._loads.order(lease, plan, now, out, prefetch=True)
+        load_s = self._load(lease, plan, now, out, prefetch=True)
         self._occupy(lease, now, load_s, 0.0)
         return True
 
@@ -233,7 +232,7 @@ class Placer:
         if self.meter is not None:
             self.meter.ended(lease, now)
         if self.tenancy.on:
-            self.tenancy.ended(lease.id)
+            self.tenancy.leases.ended(lease.id, now)
         self.handover.ended(lease.id)
         del self.leases[lease.id]
         cache = slot.gpu.cache
@@ -266,7 +265,7 @@ class Placer:
         if self.meter is not None:
             self.meter.stands_aside(lease, now)
         if self.tenancy.on:
-            self.tenancy.stands_aside(lease)
+            self.tenancy.leases.stands_aside(lease, now)
         self.disturbed = True
 
     # -- queues ---------------------------------------------------------------------------------
@@ -396,7 +395,7 @@ class Placer:
         if self.meter is not None:
             self.meter.computes(lease, now)
         if self.tenancy.on:
-            self.tenancy.computes(lease)
+            self.tenancy.leases.computes(lease, now)
         if slot.computing > slot.capacity:
             self.standing.recall(slot)
         self.cluster.settle(slot)
@@ -427,6 +426,54 @@ class Placer:
             self.queued += 1
             self.tenancy.divert(pending, stuck=not over)
         return False
+
+    def _load(
+        self,
+        lease: ActiveLease,
+        plan: LoadPlan,
+        now: float,
+        out: list[Action],
+        *,
+        prefetch: bool = False,
+    ) -> float:
+        """Evict the victims and reserve memory; returns the expected seconds of the load."""
+        cluster, gpu = self.cluster, lease.slot.gpu
+        node = gpu.spec.node
+        for victim in plan.victims:
+            cluster.evict(gpu, victim)
+        for ended in (*plan.ends, *plan.emptied.values()):
+            cluster.index.drop_context(gpu.cache, ended)
+        total_s = 0.0
+        loads = []
+        for model, size_bytes in plan.loads:
+            source, left = cluster.index.tier(node, model), plan.emptied.get(model)
+            if left is not None:
+                if source is Tier.HOST:
+                    source = Tier.CONTEXT
+                if left != model:
+                    self.idle.stored(node, left, cluster.index.tier(node, left), now)
+            load_s = cluster.profiles.load_s(model, source)
+            total_s += load_s
+            gpu.loads[model] = lease.loading[model] = now + total_s
+            if lease.beside:
+                gpu.arriving.add(model)
+            cluster.admit(gpu, model, size_bytes, now, load_s)
+            loads.append(ModelLoad(model, size_bytes, source, left))
+        out.append(
+            Prepare(
+                lease.slot.id,
+                gpu.spec.id,
+                lease.id,
+                plan.victims,
+                tuple(loads),
+                prefetch,
+                plan.ends,
+                lease.beside,
+                lease.more_ids,
+                lease.configuration,
+            )
+        )
+        return total_s
 
     def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
         if len(chosen) > 1 or lease.beside or lease.more or lease.configuration is not None:
@@ -466,68 +513,13 @@ class Placer:
         return explain(self.cluster, self.policy_name, pending, slot, rule, weighed, victims, held)
 
 
-class Loads:
-    """Carries out the plans of loads, one lease each."""
-
-    def __init__(self, cluster: ClusterState, idle: IdleModels) -> None:
-        self._cluster = cluster
-        self._idle = idle
-
-    def order(
-        self,
-        lease: ActiveLease,
-        plan: LoadPlan,
-        now: float,
-        out: list[Action],
-        *,
-        prefetch: bool = False,
-    ) -> float:
-        """Evict the victims and reserve memory; returns the expected seconds of the load."""
-        cluster, gpu = self._cluster, lease.slot.gpu
-        node = gpu.spec.node
-        for victim in plan.victims:
-            cluster.evict(gpu, victim)
-        for ended in (*plan.ends, *plan.emptied.values()):
-            cluster.index.drop_context(gpu.cache, ended)
-        total_s = 0.0
-        loads = []
-        for model, size_bytes in plan.loads:
-            source, left = cluster.index.tier(node, model), plan.emptied.get(model)
-            if left is not None:
-                if source is Tier.HOST:
-                    source = Tier.CONTEXT
-                if left != model:
-                    self._idle.stored(node, left, cluster.index.tier(node, left), now)
-            load_s = cluster.profiles.load_s(model, source)
-            total_s += load_s
-            gpu.loads[model] = lease.loading[model] = now + total_s
-            if lease.beside:
-                gpu.arriving.add(model)
-            cluster.admit(gpu, model, size_bytes, now, load_s)
-            loads.append(ModelLoad(model, size_bytes, source, left))
-        out.append(
-            Prepare(
-                lease.slot.id,
-                gpu.spec.id,
-                lease.id,
-                plan.victims,
-                tuple(loads),
-                prefetch,
-                plan.ends,
-                lease.beside,
-                lease.more_ids,
-                lease.configuration,
-            )
-        )
-        return total_s
-
-    def under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
-        """Seconds until models that another lease on this GPU is loading will be resident."""
-        ends = [
-            ends_s
-            for other in slot.gpu.slots
-            for lease in other.leases.values()
-            for model, ends_s in lease.loading.items()
-            if model in models
-        ]
-        return max(0.0, max(ends) - now) if ends else 0.0
+def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
+    """Seconds until models that another lease on this GPU is loading will be resident."""
+    ends = [
+        ends_s
+        for other in slot.gpu.slots
+        for lease in other.leases.values()
+        for model, ends_s in lease.loading.items()
+        if model in models
+    ]
+    return max(0.0, max(ends) - now) if ends else 0.0

@@ -4,7 +4,7 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
@@ -42,17 +42,9 @@ class Tenancy:
         self._diverted = False
 
     @property
-    def held(self) -> int:
-        return self.order.held
-
-    @property
     def takes_turns(self) -> bool:
         """Whether namespaces share the GPUs by their weights."""
         return self.order.lead_s > 0.0
-
-    @property
-    def terms(self) -> Mapping[str, OwnerTerms]:
-        return self.owners.terms
 
     # -- on and off -----------------------------------------------------------------------------
 
@@ -111,7 +103,9 @@ class Tenancy:
 
     def _share_memory(self) -> None:
         """Where namespaces take turns they also have parts of the memory, by their weights."""
-        weights = {name: terms.weight for name, terms in self.terms.items() if "/" not in name}
+        weights = {
+            name: terms.weight for name, terms in self.owners.terms.items() if "/" not in name
+        }
         self._cluster.index.parts.share(weights if self.takes_turns else None)
 
     def _switch(self, requests: Iterable[Pending], leases: Iterable[ActiveLease]) -> None:
@@ -291,21 +285,10 @@ class Tenancy:
         """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
         self.leases.used(lease, self.owners.of(function), expected_s, self.now)
 
-    def computes(self, lease: ActiveLease) -> None:
-        """A lease that was loading beside the runs of others has its slot from now on."""
-        self.leases.computes(lease, self.now)
-
-    def stands_aside(self, lease: ActiveLease) -> None:
-        """A lease that loads has its slot no more, until what it loads is there."""
-        self.leases.stands_aside(lease, self.now)
-
-    def ended(self, lease: LeaseId) -> None:
-        self.leases.ended(lease, self.now)
-
     def yields(self, lease: LeaseId) -> bool:
         """Whether its caller must not keep this lease: its owner has too much of something."""
         order = self.order
-        others_wait = self._cluster.waiting.count or self.held > order.paused.count
+        others_wait = self._cluster.waiting.count or order.held > order.paused.count
         for function in self.leases.owners_of(lease):
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return True
@@ -561,12 +544,14 @@ class LeaseCharges:
             charge.computed(computed_s, self._cluster.contended_s(charge.slot, now), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
+        """A lease that was loading beside the runs of others has its slot from now on."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease that loads has its slot no more, until what it loads is there."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.wake(self._cluster.contended_s(charge.slot, now), now)

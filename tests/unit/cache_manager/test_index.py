@@ -151,8 +151,8 @@ def test_tier_is_absent_when_the_node_never_reported_it() -> None:
 def test_rate_grows_with_requests_and_fades_as_time_passes() -> None:
     index, _ = gpu_holding()
     assert index.rate(A, 0.0) == 0.0
-    index.count_request(A, 0.0)
+    index.rates.count_request(A, 0.0)
     once = index.rate(A, 0.0)
-    index.count_request(A, 0.0)
+    index.rates.count_request(A, 0.0)
     assert index.rate(A, 0.0) == pytest.approx(2 * once)
     assert 0.0 < index.rate(A, 1000.0) < once
