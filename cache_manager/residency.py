@@ -26,8 +26,6 @@ class LoadPlan:
 class KeptContext:
     """An empty process that a model left on a GPU, for the next model of the same tenant."""
 
-    __slots__ = ("bytes", "model", "since_s")
-
     def __init__(self, model: ModelId, size_bytes: int, since_s: float) -> None:
         self.model = model
         self.bytes = size_bytes
@@ -36,8 +34,6 @@ class KeptContext:
 
 class SharedProcess:
     """A process with several models of one tenant, whose memory belongs to none of them alone."""
-
-    __slots__ = ("bytes", "models")
 
     def __init__(self, size_bytes: int, models: Iterable[ModelId]) -> None:
         self.bytes = size_bytes
@@ -100,8 +96,6 @@ class GpuCache:
 
 class IndexChanges:
     """GPUs with the models that changed there, and models whose stored weights changed."""
-
-    __slots__ = ("gpus", "stored")
 
     def __init__(self) -> None:
         self.gpus: dict[GpuId, dict[ModelId, None]] = {}
@@ -580,8 +574,6 @@ class MemoryParts:
     Then models of tenants that have more than their part leave before those of others, in the
     order of the eviction rule. Tenants whose weight is not named have the usual one.
     """
-
-    __slots__ = ("_bytes", "_models", "_weight", "memory_bytes", "weights")
 
     def __init__(self) -> None:
         self.memory_bytes = 0

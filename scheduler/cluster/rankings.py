@@ -23,8 +23,6 @@ class HolderRanking:
     A slot to which some of the models are on their way counts as busy for them.
     """
 
-    __slots__ = ("_entries", "_idle", "_models")
-
     def __init__(self, models: tuple[ModelId, ...], *, idle: bool) -> None:
         self._models = models
         self._idle = idle
@@ -74,8 +72,6 @@ class SlotRanking:
 
     Of loads, a slot is idle here if a load could begin beside its runs, whether it computes or not.
     """
-
-    __slots__ = ("_entries", "_of_loads")
 
     def __init__(self, *, of_loads: bool = False) -> None:
         self._entries: list[tuple[int, SlotId, Slot]] = []

@@ -138,8 +138,6 @@ class RequestQueue:
     a GPU finds the first request it has room for. The heaps of lane heads are pruned when read.
     """
 
-    __slots__ = ("_heads", "count", "lanes")
-
     def __init__(self, size_classes: int = 1) -> None:
         self.lanes: dict[Bundle, BundleLane] = {}
         self.count = 0
@@ -293,8 +291,6 @@ def _rank(pending: Pending) -> int:
 class WaitClock:
     """Runs while somebody waits; the difference of two readings is the time between them."""
 
-    __slots__ = ("_since_s", "_total_s")
-
     def __init__(self) -> None:
         self._total_s = 0.0
         self._since_s: float | None = None
@@ -323,8 +319,6 @@ class QueuePace:
     The result includes everything that holds a GPU: loads, runs, the time that functions take
     between their runs.
     """
-
-    __slots__ = ("_placed", "_since_s", "_took_s")
 
     def __init__(self) -> None:
         self._placed = 0.0
@@ -359,8 +353,6 @@ class Visits:
     is behind it: only L numbers must be kept. A request that comes back to its old place counts as
     if it had been there all along, which can only end its waiting sooner.
     """
-
-    __slots__ = ("_boundaries",)
 
     def __init__(self) -> None:
         self._boundaries: list[int] = []

@@ -21,8 +21,6 @@ _MOST_PAIRS = 4_096
 class _PairRuns:
     """Runs since the last observation of a pair, and when the next one is due."""
 
-    __slots__ = ("next_s", "number", "spacing_s", "total")
-
     def __init__(self) -> None:
         self.next_s = 0.0
         self.spacing_s = _SPACING_S

@@ -27,8 +27,6 @@ _Doubted = tuple[_Kind, bool]
 class _Doubt:
     """Whether leases of one kind are worth keeping: how many of the next ones do not stand."""
 
-    __slots__ = ("skipped", "to_skip")
-
     def __init__(self) -> None:
         self.skipped = 0
         self.to_skip = 0

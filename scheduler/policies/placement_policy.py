@@ -12,8 +12,7 @@ from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration, SlotId
 
 
-# Decisions are classes where they are made for every placement: made fastest, compiled.
-class Place:
+class Place(NamedTuple):
     """Give these requests of the same models to a slot with room, now.
 
     Those of another function than the first one go on waiting: they cannot share its lease.
@@ -21,57 +20,38 @@ class Place:
     configuration says, if the GPU's manager takes one.
     """
 
-    __slots__ = ("configuration", "more_slots", "requests", "rule", "slot")
-
-    def __init__(
-        self,
-        requests: Sequence[Pending],
-        slot: Slot,
-        rule: str,
-        configuration: Configuration | None = None,
-        more_slots: Sequence[Slot] = (),
-    ) -> None:
-        self.requests = requests
-        self.slot = slot
-        self.rule = rule
-        self.configuration = configuration
-        self.more_slots = more_slots
+    requests: Sequence[Pending]
+    slot: Slot
+    rule: str
+    configuration: Configuration | None = None
+    more_slots: Sequence[Slot] = ()
 
 
-class LoadBeside:
+class LoadBeside(NamedTuple):
     """Load what these requests of the same models lack, beside the runs of a slot that is loadable.
 
     Their lease takes the GPU's copy engine at once, and the slot's compute when the models are
     there; meanwhile the slot serves others.
     """
 
-    __slots__ = ("requests", "rule", "slot")
-
-    def __init__(self, requests: Sequence[Pending], slot: Slot, rule: str) -> None:
-        self.requests = requests
-        self.slot = slot
-        self.rule = rule
+    requests: Sequence[Pending]
+    slot: Slot
+    rule: str
 
 
-class Queue:
+class Queue(NamedTuple):
     """Let a request wait for this one slot."""
 
-    __slots__ = ("request", "rule", "slot")
-
-    def __init__(self, request: Pending, slot: Slot, rule: str) -> None:
-        self.request = request
-        self.slot = slot
-        self.rule = rule
+    request: Pending
+    slot: Slot
+    rule: str
 
 
-class Skip:
+class Skip(NamedTuple):
     """Count one visit of every waiting request before `before` (of all, where it is None)."""
 
-    __slots__ = ("before", "limit")
-
-    def __init__(self, before: Pending | None, limit: int) -> None:
-        self.before = before
-        self.limit = limit
+    before: Pending | None
+    limit: int
 
 
 class Prefetch(NamedTuple):

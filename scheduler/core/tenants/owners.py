@@ -79,14 +79,6 @@ class Owner:
         self.virtual_s = 0.0
         self.listed_s = _UNLISTED
 
-    def __lt__(self, other: "Owner") -> bool:
-        """Two entries of one owner at one time: any order will do."""
-        return False
-
-    def __hash__(self) -> int:
-        """The same as without an order, which compiled classes otherwise have instead of it."""
-        return id(self)
-
     @property
     def weight(self) -> float:
         return max(self.terms.weight, _LEAST_WEIGHT)
@@ -197,8 +189,6 @@ class FunctionOwner(Owner):
 class OwnerOrder:
     """Owners whose requests are held back, in the order of their turns."""
 
-    __slots__ = ("_count", "_heap")
-
     def __init__(self) -> None:
         self._count = 0
         self._heap: list[tuple[float, int, Owner]] = []
@@ -262,8 +252,6 @@ class GpuWindow:
     What was used is kept in parts of a sixtieth of the window, and a part leaves as a whole: so it
     counts never less than what was used in the window, and at most that of one part more.
     """
-
-    __slots__ = ("_part_s", "_parts", "_since_s", "_total_s", "window_s")
 
     def __init__(self, window_s: float, now: float) -> None:
         self.window_s = window_s
@@ -344,8 +332,6 @@ def namespace_of(function: str) -> str:
 
 class SummedWeight:
     """How much weight some namespaces have together."""
-
-    __slots__ = ("_count", "weight")
 
     def __init__(self, weights: Iterable[float] = ()) -> None:
         found = tuple(weights)

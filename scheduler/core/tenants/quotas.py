@@ -23,8 +23,6 @@ MOST_PAUSED = 1_000
 class QuotaRefusal:
     """Why a request is refused, by which quota of whom; and in how long there may be room."""
 
-    __slots__ = ("again_s", "reason")
-
     def __init__(self, owner: Owner, quota: str, detail: str, again_s: float | None) -> None:
         self.reason = f"quota {quota} of {owner.name or 'functions without a namespace'}: {detail}"
         self.again_s = again_s
