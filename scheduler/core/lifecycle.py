@@ -9,7 +9,7 @@ from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.tenants.quotas import QuotaRefusal
+from scheduler.core.tenants.owners import QuotaRefusal
 from scheduler.estimates import estimate
 from scheduler.model.actions import (
     Action,

@@ -12,7 +12,8 @@ from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration, SlotId
 
 
-class Place(NamedTuple):
+# Decisions are classes where they are made for every placement: made fastest, compiled.
+class Place:
     """Give these requests of the same models to a slot with room, now.
 
     Those of another function than the first one go on waiting: they cannot share its lease.
@@ -20,38 +21,49 @@ class Place(NamedTuple):
     configuration says, if the GPU's manager takes one.
     """
 
-    requests: Sequence[Pending]
-    slot: Slot
-    rule: str
-    configuration: Configuration | None = None
-    more_slots: Sequence[Slot] = ()
+    def __init__(
+        self,
+        requests: Sequence[Pending],
+        slot: Slot,
+        rule: str,
+        configuration: Configuration | None = None,
+        more_slots: Sequence[Slot] = (),
+    ) -> None:
+        self.requests = requests
+        self.slot = slot
+        self.rule = rule
+        self.configuration = configuration
+        self.more_slots = more_slots
 
 
-class LoadBeside(NamedTuple):
+class LoadBeside:
     """Load what these requests of the same models lack, beside the runs of a slot that is loadable.
 
     Their lease takes the GPU's copy engine at once, and the slot's compute when the models are
     there; meanwhile the slot serves others.
     """
 
-    requests: Sequence[Pending]
-    slot: Slot
-    rule: str
+    def __init__(self, requests: Sequence[Pending], slot: Slot, rule: str) -> None:
+        self.requests = requests
+        self.slot = slot
+        self.rule = rule
 
 
-class Queue(NamedTuple):
+class Queue:
     """Let a request wait for this one slot."""
 
-    request: Pending
-    slot: Slot
-    rule: str
+    def __init__(self, request: Pending, slot: Slot, rule: str) -> None:
+        self.request = request
+        self.slot = slot
+        self.rule = rule
 
 
-class Skip(NamedTuple):
+class Skip:
     """Count one visit of every waiting request before `before` (of all, where it is None)."""
 
-    before: Pending | None
-    limit: int
+    def __init__(self, before: Pending | None, limit: int) -> None:
+        self.before = before
+        self.limit = limit
 
 
 class Prefetch(NamedTuple):

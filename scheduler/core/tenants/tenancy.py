@@ -11,9 +11,21 @@ from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.standing_leases import StandingLeases
-from scheduler.core.tenants import quotas
-from scheduler.core.tenants.owners import FunctionOwner, OwnerTable, Turn, both
-from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
+from scheduler.core.tenants.owners import (
+    FunctionOwner,
+    OwnerTable,
+    QuotaRefusal,
+    Turn,
+    both,
+    has_room,
+    is_over_gpu_s,
+    make_room,
+    note_named,
+    owners_of,
+    refusal,
+    too_many_bytes,
+    with_quota,
+)
 from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
 from scheduler.model.actions import Action
 from scheduler.model.owner_terms import OwnerTerms
@@ -71,7 +83,7 @@ class Tenancy:
                 self._pull_back(turn)
         for turn in self.order.turns.values():
             if turn.owner.name == name:
-                quotas.named(turn.owner, turn.pending.models, self._cluster)
+                note_named(turn.owner, turn.pending.models, self._cluster)
         for owner in concerned:
             for turn in list(owner.paused_turns):
                 self._refuse_without_time(turn)
@@ -156,7 +168,7 @@ class Tenancy:
         turn = self._turn(pending)
         turn.pauses = self.order.is_to_pause(pending, self.now)
         self._queue(turn)
-        quotas.named(turn.owner, pending.models, self._cluster)
+        note_named(turn.owner, pending.models, self._cluster)
         self._hold(turn)
 
     def let_go(self, pending: Pending) -> None:
@@ -223,7 +235,7 @@ class Tenancy:
         self.order.resume(self.now)
         for owner in list(self.order.stuck)[:_MOST_RETRIED]:
             first = owner.first()
-            if first is None or quotas.has_room(owner, first.pending.bundle, self._cluster):
+            if first is None or has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 self.order.stuck[owner] = self.order.stuck.pop(owner)
@@ -308,11 +320,9 @@ class Tenancy:
         out: list[Action],
     ) -> bool:
         """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
-        turns = self.order.turns
-        owners = [turns[pending.id].owner for pending in chosen if pending.id in turns]
-        bound = quotas.with_quota(owners)
-        needed = slot.gpu, chosen[0].bundle.models
-        return not bound or quotas.make_room(bound, loads, needed, self._cluster, out)
+        functions = [turn.owner for pending in chosen if (turn := self.order.turns.get(pending.id))]
+        spared = slot.gpu, chosen[0].bundle.models
+        return make_room(with_quota(functions), loads, spared, self._cluster, out)
 
     def make_room_ahead(
         self,
@@ -322,9 +332,8 @@ class Tenancy:
         out: list[Action],
     ) -> bool:
         """The same, for the load of a model without a request."""
-        owners = quotas.owners_of(model, self.owners)
-        needed = slot.gpu, (model,)
-        return not owners or quotas.make_room(owners, loads, needed, self._cluster, out)
+        owners = owners_of(model, self.owners)
+        return make_room(owners, loads, (slot.gpu, (model,)), self._cluster, out)
 
     # -- parts ----------------------------------------------------------------------------------
 

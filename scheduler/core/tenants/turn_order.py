@@ -22,8 +22,9 @@ from scheduler.core.tenants.owners import (
     Turn,
     both,
     is_listed,
+    is_over_gpu_s,
+    lacks_gpu_time,
 )
-from scheduler.core.tenants.quotas import is_over_gpu_s, lacks_gpu_time
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
 _SEQ_STEP = 1 << 40
