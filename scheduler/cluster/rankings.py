@@ -256,7 +256,8 @@ class UnmetDemand:
             heappush(self._excesses, (-self._excess_s(lane), lane))
         else:
             heappush(self._unheld, (lane.first.rank, lane))
-        if len(self._excesses) + len(self._unheld) > self._most_entries():
+        entries = len(self._excesses) + len(self._unheld)
+        if entries > 4 * len(self._waiting.lanes) + _COMPACT_LANES_BEYOND:
             self._rebuild()
 
     # -- questions ------------------------------------------------------------------------------
@@ -267,26 +268,23 @@ class UnmetDemand:
 
     def most_in_excess(self, most: int) -> Sequence[Pending]:
         """First requests of lanes whose waiting work per holder exceeds one more load."""
-        return _first(self._excesses, most, self._excess_if_held, _always)
+        return _first(self._excesses, most, self._excess_if_held, None)
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _held(self, lane: BundleLane) -> bool:
-        return self._is_held(lane.bundle)
-
     def _rank_if_unheld(self, lane: BundleLane) -> int | None:
-        return None if self._held(lane) else _first_rank(lane)
+        return None if self._is_held(lane.bundle) else _first_rank(lane)
 
     def _excess_if_held(self, lane: BundleLane) -> float | None:
-        return -self._excess_s(lane) if self._held(lane) else None
-
-    def _most_entries(self) -> int:
-        return 4 * len(self._waiting.lanes) + _COMPACT_LANES_BEYOND
+        return -self._excess_s(lane) if self._is_held(lane.bundle) else None
 
     def _rebuild(self) -> None:
-        lanes = self._waiting.lanes.values()
-        self._unheld = [(_first_rank(lane), lane) for lane in lanes if not self._held(lane)]
-        self._excesses = [(-self._excess_s(lane), lane) for lane in lanes if self._held(lane)]
+        self._unheld, self._excesses = [], []
+        for lane in self._waiting.lanes.values():
+            if self._is_held(lane.bundle):
+                self._excesses.append((-self._excess_s(lane), lane))
+            else:
+                self._unheld.append((_first_rank(lane), lane))
         heapify(self._unheld)
         heapify(self._excesses)
 
@@ -296,15 +294,11 @@ def _first_rank(lane: BundleLane) -> int:
     return lane.first.rank
 
 
-def _always(_: Pending) -> bool:
-    return True
-
-
 def _first(
     heap: list[tuple[Key, BundleLane]],
     most: int,
     present_key: Callable[[BundleLane], Key | None],
-    wanted: Callable[[Pending], bool],
+    wanted: Callable[[Pending], bool] | None,
 ) -> list[Pending]:
     """The first wanted lanes of a heap by their present keys; drops what is outdated or double."""
     looked_at: dict[BundleLane, Key] = {}
@@ -318,7 +312,7 @@ def _first(
             heappush(heap, (present, lane))
             continue
         looked_at[lane] = present
-        if lane.first is not None and wanted(lane.first):
+        if lane.first is not None and (wanted is None or wanted(lane.first)):
             requests.append(lane.first)
     for lane, present in looked_at.items():
         heappush(heap, (present, lane))

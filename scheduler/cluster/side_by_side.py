@@ -101,7 +101,11 @@ def ran_beside(
     """
     own: ActiveLease | None = None
     for lease in slot.leases.values():
-        if model in lease.models and not lease.beside and (own is None or _there(lease, own)):
+        if (
+            model in lease.models
+            and not lease.beside
+            and (own is None or lease.there_s < own.there_s)
+        ):
             own = lease
     if own is None:
         return None
@@ -119,10 +123,6 @@ def ran_beside(
             both_s = ended.ended_s - max(begun_s, ended.begun_s)
             _add(parts, ended.models, both_s / span_s)
     return parts
-
-
-def _there(one: ActiveLease, other: ActiveLease) -> bool:
-    return one.there_s < other.there_s
 
 
 def _add(parts: dict[tuple[ModelId, ...], float], models: tuple[ModelId, ...], part: float) -> None:
@@ -154,11 +154,6 @@ def slows(
         after = estimate.slowdown(profiles, lease.models, gpu_type, (*others, models))
         slowed.append((lease, after / before))
     return slowed
-
-
-def worst_slowed(cluster: ClusterState, models: tuple[ModelId, ...], slot: Slot) -> float:
-    """How many times as long the run there takes from now on that these would slow down most."""
-    return max([factor for _, factor in slows(cluster, models, slot)], default=1.0)
 
 
 def prolonged_s(

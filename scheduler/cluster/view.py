@@ -169,7 +169,8 @@ class View:
 
     def slows(self, request: Pending, slot: Slot) -> float:
         """How many times as long the run there should take that the request slows down most."""
-        return side_by_side.worst_slowed(self._cluster, request.models, slot)
+        slowed = side_by_side.slows(self._cluster, request.models, slot)
+        return max([factor for _, factor in slowed], default=1.0)
 
     def room(self, slot: Slot) -> GpuRoom:
         gpu = slot.gpu

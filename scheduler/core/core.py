@@ -10,7 +10,6 @@ from typing import Any
 
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
-from cache_manager.residency import IndexChanges
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease
@@ -27,7 +26,6 @@ from scheduler.model.errors import BadEvent, SchedulerError
 from scheduler.model.events import (
     Event,
     LeaseIdsRaised,
-    MemoryPressure,
     PolicySet,
     SlotFreed,
     TermsSet,
@@ -71,7 +69,6 @@ class Core:
             settings.most_models,
         )
         self._handlers = self._table()
-        self._changes: IndexChanges | None = None
         self._follow_lead()
 
     @property
@@ -93,7 +90,8 @@ class Core:
             handler(event, now, out)
         except BadEvent as error:  # for example a late report from a lost GPU
             out.append(Refuse(event, str(error)))
-            self._look(now)
+            if self.placer.meter is not None:
+                self.placer.meter.look(now)
             return out
         if decides or self.placer.disturbed or tenancy.order.paused.may_be_due(now):
             self.placer.disturbed = False
@@ -106,19 +104,14 @@ class Core:
         if self.placer.idle.fell_idle or self.placer.idle.came_to_rest:
             self.exits.watch(now, out)
         self._forgetting.forget_when_due()
-        if self._changes is not None and (self._changes.gpus or self._changes.stored):
-            self._look(now)
+        if self.placer.meter is not None:
+            self.placer.meter.look(now)
         return out
 
     def start_metering(self, now: float) -> UseMeter:
         assert not self.placer.leases, "leases in force are not known to a new meter"
         meter = self.placer.meter = UseMeter(self.cluster, now)
-        self._changes = meter.changes
         return meter
-
-    def _look(self, now: float) -> None:
-        if self.placer.meter is not None:
-            self.placer.meter.look(now)
 
     def _decide_in_turn(self, now: float, out: list[Action]) -> None:
         """Let the policy decide on those whose turn it is, and on others while slots are idle."""
@@ -144,10 +137,6 @@ class Core:
         slot = self.cluster.slots.get(event.slot)
         if slot is not None and slot.gpu.draining:
             self.fleet.leave_if_drained(slot.gpu)
-
-    def _memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
-        gpu = self.fleet.gpu(event.gpu)
-        self._admin.relieve(gpu, event.short_bytes, event.withheld_bytes, now, out)
 
     def _policy_set(self, event: PolicySet, now: float, out: list[Action]) -> None:
         try:
@@ -213,7 +202,7 @@ class Core:
             events.ModelDemoted: (fleet.model_demoted, True),
             events.ContextKept: (self.exits.context_kept, True),
             events.StageDue: (self.exits.stage_due, True),
-            events.MemoryPressure: (self._memory_pressure, True),
+            events.MemoryPressure: (fleet.memory_pressure, True),
             events.PinAsked: (admin.obey, True),
             events.UnpinAsked: (admin.obey, True),
             events.PrefetchAsked: (admin.obey, True),

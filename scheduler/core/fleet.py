@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.cluster.side_by_side import SideBySide
-from scheduler.cluster.slots import ActiveLease, Gpu, Slot
+from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.cluster.state import ClusterState
 from scheduler.core.admin import AdminHandler
 from scheduler.core.lifecycle import Lifecycle
@@ -18,6 +18,7 @@ from scheduler.model.events import (
     GpuLost,
     GpuSnapshot,
     LoadFailed,
+    MemoryPressure,
     ModelDemoted,
     ModelLoaded,
     ModelRegistered,
@@ -94,7 +95,7 @@ class Fleet:
         GPU is there: another GPU may serve them sooner than a node that may be dead, and the others
         lose nothing by waiting in the global queue, from where the policy places them again.
         """
-        for gpu in self._of(event.node):
+        for gpu in self._cluster.gpus_of.get(event.node, ()):
             gpu.silent = True
             self._cluster.retire(gpu)
             for slot in gpu.slots:
@@ -102,7 +103,7 @@ class Fleet:
 
     def resume(self, event: NodeHeard, now: float, out: list[Action]) -> None:
         """Offer a silent node's GPUs again, except those that drain."""
-        for gpu in self._of(event.node):
+        for gpu in self._cluster.gpus_of.get(event.node, ()):
             if gpu.silent:
                 gpu.silent = False
                 if not gpu.draining:
@@ -118,14 +119,10 @@ class Fleet:
             self._placer.pace.pause()
             self._placer.tenancy.owners.pause()
 
-    def _of(self, node: NodeId) -> list[Gpu]:
-        return [gpu for gpu in self._cluster.gpus.values() if gpu.spec.node == node]
-
     def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
-        _check_owners(event, self._cluster.gpus)
-        _check(event, self._cluster.slots, self._placer.leases)
+        _check(event, self._cluster, self._placer.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
-        for gpu in self._of(event.node):
+        for gpu in list(self._cluster.gpus_of.get(event.node, ())):
             if gpu.spec.id not in reported:
                 self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
         self.resume(NodeHeard(event.node), now, out)
@@ -234,6 +231,10 @@ class Fleet:
                     lease.loading |= awaited  # it may be a hit on what another lease loads
                     self._placer.stand_aside(lease, now)
             self._placer.recall(slot)  # what waits here may wait for it
+
+    def memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
+        gpu = self.gpu(event.gpu)
+        self._admin.relieve(gpu, event.short_bytes, event.withheld_bytes, now, out)
 
     # -- what managers measure ------------------------------------------------------------------
 
@@ -344,19 +345,18 @@ def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
     )
 
 
-def _check_owners(event: NodeSnapshot, gpus: Mapping[GpuId, Gpu]) -> None:
-    """A node may report only its own GPUs; else two nodes would take over one GPU in turn."""
+def _check(
+    event: NodeSnapshot, cluster: ClusterState, leases: Mapping[LeaseId, ActiveLease]
+) -> None:
+    """Refuse the whole report if it contradicts itself or what other GPUs hold.
+
+    A node may report only its own GPUs; else two nodes would take over one GPU in turn.
+    """
     for snapshot in event.gpus:
-        gpu = gpus.get(snapshot.gpu.id)
+        gpu = cluster.gpus.get(snapshot.gpu.id)
         if event.node != snapshot.gpu.node or (gpu and gpu.spec.node != event.node):
             raise BadEvent(f"GPU of node {event.node!r} alone", snapshot.gpu.id)
-
-
-def _check(
-    event: NodeSnapshot, slots: Mapping[SlotId, Slot], leases: Mapping[LeaseId, ActiveLease]
-) -> None:
-    """Refuse the whole report if it contradicts itself or what other GPUs hold."""
-    owners: dict[SlotId, GpuId] = {slot.id: slot.gpu.spec.id for slot in slots.values()}
+    owners = {slot.id: slot.gpu.spec.id for slot in cluster.slots.values()}
     for snapshot in event.gpus:
         named: set[SlotId] = set()
         for spec in snapshot.gpu.slot_specs():

@@ -1,6 +1,5 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 from cache_manager import exits
@@ -440,8 +439,11 @@ class Lifecycle:
     def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
         """The holder no longer needs the lease: order its manager to end it."""
         lease = self._placer.leases.get(event.lease)
-        if not event.may_return and self._early.any_of(event.lease):
-            self._done_for_good(event, out)
+        if not event.may_return:
+            # It is over for those that gave it back early, too, even if they hold another lease:
+            # its holder may not know that another one was granted.
+            for pending in self._early.of(event.lease, event.request):
+                self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
         if lease is None:
             self._placer.handover.release(event.lease, event.request)
             return
@@ -471,14 +473,6 @@ class Lifecycle:
         else:
             self._finish(pending, RequestOutcome.COMPLETED, "", out)
         return True
-
-    def _done_for_good(self, event: LeaseReleased, out: list[Action]) -> None:
-        """Complete the requests that gave this lease back early, even if they hold another one.
-
-        A holder that releases its first lease for good may not know that another one was granted.
-        """
-        for pending in self._early.of(event.lease, event.request):
-            self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
@@ -594,14 +588,10 @@ class EarlyReturns:
         for lease in pending.gave_back:
             _drop(self._returned, lease, pending)
 
-    def any_of(self, lease: LeaseId) -> bool:
-        """Whether some request gave this lease back early, and has not ended."""
-        return lease in self._paused or lease in self._returned
-
-    def of(self, lease: LeaseId, request: RequestId | None) -> Iterator[Pending]:
+    def of(self, lease: LeaseId, request: RequestId | None) -> list[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
         requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
-        return (pending for pending in requests if request is None or pending.id == request)
+        return [pending for pending in requests if request is None or pending.id == request]
 
 
 def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:

@@ -277,7 +277,8 @@ class UseMeter:
 
     def look(self, now: float) -> None:
         """Take over what changed in the index since the last look, which changed now."""
-        self._look(self._at(now))
+        if self.changes.gpus or self.changes.stored:
+            self._look(self._at(now))
 
     def gpus(self) -> list[GpuId]:
         """The GPUs that have accounts, so that their charges can be collected some at a time."""
