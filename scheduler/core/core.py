@@ -14,7 +14,6 @@ from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease
 from scheduler.cluster.state import ClusterState
-from scheduler.core.admin import AdminHandler
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
@@ -59,8 +58,7 @@ class Core:
         self.placer = Placer(self.cluster, settings, policy, policy_name)
         self.exits = StagedExit(self.cluster, self.placer.idle)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
-        self._admin = AdminHandler(self.cluster, self.placer)
-        self.fleet = Fleet(self.cluster, self.placer, self.lifecycle, self._admin)
+        self.fleet = Fleet(self.cluster, self.placer, self.lifecycle)
         self._forgetting = Forgetting(
             self.cluster,
             self.lifecycle.requests,
@@ -177,7 +175,7 @@ class Core:
         """Nothing to do here: the timer is for the policy, which runs after every event."""
 
     def _table(self) -> dict[type, _Handler]:
-        life, fleet, admin = self.lifecycle, self.fleet, self._admin
+        life, fleet = self.lifecycle, self.fleet
         return {
             events.RequestArrived: (life.request_arrived, True),
             events.RequestCancelled: (life.request_cancelled, True),
@@ -203,10 +201,10 @@ class Core:
             events.ContextKept: (self.exits.context_kept, True),
             events.StageDue: (self.exits.stage_due, True),
             events.MemoryPressure: (fleet.memory_pressure, True),
-            events.PinAsked: (admin.obey, True),
-            events.UnpinAsked: (admin.obey, True),
-            events.PrefetchAsked: (admin.obey, True),
-            events.EvictAsked: (admin.obey, True),
+            events.PinAsked: (fleet.obey, True),
+            events.UnpinAsked: (fleet.obey, True),
+            events.PrefetchAsked: (fleet.obey, True),
+            events.EvictAsked: (fleet.obey, True),
             events.PolicySet: (self._policy_set, True),
             events.TermsSet: (self._terms_set, True),
             events.LeaseIdsRaised: (self._lease_ids_raised, False),
