@@ -128,11 +128,6 @@ class Gpu:
         self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
 
-    @property
-    def copied_s(self) -> float:
-        """When the copy engine should be free; 0 if it is."""
-        return max(self.loads.values()) if self.loads else 0.0
-
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 

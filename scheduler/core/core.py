@@ -82,7 +82,7 @@ class Core:
         """Take one event in; the caller carries out the actions in their order."""
         out: list[Action] = []
         tenancy = self.placer.tenancy
-        tenancy.now = self.cluster.now = now
+        self.cluster.now = now
         handler, decides = self._handlers[type(event)]
         try:
             handler(event, now, out)

@@ -161,15 +161,6 @@ class Placer:
         if self.tenancy.takes_turns:
             self.tenancy.owners.count_placed(function, count, now)
 
-    def use(self, lease: ActiveLease, now: float) -> None:
-        """A call ran, or runs, under a lease that its caller keeps."""
-        slot = lease.slot
-        for model in lease.models:
-            if model in slot.residents:  # else its worker has died
-                self.cluster.index.touch(slot.gpu.cache, model, now)
-        slot.frequency += 1
-        self.standing.used(lease)
-
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
         """No call has run since then under a lease that is kept."""
         if self.meter is not None:
@@ -182,7 +173,12 @@ class Placer:
 
         Several may run at once: it counts from when those that are known have ended.
         """
-        self.use(lease, now)
+        slot = lease.slot
+        for model in lease.models:
+            if model in slot.residents:  # else its worker has died
+                self.cluster.index.touch(slot.gpu.cache, model, now)
+        slot.frequency += 1
+        self.standing.used(lease)
         ended_s = now if use.ended_s is None else min(use.ended_s, now)
         began_s = min(max(use.began_s, lease.called_until_s), ended_s)
         lease.called_until_s = max(lease.called_until_s, ended_s)
@@ -577,7 +573,7 @@ def _candidates(
         wait_s = 0.0 if slot.idle else slot.wait_s(now)
         copy_wait_s = 0.0
         if gpu.loads:
-            copy_wait_s = max(0.0, gpu.copied_s - now)
+            copy_wait_s = max(0.0, max(gpu.loads.values()) - now)
             if slot.awaits(models):
                 wait_s = max(wait_s, slot.serves_at_s(models) - now)
         candidate = SlotCandidate(

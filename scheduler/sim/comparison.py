@@ -471,9 +471,15 @@ class Rerun:
     def _hold(self, action: Dispatch, ready_s: float) -> None:
         lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
         if hold is None:
-            held_s = self._usual_hold_s(lease)
+            batch = sum(pending.request.batch for pending in lease.requests)
+            usual_s = self._times.hold_s(lease.models, batch)
+            held_s = (
+                lease.run_s if usual_s is None else usual_s
+            )  # of similar requests, or estimated
             self._over_s[action.lease] = ready_s + held_s
-            self._at(ready_s + held_s, partial(self._handle_of, LeaseReleased(action.lease)))
+            self._at(
+                ready_s + held_s, partial(self._of_lease, action.lease, LeaseReleased(action.lease))
+            )
             return
         gpu_type = lease.slot.gpu.spec.gpu_type
         slower_s = self._times.slower_by_s(hold.runs, hold.gpu_type, gpu_type)
@@ -518,12 +524,6 @@ class Rerun:
         keys = [(action.gpu, model) for model in action.models] if waits else []
         return max([self._now, *(self._loading[key][1] for key in keys if key in self._loading)])
 
-    def _usual_hold_s(self, lease: ActiveLease) -> float:
-        """For a request without a recorded hold: that of similar requests, else the estimate."""
-        batch = sum(pending.request.batch for pending in lease.requests)
-        usual_s = self._times.hold_s(lease.models, batch)
-        return lease.run_s if usual_s is None else usual_s
-
     def _want(self, request: RequestId) -> None:
         if request in self._core.requests:
             self._handle(LeaseWanted(request))
@@ -531,9 +531,6 @@ class Rerun:
     def _of_lease(self, lease: LeaseId, event: Event) -> None:
         if self._live(lease) is not None:
             self._handle(event)
-
-    def _handle_of(self, event: LeaseReleased) -> None:
-        self._of_lease(event.lease, event)
 
     def _live(self, lease: LeaseId) -> ActiveLease | None:
         return self._core.placer.leases.get(lease)

@@ -239,7 +239,7 @@ class FollowedLease:
     may_return: bool = False
     end_ordered_s: float | None = None
     freed_s: float | None = None
-    failure: tuple[float, str, AfterLoss] | None = None
+    failure: RecordedFailure | None = None  # its time here from the term's beginning
     wanted_after_s: float | None = None
     done_after_s: float | None = None
 
@@ -278,11 +278,14 @@ class FollowedLease:
         if over_s is None and self.end_ordered_s is None:
             over_s = self.freed_s
         if over_s is None and self.failure is not None:
-            over_s = self.failure[0]
+            over_s = self.failure.after_s
         if over_s is None:
             return None
         waits = callers_wait and self.waited is not False
         from_s = self.ready_s if waits else self.given_s
+        failure = self.failure
+        if failure is not None:
+            failure = failure._replace(after_s=max(0.0, failure.after_s - from_s))
         ended_s = None
         if self.end_ordered_s is not None and self.freed_s is not None:
             ended_s = self.freed_s - self.end_ordered_s
@@ -296,14 +299,8 @@ class FollowedLease:
             done_after_s=self.done_after_s,
             ending_s=ended_s,
             runs=tuple(run._replace(after_s=max(0.0, at_s - from_s)) for at_s, run in self.runs),
-            failure=self._failure(from_s),
+            failure=failure,
         )
-
-    def _failure(self, from_s: float) -> RecordedFailure | None:
-        if self.failure is None:
-            return None
-        at_s, reason, requests = self.failure
-        return RecordedFailure(max(0.0, at_s - from_s), reason, requests)
 
 
 # A holder that uses the GPU waits for its model. If more than this share of the holders released
@@ -540,7 +537,7 @@ class RecordingReader:
     def _failed(self, event: RunFailed, at_s: float) -> None:
         seen = self._seen.get(event.lease)
         if seen is not None and seen.failure is None:
-            seen.failure = at_s, event.reason, event.requests
+            seen.failure = RecordedFailure(at_s, event.reason, event.requests)
 
     # -- the core's actions -----------------------------------------------------------------------
 

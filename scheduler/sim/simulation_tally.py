@@ -97,7 +97,7 @@ class SimulationTally:
             self._change_copies(model, 0)
         ordered = sorted(self.latencies)
         mean = fmean(ordered) if ordered else 0.0
-        placements = max(1, self._placements)
+        placements, gpus_s = max(1, self._placements), self._gpus * self._arriving_s
         return Summary(
             requests=len(ordered),
             avg_latency_s=mean,
@@ -111,7 +111,7 @@ class SimulationTally:
             gpu_busy_ratio=self._computing_s / (self._gpus * self._end_s) if self._end_s else 0.0,
             makespan_s=self._end_s,
             loaded_false_miss_ratio=self._loaded_false_misses / max(1, self._misses),
-            arriving_busy_ratio=self._busy_while_arriving(),
+            arriving_busy_ratio=self._computing_arriving_s / gpus_s if gpus_s else 0.0,
         )
 
     def _loaded_elsewhere(self, action: Dispatch, now: float) -> bool:
@@ -121,10 +121,6 @@ class SimulationTally:
             gpu != action.gpu and all(gpu in done_s and done_s[gpu] <= now for done_s in by_model)
             for gpu in by_model[0]
         )
-
-    def _busy_while_arriving(self) -> float:
-        gpus_s = self._gpus * self._arriving_s
-        return self._computing_arriving_s / gpus_s if gpus_s else 0.0
 
     def _change_copies(self, model: ModelId, change: int) -> None:
         placements = self._placements

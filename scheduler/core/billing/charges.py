@@ -218,17 +218,14 @@ class Holding:
                 bill.pay(bill.payers[self], self.use_charge, self.size * active_us)
                 idle_us -= active_us
         elif self.leases:
-            self._charge_together(self.size * span_us)
+            parts = equal_parts(self.size * span_us, len(self.leases))
+            for bill, part in zip(self.leases.values(), parts, strict=True):
+                bill.pay(bill.payers[self], self.use_charge, part)
             idle_us = 0
         if self.idle_charge is None:
             self.unused_us += idle_us
         elif self.size and idle_us:
             self._charge_idle(self.idle_charge, self.size * idle_us)
-
-    def _charge_together(self, amount: int) -> None:
-        part, rest = divmod(amount, len(self.leases))
-        for place, bill in enumerate(self.leases.values()):
-            bill.pay(bill.payers[self], self.use_charge, part + 1 if place < rest else part)
 
     def _charge_idle(self, charge: int, amount: int) -> None:
         if self.users:

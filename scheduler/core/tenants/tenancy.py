@@ -5,6 +5,7 @@ locality, batches and costs. It is on while a policy has a `lead_s` or any owner
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
@@ -44,7 +45,6 @@ class Tenancy:
 
     def __init__(self, cluster: ClusterState, standing: StandingLeases) -> None:
         self.on = False
-        self.now = 0.0
         self.owners = OwnerTable()
         self.order = TurnOrder(cluster, self.owners)
         self.leases = LeaseCharges(self.owners, self.order, cluster)
@@ -67,7 +67,7 @@ class Tenancy:
         requests: Iterable[Pending],
         leases: Iterable[ActiveLease],
     ) -> None:
-        self.owners.set_terms(name, terms, self.now)
+        self.owners.set_terms(name, terms, self._cluster.now)
         self.order.paused.terms_changed()
         if "/" not in name:
             self._share_memory()
@@ -106,9 +106,9 @@ class Tenancy:
         for pending in list(self._cluster.waiting):
             self._pull_back(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.place]:
-            turn.note_held(self.now)
+            turn.note_held(self._cluster.now)
             order.let_go(turn)
-            order.hold(turn, self.now)
+            order.hold(turn, self._cluster.now)
         self._cluster.visits.clear()
         self._cluster.latest_seq = 0
         self._switch(requests, leases)
@@ -133,12 +133,12 @@ class Tenancy:
                     self._show(self.order.turns[pending.id])
             for lease in leases:
                 if lease.requests:
-                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self.now))
+                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self._cluster.now))
             return
         for owner in list(self.order.stuck):
             self._free(owner)
         held = [turn for turn in self.order.turns.values() if turn.place]
-        for turn in sorted(held, key=_arrival):
+        for turn in sorted(held, key=attrgetter("arrival")):
             self._expose(turn)
         for turn in self.order.turns.values():
             turn.pending.seq = turn.arrival
@@ -153,7 +153,7 @@ class Tenancy:
         self._cluster.waits_no_more(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
-        turn.pauses = self.order.has_no_time(turn.pending, self.now)
+        turn.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
         self._hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
@@ -161,12 +161,12 @@ class Tenancy:
     def refusal(self, request: Request, bundle: Bundle) -> QuotaRefusal | None:
         self.owners.forget_when_due(self.order.virtual_s)
         owner, expected_s = self.owners.of(request.function), self.order.estimate_s(bundle)
-        return refusal(owner, bundle, expected_s, self.now, goes_on=request.goes_on)
+        return refusal(owner, bundle, expected_s, self._cluster.now, goes_on=request.goes_on)
 
     def hold(self, pending: Pending) -> None:
         """Hold a request back that is to wait for any slot, until its turn."""
         turn = self._turn(pending)
-        turn.pauses = self.order.is_to_pause(pending, self.now)
+        turn.pauses = self.order.is_to_pause(pending, self._cluster.now)
         self._queue(turn)
         note_named(turn.owner, pending.models, self._cluster)
         self._hold(turn)
@@ -181,7 +181,7 @@ class Tenancy:
         """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
         turn = self.order.turns[pending.id]
         self._withdraw(turn)
-        turn.pauses = self.order.has_no_time(pending, self.now)
+        turn.pauses = self.order.has_no_time(pending, self._cluster.now)
         if stuck:
             turn.owner.stuck = True
             self.order.stuck[turn.owner] = None
@@ -232,7 +232,7 @@ class Tenancy:
 
     def retry(self) -> None:
         """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
-        self.order.resume(self.now)
+        self.order.resume(self._cluster.now)
         for owner in list(self.order.stuck)[:_MOST_RETRIED]:
             first = owner.first()
             if first is None or has_room(owner, first.pending.bundle, self._cluster):
@@ -248,7 +248,7 @@ class Tenancy:
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
         pending, cluster = turn.pending, self._cluster
-        turn.note_held(self.now)
+        turn.note_held(self._cluster.now)
         if cluster.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
@@ -264,7 +264,7 @@ class Tenancy:
         cluster.wait(pending)
 
     def _hold(self, turn: Turn) -> None:
-        self.order.hold(turn, self.now)
+        self.order.hold(turn, self._cluster.now)
         if turn.pauses:
             self._refuse_without_time(turn)
 
@@ -289,13 +289,13 @@ class Tenancy:
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
-        self.leases.granted(lease, owners, expected_s, self.now)
+        self.leases.granted(lease, owners, expected_s, self._cluster.now)
         if lease.own and not lease.loading:
-            self.leases.rests(lease, self.now, self.now)
+            self.leases.rests(lease, self._cluster.now, self._cluster.now)
 
     def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
         """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
-        self.leases.used(lease, self.owners.of(function), expected_s, self.now)
+        self.leases.used(lease, self.owners.of(function), expected_s, self._cluster.now)
 
     def yields(self, lease: LeaseId) -> bool:
         """Whether its caller must not keep this lease: its owner has too much of something."""
@@ -308,7 +308,7 @@ class Tenancy:
                 most = owner.terms.leases
                 if most is not None and owner.leases > most:
                     return True
-                if is_over_gpu_s(owner, self.now):
+                if is_over_gpu_s(owner, self._cluster.now):
                     return True
         return False
 
@@ -343,7 +343,7 @@ class Tenancy:
         if turn is None:
             owner = self.owners.of(function)
             priority = owner.terms.priority + owner.space.terms.priority
-            head_s = head_start_s(pending, priority, self.now)
+            head_s = head_start_s(pending, priority, self._cluster.now)
             turn = turns[pending.id] = Turn(pending, owner, head_s)
         elif not turn.queued:  # its owner may have been forgotten meanwhile
             turn.owner = self.owners.of(function)
@@ -378,10 +378,6 @@ class Tenancy:
             for owner in both(turn.owner):
                 owner.exposed -= 1
             self.order.charge(turn.owner, -turn.charge_s)
-
-
-def _arrival(turn: Turn) -> int:
-    return turn.arrival
 
 
 class LeaseCharge:
