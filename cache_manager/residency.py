@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.eviction.eviction_rule import EvictionRule, ResidentView
-from cache_manager.model.errors import GpuNotHeld
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
 from cache_manager.model.request_rates import RequestRates
 
@@ -206,7 +205,7 @@ class CacheIndex:
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
-        cache = self.gpu(gpu)
+        cache = self.gpus[gpu]
         for model in list(cache.residents):
             self.evict(cache, model)
         for model in list(cache.contexts):
@@ -216,12 +215,6 @@ class CacheIndex:
         del self.gpus[gpu]
         if self.changes is not None:
             self.changes.note_gpu(cache.id)
-
-    def gpu(self, gpu: GpuId) -> GpuCache:
-        try:
-            return self.gpus[gpu]
-        except KeyError:
-            raise GpuNotHeld(gpu) from None
 
     # -- questions ------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Gpu:
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
         self.spec = spec
         self.cache = cache
-        self.active = True
+        self.active = False
         self.draining = False
         self.silent = False
         self.size_class = 0
@@ -158,7 +158,7 @@ class Slot:
         self.ended: deque[EndedRun] = deque(maxlen=_MOST_ENDED)
         self.copying = 0
         self.taken = 0
-        self.idle = True
+        self.idle = False
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
         self.waits = WaitClock()  # of its local queue, see ClusterState.contended_s

@@ -169,22 +169,12 @@ class ClusterState:
             slot = Slot(slot_spec, gpu)
             slot.frequency = lowest
             gpu.slots.append(slot)
-            self.idle_slots += 1
-            self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
         if spec.node not in self.gpus_of:
             insort(self.nodes, spec.node)
         self.gpus_of.setdefault(spec.node, []).append(gpu)
-        self._sort_sizes()
-        for slot in gpu.slots:
-            self.active[gpu.size_class].add(slot)
-            self.idle[gpu.size_class].add(slot)
-            self.loadable.settle(slot, self.active_slots)
-        if self.active[gpu.size_class].overgrown(self.active_slots):
-            self._rank_active()
-        if self.idle[gpu.size_class].overgrown(self.active_slots):
-            self._rank_idle()
+        self.offer(gpu)
         return gpu
 
     def retire(self, gpu: Gpu) -> None:

@@ -12,13 +12,12 @@ from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
-from scheduler.cluster.slots import ActiveLease
 from scheduler.cluster.state import ClusterState
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
-from scheduler.core.staged_exit import IdleModels, StagedExit
+from scheduler.core.staged_exit import StagedExit
 from scheduler.model import events
 from scheduler.model.actions import Action, Refuse
 from scheduler.model.errors import BadEvent, SchedulerError
@@ -59,13 +58,7 @@ class Core:
         self.exits = StagedExit(self.cluster, self.placer.idle)
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self.fleet = Fleet(self.cluster, self.placer, self.lifecycle)
-        self._forgetting = Forgetting(
-            self.cluster,
-            self.lifecycle.requests,
-            self.placer.leases,
-            self.placer.idle,
-            settings.most_models,
-        )
+        self._forgetting = Forgetting(self.lifecycle.requests, self.placer, settings.most_models)
         self._handlers = self._table()
         self._follow_lead()
 
@@ -237,17 +230,12 @@ class Forgetting:
     """
 
     def __init__(
-        self,
-        cluster: ClusterState,
-        requests: Mapping[RequestId, Pending],
-        leases: Mapping[LeaseId, ActiveLease],
-        idle: IdleModels,
-        most_models: int,
+        self, requests: Mapping[RequestId, Pending], placer: Placer, most_models: int
     ) -> None:
-        self._cluster = cluster
+        self._cluster = placer.cluster
         self._requests = requests
-        self._leases = leases
-        self._idle = idle
+        self._leases = placer.leases
+        self._idle = placer.idle
         self._most_models = most_models
         self._due_models = most_models + most_models // _SLACK_SHARE
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
