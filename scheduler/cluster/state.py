@@ -160,7 +160,7 @@ class ClusterState:
 
     # -- GPUs -----------------------------------------------------------------------------------
 
-    def join(self, spec: GpuSpec) -> Gpu:
+    def join(self, spec: GpuSpec) -> None:
         """Add a GPU; its slots begin as the least used one here, not at zero."""
         self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
         gpu = Gpu(spec, self.index.add_gpu(spec.id, spec.node, spec.memory_bytes))
@@ -175,7 +175,6 @@ class ClusterState:
             insort(self.nodes, spec.node)
         self.gpus_of.setdefault(spec.node, []).append(gpu)
         self.offer(gpu)
-        return gpu
 
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
