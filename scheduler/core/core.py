@@ -17,7 +17,6 @@ from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
-from scheduler.core.staged_exit import StagedExit
 from scheduler.model import events
 from scheduler.model.actions import Action, Refuse
 from scheduler.model.errors import BadEvent, SchedulerError
@@ -55,7 +54,7 @@ class Core:
         settings = settings or CoreSettings()
         self.cluster = ClusterState(settings, rule)
         self.placer = Placer(self.cluster, settings, policy, policy_name)
-        self.exits = StagedExit(self.cluster, self.placer.idle)
+        self.exits = self.placer.exits
         self.lifecycle = Lifecycle(self.cluster, self.placer, settings.max_waiting)
         self.fleet = Fleet(self.cluster, self.placer, self.lifecycle)
         self._forgetting = Forgetting(self.lifecycle.requests, self.placer, settings.most_models)
@@ -92,7 +91,7 @@ class Core:
                 self.placer.decide(now, out)
         if self.placer.standing:
             self.lifecycle.recall(now, out)
-        if self.placer.idle.fell_idle or self.placer.idle.came_to_rest:
+        if self.exits.fell_idle or self.exits.came_to_rest:
             self.exits.watch(now, out)
         self._forgetting.forget_when_due()
         if self.placer.meter is not None:
@@ -235,7 +234,7 @@ class Forgetting:
         self._cluster = placer.cluster
         self._requests = requests
         self._leases = placer.leases
-        self._idle = placer.idle
+        self._exits = placer.exits
         self._most_models = most_models
         self._due_models = most_models + most_models // _SLACK_SHARE
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
@@ -264,7 +263,7 @@ class Forgetting:
         for model in list(islice(unneeded, len(profiles) - self._most_models)):
             cluster.profiles.forget(model)
             cluster.index.forget(model)
-            self._idle.forget(model)
+            self._exits.forget(model)
 
     def _forget_bundles(self) -> None:
         self._cluster.keep_bundles(

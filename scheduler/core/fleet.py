@@ -129,7 +129,7 @@ class Fleet:
         self.resume(NodeHeard(event.node), now, out)
         stored = dict(event.stored)
         self._cluster.index.replace_tiers(event.node, stored)
-        self._placer.idle.node_reports(event.node, stored, now)
+        self._placer.exits.node_reports(event.node, stored, now)
         for snapshot in event.gpus:
             joined = self._cluster.gpus.get(snapshot.gpu.id)
             if joined is not None:  # what contexts need is measured, and changes
@@ -318,7 +318,7 @@ class Fleet:
                 self._cluster.index.drop_context(gpu.cache, event.model)
         if event.tier is not Tier.GPU:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
-            self._placer.idle.stored(event.node, event.model, event.tier, now)
+            self._placer.exits.stored(event.node, event.model, event.tier, now)
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
         """Whether a GPU should hold a model, with no order under way that would load it again."""
@@ -409,8 +409,8 @@ class Fleet:
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
         for slot in gpu.slots:
             self._cluster.settle(slot)  # an idle one may have a hit now
-        if self._placer.idle.active:
-            self._placer.idle.found(gpu, model)
+        if self._placer.exits.active:
+            self._placer.exits.found(gpu, model)
 
     def _keep_context(
         self, gpu: Gpu, model: ModelId, size_bytes: int, since_s: float, out: list[Action]
@@ -422,7 +422,7 @@ class Fleet:
             out.append(EndContext(gpu.spec.id, model, "it has no room"))
             return
         self._cluster.index.keep_context(gpu.cache, model, size_bytes, since_s)
-        self._placer.idle.found(gpu, model)
+        self._placer.exits.found(gpu, model)
 
     def _remeasured(self, model: ModelId, now: float, out: list[Action]) -> None:
         """A model was measured or declared again: correct its size on every GPU that holds it."""

@@ -116,7 +116,7 @@ class Lifecycle:
         self.requests[request.id] = pending
         paused = self._placer.tenancy.order.paused.count  # they overtake nobody by being there
         pending.number = self._cluster.accept(pending.models, now) - paused
-        self._placer.idle.asked_for(pending.models, request.exit_rule)
+        self._placer.exits.asked_for(pending.models, request.exit_rule)
         lease = self._promised(pending)
         if lease is None:
             self._placer.wait(pending)

@@ -18,7 +18,7 @@ from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.handover import Handover
-from scheduler.core.staged_exit import IdleModels
+from scheduler.core.staged_exit import StagedExit
 from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
@@ -62,7 +62,7 @@ class Placer:
         self._view = View(cluster)
         self.standing = StandingLeases(settings.standing)
         self.tenancy = Tenancy(cluster, self.standing)
-        self.idle = IdleModels(settings.exit_rule)
+        self.exits = StagedExit(cluster, settings.exit_rule)
         self.leases: dict[LeaseId, ActiveLease] = {}
         self._watched = settings.explain
         self._counts_dispatches = settings.counts_dispatches
@@ -236,8 +236,8 @@ class Placer:
         cache = slot.gpu.cache
         for model in lease.models:
             self.cluster.index.use(cache, model, -1)
-        if self.idle.active:
-            self.idle.ended(slot.gpu, lease.models, now)
+        if self.exits.active:
+            self.exits.ended(slot.gpu, lease.models, now)
         self.cluster.release(lease, now)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
@@ -449,7 +449,7 @@ class Placer:
                 if source is Tier.HOST:
                     source = Tier.CONTEXT
                 if left != model:
-                    self.idle.stored(node, left, cluster.index.tier(node, left), now)
+                    self.exits.stored(node, left, cluster.index.tier(node, left), now)
             load_s = cluster.profiles.load_s(model, source)
             total_s += load_s
             gpu.loads[model] = lease.loading[model] = now + total_s
@@ -482,8 +482,8 @@ class Placer:
 
     def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
         slot, index = lease.slot, self.cluster.index
-        if self.idle.active:
-            self.idle.begun(lease.models, now)
+        if self.exits.active:
+            self.exits.begun(lease.models, now)
         for model in lease.models:
             index.touch(slot.gpu.cache, model, now)
             index.use(slot.gpu.cache, model, +1)

@@ -156,7 +156,7 @@ class Office:
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
             standing=settings.scheduler.standing,
             exit_rule=settings.exit_rule,
-            gaps=self.core.placer.idle.all_gaps(),
+            gaps=self.core.placer.exits.all_gaps(),
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:

@@ -166,7 +166,7 @@ class Glances:
         )
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
-        if not self._core.placer.idle.active:
+        if not self._core.placer.exits.active:
             return None
         due_s = self._core.exits.due_s(gpu.spec.node, gpu.spec.id, model)
         return None if due_s is None else round(due_s + self._since_1970_s, 3)
