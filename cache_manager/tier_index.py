@@ -21,8 +21,6 @@ _MOST_RATES = 1_024
 class StoredWeights:
     """One model's weights in the tier; `holds` counts their users, `owners` are its tenants."""
 
-    __slots__ = ("bytes", "holds", "model", "owners", "used_s")
-
     def __init__(
         self, model: ModelId, size_bytes: int, used_s: float, owners: frozenset[str]
     ) -> None:

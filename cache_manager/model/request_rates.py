@@ -13,8 +13,6 @@ _FADED_AFTER_SPANS = 10
 class RequestRates:
     """Requests a second for each model."""
 
-    __slots__ = ("_amounts",)
-
     def __init__(self) -> None:
         self._amounts: dict[ModelId, tuple[float, float]] = {}
 
@@ -51,8 +49,6 @@ _MOST_COUNTED = 1.0 / (1.0 - _FADES) + 1.0
 
 class IdleGaps:
     """The gaps of one model; a gap is the time from the end of its last use to the next one."""
-
-    __slots__ = ("_counts", "total")
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}

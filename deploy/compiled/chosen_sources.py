@@ -10,9 +10,10 @@ from common.compiled_modules import ROOT
 _PATTERNS = (
     "cache_manager/eviction/*.py",
     "cache_manager/model/request_rates.py",
-    "cache_manager/residency/*.py",
+    "cache_manager/residency.py",
     "research/grounds/runs_at_once.py",
     "research/thesis/latency_bound.py",
+    "scheduler/cluster/*.py",
     "scheduler/core/*.py",
     "scheduler/core/billing/*.py",
     "scheduler/core/tenants/*.py",

@@ -10,7 +10,7 @@ from gpufaas.options.configuration import numbers
 from scheduler import policies
 from scheduler.core.recording import Beginning, RecordedStep
 from scheduler.model.errors import BadRecording
-from scheduler.sim.replay.comparison import Comparison, Outlook, TrafficFigures, compare
+from scheduler.sim.comparison import Comparison, Outlook, TrafficFigures, compare
 
 Choice = tuple[str, Mapping[str, float]]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from cache_manager import eviction
 from scheduler import policies
+from scheduler.cluster.view import View
 from scheduler.core.core import Core
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import CoreSettings, RequestId
 from scheduler.policies import lalbo3, rro3
-from scheduler.policies.placement_policy import Decision, Policy, View
+from scheduler.policies.placement_policy import Decision, Policy
 from scheduler.sim.study import Scenario
 
 _LALB = {"lalb": 0, "lalbo3": lalbo3.Policy().o3_limit}

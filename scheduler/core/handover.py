@@ -18,8 +18,6 @@ class Handover:
     A caller that got its lease need not ask for it again, so the request may stay unknown.
     """
 
-    __slots__ = ("_awaited", "_first_lease", "_promised", "_released")
-
     def __init__(self, first_lease: int) -> None:
         """Earlier leaders' leases are all below this one."""
         self._first_lease = first_lease

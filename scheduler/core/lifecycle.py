@@ -1,20 +1,31 @@
 """A request's life: accepted, placed, paused, placed again, and ended exactly once."""
 
-from collections.abc import Iterator
+from operator import attrgetter
 
 from cache_manager import exits
 from cache_manager.model.ids import ModelId
-from scheduler.core.adopted_leases import AdoptedLeases
-from scheduler.core.cluster_state import ClusterState
+from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.request_queue import Pending, Standing
-from scheduler.core.slots import ActiveLease
-from scheduler.core.tenants.quotas import QuotaRefusal
-from scheduler.model.actions import Action, EndLease, Finish, Recall, Refuse, SetTimer
+from scheduler.core.tenants.owners import QuotaRefusal
+from scheduler.estimates import estimate
+from scheduler.model.actions import (
+    Action,
+    Dispatch,
+    EndLease,
+    Finish,
+    Recall,
+    Refuse,
+    SetTimer,
+    Taken,
+)
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import (
     DeadlinePassed,
+    LeaseComputed,
     LeaseReleased,
+    LeaseUsed,
     LeaseWanted,
     LiveLease,
     RecallPassed,
@@ -23,13 +34,22 @@ from scheduler.model.events import (
     RunFailed,
     SlotFreed,
 )
-from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome
+from scheduler.model.values import (
+    AfterLoss,
+    Estimate,
+    LeaseId,
+    LeaseUse,
+    Request,
+    RequestId,
+    RequestOutcome,
+)
 
 # Requests that arrive in the same microsecond keep their order; no core sees more than this many.
 _SEQ_STEP = 1 << 40
 # The place of requests that return to the front: before all others, in the order of their return.
 _FRONT = -(1 << 80)
 _NO_LEASE = LeaseId(0)
+_BEGAN_S = attrgetter("began_s")
 
 # A caller gives a recalled lease back after its call in flight; it is asked again after this time.
 _RECALL_S = 0.25
@@ -44,8 +64,7 @@ class Lifecycle:
         self.requests: dict[RequestId, Pending] = {}
         self._cluster = cluster
         self._placer = placer
-        self.adopted_leases = AdoptedLeases(cluster, placer)
-        self._admission = Admission(placer, self.adopted_leases, max_waiting)
+        self._max_waiting = max_waiting
         self._early = EarlyReturns()
         self._arrivals = 0
         self._fronts = _FRONT
@@ -74,10 +93,10 @@ class Lifecycle:
         pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
         if self._cluster.too_large(bundle):
             self._refuse_too_large(pending, out)
-        elif over := self._admission.over_quota(pending):
+        elif over := self._over_quota(pending):
             reason, again_s = over.reason, over.again_s
             out.append(Finish(request.id, RequestOutcome.OVER_QUOTA, reason, None, again_s))
-        elif reason := self._admission.full(pending, now):
+        elif reason := self._full(pending, now):
             out.append(Finish(request.id, RequestOutcome.QUEUE_FULL, reason))
         elif request.deadline_s is not None and request.deadline_s <= now:
             out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
@@ -97,12 +116,12 @@ class Lifecycle:
         self.requests[request.id] = pending
         paused = self._placer.tenancy.order.paused.count  # they overtake nobody by being there
         pending.number = self._cluster.accept(pending.models, now) - paused
-        self._placer.idle.asked_for(pending.models, request.exit_rule)
-        lease = self.adopted_leases.promised(pending)
+        self._placer.exits.asked_for(pending.models, request.exit_rule)
+        lease = self._promised(pending)
         if lease is None:
             self._placer.wait(pending)
         else:
-            self.adopted_leases.rejoin(pending, lease, now, out)
+            self._rejoin(pending, lease, now, out)
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""
@@ -123,6 +142,37 @@ class Lifecycle:
         reason = f"its models need {needs} bytes; the largest GPU has {largest}"
         self._finish(pending, RequestOutcome.TOO_LARGE, reason, out)
 
+    def _full(self, pending: Pending, now: float) -> str:
+        """Why the queue takes no such request now; empty if it does.
+
+        The wait of a request that names no longest wait is not bounded. Where namespaces take
+        turns, a request waits for those of its own, and one namespace does not fill the queue.
+        """
+        placer, limit, request = self._placer, self._max_waiting, pending.request
+        tenancy = placer.tenancy
+        pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
+        if limit is not None:
+            if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
+                return f"{limit} requests wait already"
+            if tenancy.takes_turns and not tenancy.owners.may_wait(
+                request.function, limit, paused=pauses
+            ):
+                return f"{placer.queued} requests wait, and of its namespace more than its part"
+        if pauses or request.max_wait_s is None or self._is_promised(pending):
+            return ""
+        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
+        if request.deadline_s is not None:
+            most_s = min(most_s, max(0.0, request.deadline_s - now))
+        if wait_s <= most_s:
+            return ""
+        return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
+
+    def _over_quota(self, pending: Pending) -> QuotaRefusal | None:
+        tenancy = self._placer.tenancy
+        if not tenancy.on or self._is_promised(pending):
+            return None
+        return tenancy.refusal(pending.request, pending.bundle)
+
     def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
         self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
 
@@ -136,7 +186,70 @@ class Lifecycle:
 
     # -- calls under leases that their callers keep -----------------------------------------------
 
-    def call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
+    def lease_used(self, event: LeaseUsed, now: float, out: list[Action]) -> None:
+        """Take one report in: first the ends of earlier calls, then the new calls."""
+        lease = self._placer.leases.get(event.lease)
+        for end in event.ends:
+            self._call_ended(end.request, event.lease, min(end.ended_s, now), out)
+        if event.uses:
+            self._count_uses(event, lease, now, out)
+        if lease is None:
+            return
+        ended_s = [end.ended_s for end in event.ends]
+        ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
+        latest_s = min(max(ended_s, default=lease.called_until_s), now)
+        lease.called_until_s = max(lease.called_until_s, latest_s)
+        if not lease.requests:
+            self._placer.kept(lease, latest_s if ended_s else now, now)
+
+    def lease_computed(self, event: LeaseComputed, now: float, out: list[Action]) -> None:
+        """Take a node's report of a function's own process in."""
+        del out
+        lease = self._placer.leases.get(event.lease)
+        if lease is not None and lease.own:
+            self._placer.computed(lease, event.computed_s, now)
+
+    def _count_uses(
+        self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]
+    ) -> None:
+        dispatch = self._dispatch_of(event, lease)
+        self._placer.count_placed(event.function, len(event.uses), now)
+        for use in sorted(event.uses, key=_BEGAN_S):
+            if use.request in self.requests:
+                continue  # another call has this id, and has not ended
+            request = _request(event, use, dispatch, now)
+            began_s = min(use.began_s, now)
+            taken = dispatch._replace(requests=(use.request,))
+            out.append(Taken(request, began_s, taken, use.parent))
+            paused = self._placer.tenancy.order.paused.count
+            number = self._cluster.accept(request.models, now) - paused
+            if lease is not None:
+                self._placer.called(lease, use, now)
+            if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
+                ended_s = now if use.ended_s is None else min(use.ended_s, now)
+                out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
+            else:
+                self._call_runs(request, number, lease)
+                self._cluster.runs_until(lease, began_s + dispatch.estimate.run_s, now)
+        tenancy = self._placer.tenancy
+        if tenancy.on and lease is not None:
+            tenancy.named(lease, event.function, dispatch.estimate.run_s)
+            if tenancy.yields(lease.id):
+                self._placer.standing.given_back(lease.id, tell=True)
+
+    def _dispatch_of(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
+        """What each of these calls would have been dispatched by, had it asked."""
+        dispatch = self._placer.standing.dispatch_of(event.lease, lease)
+        if dispatch is None:
+            raise BadEvent("lease", event.lease)
+        if lease is None:
+            return dispatch
+        profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
+        beside = lease.slot.neighbours(lease)
+        run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
+        return dispatch._replace(estimate=Estimate(0.0, run_s))
+
+    def _call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
         """A call runs under this lease, as its caller reports; `number` were accepted before it."""
         arrived_s = request.arrived_s or 0.0
         bundle = self._cluster.bundle(lease.models)
@@ -162,7 +275,7 @@ class Lifecycle:
         if lease is not None and not lease.released:
             out.append(EndLease(lease.slot.id, lease.id, "it was recalled", recalled=True))
 
-    def call_ended(
+    def _call_ended(
         self, request: RequestId, lease: LeaseId, ended_s: float, out: list[Action]
     ) -> None:
         """A call has ended whose caller keeps the lease; one that is unknown has ended before."""
@@ -238,13 +351,99 @@ class Lifecycle:
                 self._finish(pending, RequestOutcome.FAILED, reason, out)
         lease.requests.clear()
 
+    # -- leases that an earlier leader gave -------------------------------------------------------
+
+    def adopt(self, found: LiveLease, slot: Slot, now: float, out: list[Action]) -> None:
+        """Take over a lease that a manager reports and that this core did not grant."""
+        self._take_over(found, slot, now)
+        placer = self._placer
+        left = placer.handover.left(found)
+        if left is None:
+            placer.leases[found.lease].released = True
+            out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
+            return
+        placer.handover.promise(left, found.lease)
+        requests = [self.requests[name] for name in left if name in self.requests]
+        queued = 0
+        for pending in requests:
+            lease = self._promised(pending)  # of no use to one with another lease
+            if pending.standing not in _IN_A_QUEUE:
+                continue
+            queued += 1
+            if lease is not None:
+                placer.take(pending)
+                self._rejoin(pending, lease, now, out)
+        if requests and not queued and len(requests) == len(left):
+            out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
+
+    def _take_over(self, found: LiveLease, slot: Slot, now: float) -> None:
+        placer, lease_id, models = self._placer, found.lease, found.models
+        lease = ActiveLease(lease_id, slot, models)
+        lease.is_shared, lease.own = len(found.requests) > 1, found.own
+        placer.leases[lease_id] = lease
+        more = tuple([self._cluster.slots[other] for other in found.more_slots])
+        lease.configure(found.configuration, more)
+        self._cluster.adopt(lease, now)
+        placer.last_lease = max(placer.last_lease, lease_id)
+        for model in models:
+            self._cluster.index.use(slot.gpu.cache, model, +1)
+        if placer.meter is not None:
+            placer.meter.began(lease, now)
+        placer.rest_if_own(lease, now)
+
+    def _promised(self, pending: Pending) -> ActiveLease | None:
+        """The lease that an earlier leader gave this request, if it is still in force."""
+        return self._in_force(self._placer.handover.take(pending.id), pending)
+
+    def _is_promised(self, pending: Pending) -> bool:
+        return self._in_force(self._placer.handover.promised(pending.id), pending) is not None
+
+    def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:
+        lease = None if promised is None else self._placer.leases.get(promised)
+        if lease is None or lease.released or lease.models != pending.bundle.models:
+            return None
+        return lease
+
+    def _rejoin(self, pending: Pending, lease: ActiveLease, now: float, out: list[Action]) -> None:
+        """Give a request that is in no queue its lease again."""
+        placer, slot = self._placer, lease.slot
+        pending.standing = Standing.LEASED
+        pending.at = slot.id
+        pending.lease = lease.id
+        lease.requests.append(pending)
+        if placer.meter is not None:
+            placer.meter.named(lease, now)
+        if placer.tenancy.on:
+            placer.tenancy.granted(lease, (pending,), max(0.0, lease.due_s - now))
+        placer.rest_if_own(lease, now)
+        lease.dispatch = Dispatch(
+            lease=lease.id,
+            slot=slot.id,
+            gpu=slot.gpu.spec.id,
+            node=slot.gpu.spec.node,
+            requests=tuple(member.id for member in lease.requests),
+            hit=True,
+            held_elsewhere=False,
+            estimate=Estimate(0.0, 0.0),
+            rule="it was given this lease before",
+            models=lease.models,
+            function=pending.request.function if lease.is_shared else "",
+            more_slots=lease.more_ids,
+            configuration=lease.configuration,
+            own=lease.own,
+        )
+        out.append(lease.dispatch)
+
     # -- leases ---------------------------------------------------------------------------------
 
     def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
         """The holder no longer needs the lease: order its manager to end it."""
         lease = self._placer.leases.get(event.lease)
-        if not event.may_return and self._early.any_of(event.lease):
-            self._done_for_good(event, out)
+        if not event.may_return:
+            # It is over for those that gave it back early, too, even if they hold another lease:
+            # its holder may not know that another one was granted.
+            for pending in self._early.of(event.lease, event.request):
+                self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
         if lease is None:
             self._placer.handover.release(event.lease, event.request)
             return
@@ -274,39 +473,6 @@ class Lifecycle:
         else:
             self._finish(pending, RequestOutcome.COMPLETED, "", out)
         return True
-
-    def _done_for_good(self, event: LeaseReleased, out: list[Action]) -> None:
-        """Complete the requests that gave this lease back early, even if they hold another one.
-
-        A holder that releases its first lease for good may not know that another one was granted.
-        """
-        for pending in self._early.of(event.lease, event.request):
-            self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
-
-    def adopted(self, found: LiveLease, now: float, out: list[Action]) -> None:
-        """A node reported a lease in force; its holder may have released it already.
-
-        Its requests may have arrived again before the node reported that they hold this lease.
-        """
-        placer = self._placer
-        left = placer.handover.left(found)
-        if left is None:
-            placer.leases[found.lease].released = True
-            out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
-            return
-        placer.handover.promise(left, found.lease)
-        requests = [self.requests[name] for name in left if name in self.requests]
-        queued = 0
-        for pending in requests:
-            lease = self.adopted_leases.promised(pending)  # of no use to one with another lease
-            if pending.standing not in _IN_A_QUEUE:
-                continue
-            queued += 1
-            if lease is not None:
-                placer.take(pending)
-                self.adopted_leases.rejoin(pending, lease, now, out)
-        if requests and not queued and len(requests) == len(left):
-            out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
 
     def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
@@ -384,44 +550,14 @@ class Lifecycle:
                 self._refuse_too_large(pending, out)
 
 
-class Admission:
-    """Knows how many wait, and for how long; a request with a lease of before is always let in."""
-
-    def __init__(self, placer: Placer, adopted: AdoptedLeases, max_waiting: int | None) -> None:
-        self._placer = placer
-        self._adopted = adopted
-        self._max_waiting = max_waiting
-
-    def full(self, pending: Pending, now: float) -> str:
-        """Why the queue takes no such request now; empty if it does.
-
-        The wait of a request that names no longest wait is not bounded. Where namespaces take
-        turns, a request waits for those of its own, and one namespace does not fill the queue.
-        """
-        placer, limit, request = self._placer, self._max_waiting, pending.request
-        tenancy = placer.tenancy
-        pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
-        if limit is not None:
-            if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
-                return f"{limit} requests wait already"
-            if tenancy.takes_turns and not tenancy.owners.may_wait(
-                request.function, limit, paused=pauses
-            ):
-                return f"{placer.queued} requests wait, and of its namespace more than its part"
-        if pauses or request.max_wait_s is None or self._adopted.is_promised(pending):
-            return ""
-        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
-        if request.deadline_s is not None:
-            most_s = min(most_s, max(0.0, request.deadline_s - now))
-        if wait_s <= most_s:
-            return ""
-        return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
-
-    def over_quota(self, pending: Pending) -> QuotaRefusal | None:
-        tenancy = self._placer.tenancy
-        if not tenancy.on or self._adopted.is_promised(pending):
-            return None
-        return tenancy.refusal(pending.request, pending.bundle)
+def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:
+    return Request(
+        use.request,
+        event.function,
+        dispatch.models,
+        event.batch,
+        arrived_s=max(0.0, min(use.arrived_s, use.began_s, now)),
+    )
 
 
 class EarlyReturns:
@@ -452,14 +588,10 @@ class EarlyReturns:
         for lease in pending.gave_back:
             _drop(self._returned, lease, pending)
 
-    def any_of(self, lease: LeaseId) -> bool:
-        """Whether some request gave this lease back early, and has not ended."""
-        return lease in self._paused or lease in self._returned
-
-    def of(self, lease: LeaseId, request: RequestId | None) -> Iterator[Pending]:
+    def of(self, lease: LeaseId, request: RequestId | None) -> list[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
         requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
-        return (pending for pending in requests if request is None or pending.id == request)
+        return [pending for pending in requests if request is None or pending.id == request]
 
 
 def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:

@@ -1,23 +1,24 @@
 """Carries out what a policy decides: placements, loads, local queues, visits, prefetches."""
 
+from collections.abc import Hashable, Mapping, Sequence
+from operator import itemgetter
+
 from cache_manager.model.ids import ModelId, Tier
-from cache_manager.residency.cache_index import LoadPlan
-from scheduler.core import cluster_state, side_by_side
-from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.cluster_view import ClusterView
-from scheduler.core.handover import Handover
-from scheduler.core.idle_models import IdleModels
-from scheduler.core.placement_reasons import PlacementReasons
-from scheduler.core.request_queue import (
+from cache_manager.residency import LoadPlan
+from scheduler.cluster import side_by_side
+from scheduler.cluster.request_queue import (
     Bundle,
     Pending,
     QueuePace,
     Standing,
-    Visits,
     of_one_function,
 )
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
+from scheduler.cluster.view import View
+from scheduler.core.billing.use_meter import UseMeter
+from scheduler.core.handover import Handover
+from scheduler.core.staged_exit import StagedExit
 from scheduler.core.standing_leases import StandingLeases
 from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
@@ -30,10 +31,20 @@ from scheduler.model.values import (
     LeaseId,
     LeaseUse,
     ModelLoad,
-    RequestId,
+    SlotCandidate,
+    SlotId,
     StandingTerms,
 )
-from scheduler.policies.placement_policy import Decision, LoadBeside, Place, Prefetch, Queue, Skip
+from scheduler.policies.placement_policy import (
+    Decision,
+    LoadBeside,
+    Place,
+    Policy,
+    Prefetch,
+    Queue,
+    Skip,
+    WeighedSlot,
+)
 
 # A timer may fire so much too early.
 _EARLY_S = 0.001
@@ -43,17 +54,17 @@ class Placer:
     """Applies one decision at a time to the cluster, and returns the actions that carry it out."""
 
     def __init__(
-        self, cluster: ClusterState, visits: Visits, view: ClusterView, settings: CoreSettings
+        self, cluster: ClusterState, settings: CoreSettings, policy: Policy, policy_name: str
     ) -> None:
         self.cluster = cluster
-        self.visits = visits
+        self.policy = policy
+        self.policy_name = policy_name
+        self._view = View(cluster)
         self.standing = StandingLeases(settings.standing)
-        self.tenancy = Tenancy(cluster, self.standing, visits)
-        self.idle = IdleModels(settings.exit_rule)
-        self._loads = Loads(cluster, self.idle)
+        self.tenancy = Tenancy(cluster, self.standing)
+        self.exits = StagedExit(cluster, settings.exit_rule)
         self.leases: dict[LeaseId, ActiveLease] = {}
-        self.policy_name = ""
-        self.reasons = PlacementReasons(view, visits, settings.explain)
+        self._watched = settings.explain
         self._counts_dispatches = settings.counts_dispatches
         self.queued = 0
         self.pace = QueuePace()
@@ -63,37 +74,36 @@ class Placer:
         self.handover = Handover(settings.first_lease)
         self._wakes_s = 0.0
 
-    def apply(
-        self, decision: Decision, requests: dict[RequestId, Pending], now: float, out: list[Action]
-    ) -> None:
-        slots = self.cluster.slots
+    def decide(self, now: float, out: list[Action]) -> None:
+        """Let the policy in force decide; each decision is carried out before the next one."""
+        for decision in self.policy.decide(self._view):
+            self._apply(decision, now, out)
+
+    def _apply(self, decision: Decision, now: float, out: list[Action]) -> None:
         if isinstance(decision, Place | LoadBeside):
-            chosen = [requests[request.id] for request in decision.requests]
-            self.place(of_one_function(chosen), slots[decision.slot.id], decision, now, out)
+            self._place(of_one_function(decision.requests), decision, now, out)
         elif isinstance(decision, Queue):
-            pending = requests[decision.request.id]
-            self.enqueue(pending, slots[decision.slot.id], decision.rule, now, out)
+            self._enqueue(decision, now, out)
         elif isinstance(decision, Skip):
             before = decision.before
-            boundary = self.cluster.latest_seq + 1 if before is None else requests[before.id].seq
-            self.visits.skip(boundary, decision.limit)
+            boundary = self.cluster.latest_seq + 1 if before is None else before.seq
+            self.cluster.visits.skip(boundary, decision.limit)
         elif isinstance(decision, Prefetch):
-            self.prefetch(decision.model, slots[decision.slot.id], now, out)
+            self.prefetch(decision.model, decision.slot, now, out)
         else:
             self.wake(decision.at_s, now, out)
 
     # -- a lease for requests -------------------------------------------------------------------
 
-    def place(
+    def _place(
         self,
         chosen: tuple[Pending, ...],
-        slot: Slot,
         decision: Place | LoadBeside,
         now: float,
         out: list[Action],
     ) -> None:
         """Give requests of the same models one lease on a slot with room, or beside its runs."""
-        first, beside = chosen[0], isinstance(decision, LoadBeside)
+        first, slot, beside = chosen[0], decision.slot, isinstance(decision, LoadBeside)
         bundle = first.bundle
         assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
@@ -104,7 +114,7 @@ class Placer:
             return
         plan = None if hit else self._plan(bundle, slot, now, spare_waiting=not from_local)
         held_elsewhere = not hit and self.cluster.index.held(bundle.models)
-        explanation = self._explain(first, slot, decision.rule, now, plan)
+        explanation = self._explain(first, slot, decision.rule, plan)
         for pending in chosen:
             self.take(pending)
         batch = first.request.batch if len(chosen) == 1 else sum(p.request.batch for p in chosen)
@@ -113,11 +123,11 @@ class Placer:
         if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
             self._configure(lease, decision, len(chosen))
         if plan is not None:
-            self._loads.order(lease, plan, now, out)
+            self._load(lease, plan, now, out)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            under_way_s = self._loads.under_way_s(slot, bundle.models, now)
+            under_way_s = _under_way_s(slot, bundle.models, now)
             estimate = Estimate(under_way_s, estimate.run_s)
-        cluster_state.join(lease, chosen)
+        lease.give_to(chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, now, estimate.load_s, estimate.run_s)
@@ -151,15 +161,6 @@ class Placer:
         if self.tenancy.takes_turns:
             self.tenancy.owners.count_placed(function, count, now)
 
-    def use(self, lease: ActiveLease, now: float) -> None:
-        """A call ran, or runs, under a lease that its caller keeps."""
-        slot = lease.slot
-        for model in lease.models:
-            if model in slot.residents:  # else its worker has died
-                self.cluster.index.touch(slot.gpu.cache, model, now)
-        slot.frequency += 1
-        self.standing.used(lease)
-
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
         """No call has run since then under a lease that is kept."""
         if self.meter is not None:
@@ -172,7 +173,12 @@ class Placer:
 
         Several may run at once: it counts from when those that are known have ended.
         """
-        self.use(lease, now)
+        slot = lease.slot
+        for model in lease.models:
+            if model in slot.residents:  # else its worker has died
+                self.cluster.index.touch(slot.gpu.cache, model, now)
+        slot.frequency += 1
+        self.standing.used(lease)
         ended_s = now if use.ended_s is None else min(use.ended_s, now)
         began_s = min(max(use.began_s, lease.called_until_s), ended_s)
         lease.called_until_s = max(lease.called_until_s, ended_s)
@@ -209,7 +215,7 @@ class Placer:
                 return False
             plan = self._plan(bundle, slot, now, spare_waiting=True)
         lease = self._lease(slot, bundle.models)
-        load_s = self._loads.order(lease, plan, now, out, prefetch=True)
+        load_s = self._load(lease, plan, now, out, prefetch=True)
         self._occupy(lease, now, load_s, 0.0)
         return True
 
@@ -224,15 +230,15 @@ class Placer:
         if self.meter is not None:
             self.meter.ended(lease, now)
         if self.tenancy.on:
-            self.tenancy.ended(lease.id)
+            self.tenancy.leases.ended(lease.id, now)
         self.handover.ended(lease.id)
         del self.leases[lease.id]
         cache = slot.gpu.cache
         for model in lease.models:
             self.cluster.index.use(cache, model, -1)
-        if self.idle.active:
-            self.idle.ended(slot.gpu, lease.models, now)
-        cluster_state.release(self.cluster, lease, now)
+        if self.exits.active:
+            self.exits.ended(slot.gpu, lease.models, now)
+        self.cluster.release(lease, now)
 
     def loaded(self, lease: ActiveLease, model: ModelId, now: float) -> None:
         """A model that a lease waited for is loaded: correct when its slot will be free."""
@@ -246,27 +252,25 @@ class Placer:
         else:
             due_s = max(now, lease.begins_s) + lease.run_s
             if due_s != lease.due_s:
-                cluster_state.postpone(self.cluster, lease, due_s, now)
+                self.cluster.postpone(lease, due_s, now)
         self.rest_if_own(lease, now)
 
     def stand_aside(self, lease: ActiveLease, now: float) -> None:
         """What it loads makes no progress: its part in the compute is others' until it is there."""
         if lease.beside:
             return
-        cluster_state.stands_aside(self.cluster, lease, now)
+        self.cluster.stands_aside(lease, now)
         if self.meter is not None:
             self.meter.stands_aside(lease, now)
         if self.tenancy.on:
-            self.tenancy.stands_aside(lease)
+            self.tenancy.leases.stands_aside(lease, now)
         self.disturbed = True
 
     # -- queues ---------------------------------------------------------------------------------
 
-    def enqueue(
-        self, pending: Pending, slot: Slot, rule: str, now: float, out: list[Action]
-    ) -> None:
-        cluster = self.cluster
-        explanation = self._explain(pending, slot, rule, now, None)
+    def _enqueue(self, decision: Queue, now: float, out: list[Action]) -> None:
+        cluster, pending, slot, rule = self.cluster, decision.request, decision.slot, decision.rule
+        explanation = self._explain(pending, slot, rule, None)
         self.take(pending)
         pending.standing = Standing.LOCAL
         pending.at = slot.id
@@ -372,9 +376,9 @@ class Placer:
         out.append(SetTimer(at_s, TimerFired()))
 
     def _configure(self, lease: ActiveLease, decision: Place, requests: int) -> None:
-        more = tuple([self.cluster.slots[other.id] for other in decision.more_slots])
+        more = tuple(decision.more_slots)
         assert all(other.idle for other in more), "a further slot has no room"
-        cluster_state.configure(lease, decision.configuration, more)
+        lease.configure(decision.configuration, more)
         for other in more:
             other.frequency += requests
 
@@ -385,11 +389,11 @@ class Placer:
         no further lease is given meanwhile.
         """
         slot = lease.slot
-        cluster_state.computes(lease, now)
+        lease.computes(now)
         if self.meter is not None:
             self.meter.computes(lease, now)
         if self.tenancy.on:
-            self.tenancy.computes(lease)
+            self.tenancy.leases.computes(lease, now)
         if slot.computing > slot.capacity:
             self.standing.recall(slot)
         self.cluster.settle(slot)
@@ -421,48 +425,7 @@ class Placer:
             self.tenancy.divert(pending, stuck=not over)
         return False
 
-    def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
-        if len(chosen) > 1 or lease.beside or lease.more or lease.configuration is not None:
-            return None
-        if self.tenancy.on and self.tenancy.yields(lease.id):
-            return None
-        return self.standing.terms_for(chosen[0], lease.slot)
-
-    def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
-        slot, index = lease.slot, self.cluster.index
-        if self.idle.active:
-            self.idle.begun(lease.models, now)
-        for model in lease.models:
-            index.touch(slot.gpu.cache, model, now)
-            index.use(slot.gpu.cache, model, +1)
-        lease.run_s = run_s
-        if slot.at_once and run_s and not lease.beside:
-            side_by_side.prolong(self.cluster, lease.models, slot, now)
-        cluster_state.occupy(self.cluster, lease, now, load_s)
-        if self.tenancy.on and lease.requests:
-            self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
-        if self.meter is not None:
-            self.meter.began(lease, now)
-        self.rest_if_own(lease, now)
-
-    def _explain(
-        self, pending: Pending, slot: Slot, rule: str, now: float, plan: LoadPlan | None
-    ) -> Explanation | None:
-        if not self.reasons.watches(pending):
-            return None
-        victims = plan.victims if plan is not None else ()
-        held = self.tenancy.order.held_back(pending)
-        return self.reasons.explain(self.cluster, pending, slot, now, rule, victims, held)
-
-
-class Loads:
-    """Carries out the plans of loads, one lease each."""
-
-    def __init__(self, cluster: ClusterState, idle: IdleModels) -> None:
-        self._cluster = cluster
-        self._idle = idle
-
-    def order(
+    def _load(
         self,
         lease: ActiveLease,
         plan: LoadPlan,
@@ -472,7 +435,7 @@ class Loads:
         prefetch: bool = False,
     ) -> float:
         """Evict the victims and reserve memory; returns the expected seconds of the load."""
-        cluster, gpu = self._cluster, lease.slot.gpu
+        cluster, gpu = self.cluster, lease.slot.gpu
         node = gpu.spec.node
         for victim in plan.victims:
             cluster.evict(gpu, victim)
@@ -486,7 +449,7 @@ class Loads:
                 if source is Tier.HOST:
                     source = Tier.CONTEXT
                 if left != model:
-                    self._idle.stored(node, left, cluster.index.tier(node, left), now)
+                    self.exits.stored(node, left, cluster.index.tier(node, left), now)
             load_s = cluster.profiles.load_s(model, source)
             total_s += load_s
             gpu.loads[model] = lease.loading[model] = now + total_s
@@ -510,13 +473,142 @@ class Loads:
         )
         return total_s
 
-    def under_way_s(self, slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
-        """Seconds until models that another lease on this GPU is loading will be resident."""
-        ends = [
-            ends_s
-            for other in slot.gpu.slots
-            for lease in other.leases.values()
-            for model, ends_s in lease.loading.items()
-            if model in models
-        ]
-        return max(0.0, max(ends) - now) if ends else 0.0
+    def _stands(self, lease: ActiveLease, chosen: tuple[Pending, ...]) -> StandingTerms | None:
+        if len(chosen) > 1 or lease.beside or lease.more or lease.configuration is not None:
+            return None
+        if self.tenancy.on and self.tenancy.yields(lease.id):
+            return None
+        return self.standing.terms_for(chosen[0], lease.slot)
+
+    def _occupy(self, lease: ActiveLease, now: float, load_s: float, run_s: float) -> None:
+        slot, index = lease.slot, self.cluster.index
+        if self.exits.active:
+            self.exits.begun(lease.models, now)
+        for model in lease.models:
+            index.touch(slot.gpu.cache, model, now)
+            index.use(slot.gpu.cache, model, +1)
+        lease.run_s = run_s
+        if slot.at_once and run_s and not lease.beside:
+            side_by_side.prolong(self.cluster, lease.models, slot, now)
+        self.cluster.occupy(lease, now, load_s)
+        if self.tenancy.on and lease.requests:
+            self.tenancy.granted(lease, lease.requests, max(0.0, lease.due_s - now))
+        if self.meter is not None:
+            self.meter.began(lease, now)
+        self.rest_if_own(lease, now)
+
+    def _explain(
+        self, pending: Pending, slot: Slot, rule: str, plan: LoadPlan | None
+    ) -> Explanation | None:
+        if pending.request.id not in self._watched:
+            return None
+        weigh = getattr(self.policy, "weighed", None)
+        weighed: Sequence[WeighedSlot] = ()
+        if weigh is not None and pending.standing is Standing.WAITING:
+            weighed = weigh(self._view, pending)
+        victims = plan.victims if plan is not None else ()
+        held = self.tenancy.order.held_back(pending)
+        return explain(self.cluster, self.policy_name, pending, slot, rule, weighed, victims, held)
+
+
+def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
+    """Seconds until models that another lease on this GPU is loading will be resident."""
+    ends = [
+        ends_s
+        for other in slot.gpu.slots
+        for lease in other.leases.values()
+        for model, ends_s in lease.loading.items()
+        if model in models
+    ]
+    return max(0.0, max(ends) - now) if ends else 0.0
+
+
+def explain(
+    cluster: ClusterState,
+    policy: str,
+    pending: Pending,
+    slot: Slot,
+    rule: str,
+    weighed: Sequence[WeighedSlot],
+    victims: tuple[ModelId, ...],
+    held: tuple[float, str],
+) -> Explanation:
+    """All slots that could take the request, soonest finish first; reads every slot.
+
+    It must be asked before the decision is carried out.
+    """
+    now = cluster.now
+    queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
+    return Explanation(
+        request=pending.request.id,
+        decided_s=now,
+        waited_s=now - pending.arrived_s,
+        policy=policy,
+        rule=rule,
+        chosen=slot.id,
+        visits=cluster.visits.count(pending.seq),
+        queue_length=len(queue),
+        ahead=queue.ahead_of(pending),
+        candidates=_candidates(cluster, pending, now, {each.slot: each.terms for each in weighed}),
+        victims=victims,
+        held_s=held[0],
+        held_for=held[1],
+    )
+
+
+def _candidates(
+    cluster: ClusterState, pending: Pending, now: float, terms: Mapping[SlotId, dict[str, float]]
+) -> tuple[SlotCandidate, ...]:
+    """Every slot whose GPU could hold the models, in the order in which the request would end."""
+    models, size_class = pending.bundle.models, pending.bundle.size_class
+    candidates: list[tuple[float, SlotId, SlotCandidate]] = []
+    estimates: dict[Hashable, Estimate] = {}
+    beside = cluster.loadable.running
+    for slot in cluster.slots.values():
+        gpu = slot.gpu
+        if not gpu.active or gpu.size_class < size_class:
+            continue
+        cached = slot.holds(models)
+        load_s, run_s = _estimate(cluster, pending, slot, estimates)
+        wait_s = 0.0 if slot.idle else slot.wait_s(now)
+        copy_wait_s = 0.0
+        if gpu.loads:
+            copy_wait_s = max(0.0, max(gpu.loads.values()) - now)
+            if slot.awaits(models):
+                wait_s = max(wait_s, slot.serves_at_s(models) - now)
+        candidate = SlotCandidate(
+            slot.id,
+            slot.idle,
+            cached,
+            slot.frequency,
+            wait_s,
+            load_s,
+            run_s,
+            copy_wait_s,
+            beside,
+            terms.get(slot.id),
+        )
+        candidates.append((candidate.finish_s, slot.id, candidate))
+    candidates.sort(key=_SOONEST)
+    return tuple([candidate for _, _, candidate in candidates])
+
+
+def _estimate(
+    cluster: ClusterState,
+    pending: Pending,
+    slot: Slot,
+    known: dict[Hashable, Estimate],
+) -> Estimate:
+    """The estimate of one slot, made once for all slots with the same facts."""
+    bundle, batch = pending.bundle, pending.request.batch
+    if len(bundle.models) > 1:  # a slot may hold some of them
+        return cluster.estimate(bundle, batch, slot)
+    spec = slot.gpu.spec
+    key = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
+    estimate = known.get(key)
+    if estimate is None:
+        estimate = known[key] = cluster.estimate(bundle, batch, slot)
+    return estimate
+
+
+_SOONEST = itemgetter(0, 1)

@@ -71,7 +71,7 @@ class Beginning(NamedTuple):
         for recorded_profile in self.profiles:
             core.cluster.profiles.restore(recorded_profile.model, _profile(recorded_profile))
         for model, counts in self.gaps.items():
-            core.placer.idle.remember(model, IdleGaps.of(counts))
+            core.placer.exits.remember(model, IdleGaps.of(counts))
         return core
 
 

@@ -1,14 +1,15 @@
 """Staged exit: models that nobody uses step down by time, as their exit rules say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
+from cache_manager import exits
+from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.placer import Placer
-from scheduler.core.slots import Gpu
+from scheduler.cluster.slots import Gpu
+from scheduler.cluster.state import ClusterState
 from scheduler.model.actions import Action, Demote, DemoteStored, EndContext, SetTimer
 from scheduler.model.events import ContextKept, StageDue
 
@@ -52,19 +53,33 @@ class _Idle:
         return 0.0 if stage is Tier.GPU else self._cluster.profiles.load_s(self._model, stage)
 
 
+_NEVER = "never"
+
+
 class StagedExit:
-    """Orders idle models down a stage when their time is over.
+    """Orders idle models down a stage when their time is over; notes little while all may stay.
 
     A timer is set for each place with an idle model, not for each of its uses: one that finds the
-    model used meanwhile is set anew.
+    model used meanwhile is set anew. It is `active` while some model leaves by time.
     """
 
-    def __init__(self, cluster: ClusterState, placer: Placer) -> None:
+    def __init__(self, cluster: ClusterState, exit_rule: str) -> None:
         self._cluster = cluster
-        self._placer = placer
-        self._idle = placer.idle
+        self._rule = exits.make(exit_rule)
+        self._own: dict[ModelId, str] = {}
+        self.active = exit_rule != _NEVER
+        # Models that are idle on a GPU since the last look, those that a node reported in its
+        # store, and those that leave by another rule from now on.
+        self.fell_idle: list[tuple[Gpu, ModelId]] = []
+        self.came_to_rest: list[tuple[NodeId, ModelId]] = []
+        self._other_rule: set[ModelId] = set()
+        self._gaps: dict[ModelId, IdleGaps] = {}
+        self._idle_s: dict[ModelId, float] = {}
+        self._stored: dict[tuple[NodeId, ModelId], tuple[Tier, float]] = {}
         self._timers: dict[_Place, tuple[float, Tier]] = {}
         self._due: dict[_Place, tuple[Tier, float, float]] = {}
+
+    # -- stages ----------------------------------------------------------------------------------
 
     @property
     def remembered(self) -> int:
@@ -73,13 +88,12 @@ class StagedExit:
 
     def watch(self, now: float, out: list[Action]) -> None:
         """Set timers for the models that have come to rest."""
-        idle = self._idle
-        places = [_Place(gpu.spec.node, gpu.spec.id, model) for gpu, model in idle.fell_idle]
-        places += [_Place(node, None, model) for node, model in idle.came_to_rest]
+        places = [_Place(gpu.spec.node, gpu.spec.id, model) for gpu, model in self.fell_idle]
+        places += [_Place(node, None, model) for node, model in self.came_to_rest]
         for place in places:
             self._look(place, now, out)
-        idle.fell_idle.clear()
-        idle.came_to_rest.clear()
+        self.fell_idle.clear()
+        self.came_to_rest.clear()
 
     def stage_due(self, event: StageDue, now: float, out: list[Action]) -> None:
         """Step down, unless the model was used, moved or pinned since the timer was set."""
@@ -139,6 +153,84 @@ class StagedExit:
         for node, tier in index.tiers(model).items():
             yield tier, node, self.due_s(node, None, model)
 
+    # -- rules ------------------------------------------------------------------------------------
+
+    def _rule_of(self, model: ModelId) -> ExitRule:
+        own = self._own.get(model)
+        return self._rule if own is None else exits.make(own)
+
+    def asked_for(self, models: tuple[ModelId, ...], exit_rule: str | None) -> None:
+        """A request's function names a rule of its own, or an empty one: that of the cluster."""
+        if exit_rule is None or not (exit_rule or self._own):
+            return
+        for model in models:
+            if self._own.get(model, "") == exit_rule:
+                continue
+            self._other_rule.add(model)
+            if exit_rule:
+                self._own[model] = exit_rule
+                self.active = True
+            else:
+                del self._own[model]
+
+    def gaps(self, model: ModelId) -> IdleGaps:
+        return self._gaps.get(model) or IdleGaps()
+
+    def all_gaps(self) -> dict[ModelId, tuple[tuple[int, float], ...]]:
+        return {model: tuple(gaps.counts) for model, gaps in self._gaps.items()}
+
+    def remember(self, model: ModelId, gaps: IdleGaps) -> None:
+        """An earlier leader saw these gaps."""
+        self._gaps[model] = gaps
+
+    def forget(self, model: ModelId) -> None:
+        """Forget what is remembered of a model that no node has."""
+        self._own.pop(model, None)
+        self._other_rule.discard(model)
+        self._gaps.pop(model, None)
+        self._idle_s.pop(model, None)
+
+    # -- on GPUs ----------------------------------------------------------------------------------
+
+    def begun(self, models: tuple[ModelId, ...], now: float) -> None:
+        for model in models:
+            idle_s = self._idle_s.pop(model, None)
+            if idle_s is not None:
+                gaps = self._gaps.get(model)
+                if gaps is None:
+                    gaps = self._gaps[model] = IdleGaps()
+                gaps.saw(now - idle_s)
+
+    def ended(self, gpu: Gpu, models: tuple[ModelId, ...], now: float) -> None:
+        for model in models:
+            resident = gpu.cache.residents.get(model)
+            if resident is not None and not resident.users:
+                resident.idle_s = self._idle_s[model] = now
+                self.fell_idle.append((gpu, model))
+
+    def found(self, gpu: Gpu, model: ModelId) -> None:
+        """A node holds a model that this core has not placed there."""
+        self.fell_idle.append((gpu, model))
+
+    # -- in the stores of nodes -------------------------------------------------------------------
+
+    def stored(self, node: NodeId, model: ModelId, tier: Tier, now: float) -> None:
+        if tier is Tier.ABSENT:
+            self._stored.pop((node, model), None)
+            return
+        self._stored[node, model] = (tier, now)
+        if self.active:
+            self.came_to_rest.append((node, model))
+
+    def node_reports(self, node: NodeId, stored: Mapping[ModelId, Tier], now: float) -> None:
+        """A node reports its whole store anew: what it keeps where it was stays in its stage."""
+        before = {key[1]: since for key, since in self._stored.items() if key[0] == node}
+        for model in before:
+            del self._stored[node, model]
+        for model, tier in stored.items():
+            known_tier, since_s = before.get(model, (tier, now))
+            self.stored(node, model, tier, since_s if known_tier is tier else now)
+
     # -- inside -----------------------------------------------------------------------------------
 
     def _resting(
@@ -146,7 +238,7 @@ class StagedExit:
     ) -> tuple[Tier, float] | None:
         """The stage that a model is in at this place, and since when, if nobody uses it there."""
         if gpu_id is None:
-            stored = self._idle.stored_since(node, model)
+            stored = self._stored.get((node, model))
             return None if self._cluster.index.is_near(node, model) else stored
         gpu = self._cluster.gpus.get(gpu_id)
         if gpu is None:
@@ -159,8 +251,8 @@ class StagedExit:
 
     def _stays_s(self, stage: Tier, gpu_id: GpuId | None, model: ModelId) -> float | None:
         gpu = None if gpu_id is None else self._cluster.gpus.get(gpu_id)
-        idle = _Idle(self._cluster, gpu, model, self._idle.gaps(model))
-        stays_s = self._idle.rule(model).stays_s(stage, idle)
+        idle = _Idle(self._cluster, gpu, model, self.gaps(model))
+        stays_s = self._rule_of(model).stays_s(stage, idle)
         if stays_s is not None and gpu_id is None:
             return max(stays_s, _LEAST_AGAIN_S)
         return stays_s
@@ -170,9 +262,9 @@ class StagedExit:
         if rest is None:
             return
         _, pending_stage = self._timers.get(place, (0.0, None))
-        if pending_stage is rest[0] and place.model not in self._idle.other_rule:
+        if pending_stage is rest[0] and place.model not in self._other_rule:
             return  # its timer finds how long the model has been idle then
-        self._idle.other_rule.discard(place.model)
+        self._other_rule.discard(place.model)
         due_s = self.due_s(*place)
         if due_s is not None:
             self._set(place, max(due_s, now), out)
@@ -206,6 +298,6 @@ class StagedExit:
             self._look(place, now, out)
 
     def _leave_store(self, place: _Place, now: float, out: list[Action]) -> None:
-        tier, _ = self._idle.stored_since(place.node, place.model) or (Tier.ABSENT, now)
+        tier, _ = self._stored.get((place.node, place.model)) or (Tier.ABSENT, now)
         lower = Tier.DISK if tier is Tier.HOST else Tier.ABSENT
         out.append(DemoteStored(place.node, place.model, lower, "it was idle"))

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from scheduler.core.request_queue import Bundle, Pending
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.request_queue import Bundle, Pending
+from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Estimate, LeaseId, StandingTerms
 
@@ -26,8 +26,6 @@ _Doubted = tuple[_Kind, bool]
 
 class _Doubt:
     """Whether leases of one kind are worth keeping: how many of the next ones do not stand."""
-
-    __slots__ = ("skipped", "to_skip")
 
     def __init__(self) -> None:
         self.skipped = 0

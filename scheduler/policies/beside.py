@@ -4,15 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.placement_policy import (
-    Decision,
-    LoadBeside,
-    Place,
-    RequestView,
-    SlotView,
-    View,
-    check_bounds,
-)
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
+from scheduler.policies.placement_policy import Decision, LoadBeside, Place, check_bounds
 from scheduler.policies.weighing import CANDIDATES, reloads, wait_at_s
 
 # Over how many loads' time a copy is expected to pay, and the weight of what the loss of the
@@ -62,7 +57,7 @@ class Policy:
 
     # -- the four rules, in order ---------------------------------------------------------------
 
-    def _overdue(self, view: View, head: RequestView) -> Place | LoadBeside | None:
+    def _overdue(self, view: View, head: Pending) -> Place | LoadBeside | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head)
@@ -87,7 +82,7 @@ class Policy:
 
     def _load_again(self, view: View) -> LoadBeside | None:
         best_s = 0.0
-        best: tuple[RequestView, SlotView] | None = None
+        best: tuple[Pending, Slot] | None = None
         for request in view.most_in_excess(CANDIDATES):
             horizon_s = _HORIZON * view.nearest_load_s(request)
             saved_s = self._saved_s(view, request, horizon_s)
@@ -108,7 +103,7 @@ class Policy:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _saved_s(self, view: View, request: RequestView, horizon_s: float) -> float:
+    def _saved_s(self, view: View, request: Pending, horizon_s: float) -> float:
         """What the last of the waiting requests and those to come would wait without a new copy."""
         holder = view.busy_holder(request)
         if holder is None:
@@ -118,9 +113,9 @@ class Policy:
         coming = horizon_s * min([view.facts(model).rate for model in request.models])
         return wait_s + coming * wait_s / (view.copies(request) + 1)
 
-    def _cheapest(self, view: View, request: RequestView, *, spare: bool) -> SlotView | None:
+    def _cheapest(self, view: View, request: Pending, *, spare: bool) -> Slot | None:
         """The GPU, idle or not, where a load costs others least and is of use soonest."""
-        best: SlotView | None = None
+        best: Slot | None = None
         best_s = 0.0
         horizon_s = _HORIZON * view.nearest_load_s(request)
         for slot in view.few_loadable(request, CANDIDATES):

@@ -4,20 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import GpuRoom, View
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import (
-    Decision,
-    GpuRoom,
-    Place,
-    Prefetch,
-    RequestView,
-    Skip,
-    SlotView,
-    View,
-    Wake,
-    check_bounds,
-)
+from scheduler.policies.placement_policy import Decision, Place, Prefetch, Skip, Wake, check_bounds
 from scheduler.policies.weighing import (
     CANDIDATES,
     PRICES,
@@ -84,7 +76,7 @@ class Policy:
             raise BadParameter("esg", "fill_share", "must be 1 or less")
 
     def decide(self, view: View) -> Iterator[Decision]:
-        placed: list[tuple[RequestView, SlotView]] = []
+        placed: list[tuple[Pending, Slot]] = []
         while view.any_idle() and (head := view.head()) is not None:
             overdue = self._overdue(view, head)
             decisions = [overdue] if overdue is not None else self._round(view)
@@ -97,7 +89,7 @@ class Policy:
             for request, slot in placed[-CANDIDATES:]:
                 yield from self._prewarmed(view, request, slot)
 
-    def _overdue(self, view: View, head: RequestView) -> Place | None:
+    def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head) or next(iter(view.few_idle(head, 1)), None)
@@ -191,7 +183,7 @@ class Policy:
         members = tuple(queue.members[: given.batch])
         return Place(members, idle[0], f"{warm}; {plan.rule}", given, idle[1 : given.vgpus])
 
-    def _prewarmed(self, view: View, request: RequestView, slot: SlotView) -> Iterator[Decision]:
+    def _prewarmed(self, view: View, request: Pending, slot: Slot) -> Iterator[Decision]:
         """Load what is expected before it is free again, where it needs nobody's memory."""
         if len(request.models) > 1 or view.idle_holder(request) is not None:
             return

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from scheduler.cluster.view import View
 from scheduler.policies import netgain
-from scheduler.policies.placement_policy import Decision, View, check_bounds
+from scheduler.policies.placement_policy import Decision, check_bounds
 
 
 @dataclass(frozen=True, slots=True)

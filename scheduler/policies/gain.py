@@ -6,15 +6,14 @@ from math import inf
 from typing import Annotated, NamedTuple
 
 from cache_manager.model.ids import GpuId
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import GpuRoom, View
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import (
     Decision,
-    GpuRoom,
     LoadBeside,
     Place,
-    RequestView,
-    SlotView,
-    View,
     WeighedSlot,
     check_bounds,
 )
@@ -87,9 +86,9 @@ class Policy:
                 return
             yield decision
 
-    def weighed(self, view: View, request: RequestView) -> Sequence[WeighedSlot]:
+    def weighed(self, view: View, request: Pending) -> Sequence[WeighedSlot]:
         """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
-        terms_of: dict[SlotView, dict[str, float]] = {}
+        terms_of: dict[Slot, dict[str, float]] = {}
         load_s = view.nearest_load_s(request)
         for slot in (*self._near(view, request), *view.idle_holders(request, CANDIDATES)):
             terms_of[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
@@ -110,7 +109,7 @@ class Policy:
 
     # -- the four rules, in order ---------------------------------------------------------------
 
-    def _overdue(self, view: View, head: RequestView) -> Place | LoadBeside | None:
+    def _overdue(self, view: View, head: Pending) -> Place | LoadBeside | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head)
@@ -128,7 +127,7 @@ class Policy:
             return batched(view, Place((request,), best, "hit on an idle GPU"), self.most_batch)
         return None
 
-    def _holder(self, view: View, hit: RequestView, slot: SlotView) -> SlotView:
+    def _holder(self, view: View, hit: Pending, slot: Slot) -> Slot:
         """Of the idle holders the one that gains most; mostly all gain the same: then this one."""
         near = self._near(view, hit)
         if not near and neighbours_s(view, hit, slot) <= 0.0:
@@ -140,7 +139,7 @@ class Policy:
                 best, best_s = other, gain_s
         return best
 
-    def _quietest(self, view: View, hit: RequestView, slot: SlotView) -> RequestView:
+    def _quietest(self, view: View, hit: Pending, slot: Slot) -> Pending:
         """Of the oldest requests with a hit there, the one that goes best with the runs there.
 
         That is the one for which they lose least together, for each second of its run.
@@ -153,7 +152,7 @@ class Policy:
                     best, least = other, lost
         return best
 
-    def _lost_part(self, view: View, request: RequestView, slot: SlotView) -> float:
+    def _lost_part(self, view: View, request: Pending, slot: Slot) -> float:
         return neighbours_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
 
     def _load_unheld(self, view: View) -> Place | LoadBeside | None:
@@ -165,7 +164,7 @@ class Policy:
 
     def _load_again(self, view: View) -> Place | LoadBeside | None:
         best_s = 0.0
-        best: tuple[RequestView, SlotView] | None = None
+        best: tuple[Pending, Slot] | None = None
         cheaper = self._cheaper(view)
         for request in view.most_in_excess(CANDIDATES):
             waiting_s, coming_s = self._saved_s(view, request)
@@ -184,9 +183,9 @@ class Policy:
 
     # -- where ----------------------------------------------------------------------------------
 
-    def _best(self, view: View, request: RequestView, *, spare: bool) -> SlotView | None:
+    def _best(self, view: View, request: Pending, *, spare: bool) -> Slot | None:
         """Where models that nobody holds are loaded best."""
-        best: SlotView | None = None
+        best: Slot | None = None
         best_s = 0.0
         for slot in self._places(view, request):
             if spare and view.strands(slot, view.victims(request, slot)):
@@ -196,7 +195,7 @@ class Policy:
                 best, best_s = slot, gain_s
         return best
 
-    def _places(self, view: View, request: RequestView) -> Sequence[SlotView]:
+    def _places(self, view: View, request: Pending) -> Sequence[Slot]:
         near, keepers = view.near_idle(request), view.idle_keepers(request)
         if not self.overlap:
             few = view.few_idle(request, CANDIDATES)
@@ -207,17 +206,17 @@ class Policy:
         preferred = [slot for slot in (*near, *keepers) if slot.loadable]
         return list(dict.fromkeys((*preferred, *few)))
 
-    def _load(self, request: RequestView, slot: SlotView, rule: str) -> Place | LoadBeside:
+    def _load(self, request: Pending, slot: Slot, rule: str) -> Place | LoadBeside:
         if self.overlap:
             return LoadBeside((request,), slot, rule)
         return Place((request,), slot, rule)
 
-    def _near(self, view: View, request: RequestView) -> Sequence[SlotView]:
+    def _near(self, view: View, request: Pending) -> Sequence[Slot]:
         return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]
 
     # -- terms ----------------------------------------------------------------------------------
 
-    def _hit_gain(self, view: View, request: RequestView, slot: SlotView) -> Gain:
+    def _hit_gain(self, view: View, request: Pending, slot: Slot) -> Gain:
         """Against a hit on any other slot: what the load would take all of them save."""
         away_s = self._away_s(view, request, slot)
         return Gain(data=-away_s, neighbours=-neighbours_s(view, request, slot))
@@ -225,8 +224,8 @@ class Policy:
     def _load_gain(
         self,
         view: View,
-        request: RequestView,
-        slot: SlotView,
+        request: Pending,
+        slot: Slot,
         waiting_s: float,
         coming_s: float,
     ) -> Gain:
@@ -241,7 +240,7 @@ class Policy:
         disturbance_s = neighbours_s(view, request, slot)
         return Gain(waiting_s, coming_s, -load_s, -lost_s, -away_s, -disturbance_s)
 
-    def _saved_s(self, view: View, request: RequestView) -> tuple[float, float]:
+    def _saved_s(self, view: View, request: Pending) -> tuple[float, float]:
         """What the last of the waiting requests, and those to come, wait without a new copy."""
         holder = view.busy_holder(request)
         if holder is None:
@@ -258,7 +257,7 @@ class Policy:
         """The weight of a load: compute that nobody needs now is cheaper to take."""
         return 1.0 if self.overlap else 1.0 - IDLE_DISCOUNT * view.idle_share()
 
-    def _away_s(self, view: View, request: RequestView, slot: SlotView) -> float:
+    def _away_s(self, view: View, request: Pending, slot: Slot) -> float:
         near = view.near_idle(request)
         return AWAY_S if near and slot not in near else 0.0
 
@@ -271,7 +270,7 @@ _MARGIN = 0.05
 class _Weighed(NamedTuple):
     """What a batch is chosen from: members, GPUs, all costs, and the options, the best first."""
 
-    members: list[RequestView]
+    members: list[Pending]
     near: Sequence[GpuId]
     rooms: list[GpuRoom]
     profile: StageProfile
@@ -288,7 +287,7 @@ def batched(view: View, hit: Place, most_batch: int) -> Place:
     return hit if weighed is None else _chosen(hit, weighed)
 
 
-def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[SlotView, dict[str, float]]:
+def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[Slot, dict[str, float]]:
     """The slot of the batch, and what it saves each request, in seconds of a slot.
 
     By what it costs, and by what it is worth to be in time.
@@ -366,7 +365,7 @@ def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     return list(names), list(rooms.values())
 
 
-def _waiting(view: View, request: RequestView, slot: SlotView, away_s: float) -> WaitingCall:
+def _waiting(view: View, request: Pending, slot: Slot, away_s: float) -> WaitingCall:
     """A request that is late already joins no batch for being late."""
     left_s = slack_s(view, request, slot) / (1.0 + _MARGIN)
     return WaitingCall(left_s if left_s > 0.0 else inf, NOTHING_AHEAD, 0.0, away_s)

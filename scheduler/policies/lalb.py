@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from scheduler.cluster.view import View
 from scheduler.policies import lalbo3
-from scheduler.policies.placement_policy import Decision, View
+from scheduler.policies.placement_policy import Decision
 
 
 @dataclass(frozen=True, slots=True)

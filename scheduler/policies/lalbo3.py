@@ -4,16 +4,11 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
 from scheduler.model.errors import BadParameter
-from scheduler.policies.placement_policy import (
-    Decision,
-    Place,
-    Queue,
-    RequestView,
-    Skip,
-    SlotView,
-    View,
-)
+from scheduler.policies.placement_policy import Decision, Place, Queue, Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ def decide(view: View, limit: int, *, takes_first: bool = False) -> Iterator[Dec
             yield from _serve(view, slot, limit, takes_first=takes_first)
 
 
-def _serve(view: View, slot: SlotView, limit: int, *, takes_first: bool) -> Iterator[Decision]:
+def _serve(view: View, slot: Slot, limit: int, *, takes_first: bool) -> Iterator[Decision]:
     """The first scan in two parts (requests at the limit come first in the queue), then another."""
     while (head := view.head(slot)) is not None and view.visits_reached(head, limit):
         if view.is_hit(head, slot):
@@ -82,7 +77,7 @@ def _serve(view: View, slot: SlotView, limit: int, *, takes_first: bool) -> Iter
 
 
 def _balance(
-    view: View, slot: SlotView, request: RequestView, *, takes_first: bool
+    view: View, slot: Slot, request: Pending, *, takes_first: bool
 ) -> Generator[Decision, None, bool]:
     """Algorithm 8; true if the request went to this slot."""
     other = view.idle_holder(request)
@@ -107,7 +102,7 @@ def _balance(
     return True
 
 
-def _first_soon_enough(view: View, request: RequestView, load_s: float) -> SlotView | None:
+def _first_soon_enough(view: View, request: Pending, load_s: float) -> Slot | None:
     """The loop of Algorithm 8 as it is printed, over a list of GPUs sorted by frequency."""
     for busy in view.busy_holders(request):
         if view.wait_s(busy) < load_s:

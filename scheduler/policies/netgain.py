@@ -4,14 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.placement_policy import (
-    Decision,
-    Place,
-    RequestView,
-    SlotView,
-    View,
-    check_bounds,
-)
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
+from scheduler.policies.placement_policy import Decision, Place, check_bounds
 from scheduler.policies.weighing import (
     AWAY_S,
     CANDIDATES,
@@ -62,7 +58,7 @@ class Policy:
 
     # -- the four rules, in order ---------------------------------------------------------------
 
-    def _overdue(self, view: View, head: RequestView) -> Place | None:
+    def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head) or self._cheapest(view, head)
@@ -83,7 +79,7 @@ class Policy:
 
     def _load_again(self, view: View) -> Place | None:
         best_s = 0.0
-        best: tuple[RequestView, SlotView] | None = None
+        best: tuple[Pending, Slot] | None = None
         load_weight = 1.0 - IDLE_DISCOUNT * view.idle_share()
         for request in view.most_in_excess(CANDIDATES):
             wait_s = self._wait_for_holders(view, request)
@@ -102,7 +98,7 @@ class Policy:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _wait_for_holders(self, view: View, request: RequestView) -> float:
+    def _wait_for_holders(self, view: View, request: Pending) -> float:
         """How long the last of the requests for these models would wait with no new copy."""
         holder = view.busy_holder(request)
         if holder is None:
@@ -110,9 +106,9 @@ class Policy:
         begins_s = view.wait_s(holder)
         return wait_at_s(view, request, holder, begins_s)
 
-    def _cheapest(self, view: View, request: RequestView) -> SlotView | None:
+    def _cheapest(self, view: View, request: Pending) -> Slot | None:
         """The idle GPU where the load, its victims' worth and the way to the data cost least."""
-        best: SlotView | None = None
+        best: Slot | None = None
         best_s = 0.0
         near = view.near_idle(request)
         few = view.few_idle(request, CANDIDATES)

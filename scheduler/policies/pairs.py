@@ -4,14 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from scheduler.policies.placement_policy import (
-    Decision,
-    Place,
-    RequestView,
-    SlotView,
-    View,
-    check_bounds,
-)
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
+from scheduler.policies.placement_policy import Decision, Place, check_bounds
 from scheduler.policies.weighing import CANDIDATES
 
 # The largest mean slowdown of a pair: from there on one after the other is as fast.
@@ -50,10 +46,10 @@ class Policy:
                 return
             yield decision
 
-    def _overdue(self, view: View, head: RequestView) -> Place | None:
+    def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
-        best: SlotView | None = None
+        best: Slot | None = None
         best_value = 0.0
         for slot in self._slots(view, head):
             value = self._value(view, head, slot)
@@ -62,7 +58,7 @@ class Policy:
         return None if best is None else Place((head,), best, "overtaken too often")
 
     def _least_disturbing(self, view: View) -> Place | None:
-        best: tuple[RequestView, SlotView] | None = None
+        best: tuple[Pending, Slot] | None = None
         best_value = 0.0
         for request in view.oldest(CANDIDATES):
             for slot in self._slots(view, request):
@@ -78,14 +74,14 @@ class Policy:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _slots(self, view: View, request: RequestView) -> list[SlotView]:
+    def _slots(self, view: View, request: Pending) -> list[Slot]:
         slots = list(view.few_idle(request, CANDIDATES))
         holder = view.idle_holder(request)
         if holder is not None and holder not in slots:
             slots.insert(0, holder)
         return slots
 
-    def _value(self, view: View, request: RequestView, slot: SlotView) -> float:
+    def _value(self, view: View, request: Pending, slot: Slot) -> float:
         own, others = view.slowdown(request, slot), view.slows(request, slot)
         value = (own + others) / 2 + abs(own / others - others / own)
         load_s = view.load_s(request, slot)
@@ -93,7 +89,7 @@ class Policy:
             value += load_s / (load_s + view.run_s(request, slot))
         return value
 
-    def _waits(self, view: View, request: RequestView, slot: SlotView) -> bool:
+    def _waits(self, view: View, request: Pending, slot: Slot) -> bool:
         """Whether the request is better not placed there now."""
         own, others = view.slowdown(request, slot), view.slows(request, slot)
         if (own + others) / 2 > _MOST_SLOWDOWN:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.cluster.view import View
+from scheduler.policies.placement_policy import Decision, Place
 from scheduler.policies.rr import spread
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated
 
+from scheduler.cluster.view import View
 from scheduler.policies import netgain
-from scheduler.policies.placement_policy import Decision, Place, View, check_bounds
+from scheduler.policies.placement_policy import Decision, Place, check_bounds
 from scheduler.policies.weighing import (
     NOTHING_AHEAD,
     fits,

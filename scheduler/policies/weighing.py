@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import GpuRoom, ModelFacts, View
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import GpuRoom, ModelFacts, RequestView, SlotView, View
 from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
 from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
 
@@ -25,13 +27,13 @@ class StageQueue(NamedTuple):
     `slack_s` is what is left of the oldest one's time, below zero if it is late.
     """
 
-    members: Sequence[RequestView]
+    members: Sequence[Pending]
     slack_s: float
 
 
-def queues_of(view: View, oldest: RequestView, slot: SlotView, most_batch: int) -> list[StageQueue]:
+def queues_of(view: View, oldest: Pending, slot: Slot, most_batch: int) -> list[StageQueue]:
     """The queues among the first requests of one set of models, at most a batch of each."""
-    by_stage: dict[tuple[str, str, str], list[RequestView]] = {}
+    by_stage: dict[tuple[str, str, str], list[Pending]] = {}
     for request in view.waiting_like(oldest, 2 * most_batch):
         key = request.function, request.application, request.stage
         by_stage.setdefault(key, []).append(request)
@@ -41,7 +43,7 @@ def queues_of(view: View, oldest: RequestView, slot: SlotView, most_batch: int) 
     ]
 
 
-def members_of(view: View, first: RequestView, most_batch: int) -> list[RequestView]:
+def members_of(view: View, first: Pending, most_batch: int) -> list[Pending]:
     """The oldest requests of its queue, if it is the oldest; a younger one goes alone."""
     if most_batch <= 1:
         return [first]
@@ -69,7 +71,7 @@ def scarce_prices(view: View, rooms: Sequence[GpuRoom]) -> Prices:
     return scarcity_prices(PRICES, used, 1.0 - max(0.0, view.idle_share()))
 
 
-def slack_s(view: View, request: RequestView, slot: SlotView) -> float:
+def slack_s(view: View, request: Pending, slot: Slot) -> float:
     """What is left of a request's time: of five runs of it alone here, if it brings none."""
     slo_s = request.slo_s
     if slo_s is None:
@@ -78,7 +80,7 @@ def slack_s(view: View, request: RequestView, slot: SlotView) -> float:
 
 
 def profile_of(
-    view: View, first: RequestView, rooms: Sequence[GpuRoom], most_batch: int, prices: Prices
+    view: View, first: Pending, rooms: Sequence[GpuRoom], most_batch: int, prices: Prices
 ) -> StageProfile:
     """The times and costs of all configurations that one of these GPUs could have, if empty."""
     slot = rooms[0].idle[0]
@@ -98,7 +100,7 @@ def profile_of(
     return StageProfile(tuple(choices))
 
 
-def rooms_for(view: View, request: RequestView, most: int) -> list[GpuRoom]:
+def rooms_for(view: View, request: Pending, most: int) -> list[GpuRoom]:
     """GPUs to choose from: those at home first, then those that hold the models, then others."""
     slots = [
         *view.home_idle(request)[:most],
@@ -186,8 +188,8 @@ def reloads(view: View, models: Sequence[ModelId]) -> float:
 
 def wait_at_s(
     view: View,
-    request: RequestView,
-    holder: SlotView,
+    request: Pending,
+    holder: Slot,
     begins_s: float,
 ) -> float:
     """How long the last of the requests for these models would wait for this busy holder.
@@ -200,7 +202,7 @@ def wait_at_s(
     return begins_s + _RIVALS * rivals_s + _BACKLOG * own_work_s
 
 
-def neighbours_s(view: View, request: RequestView, slot: SlotView) -> float:
+def neighbours_s(view: View, request: Pending, slot: Slot) -> float:
     """What a request and the runs on a slot lose together if it runs beside them."""
     slowdown = view.slowdown(request, slot)
     own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0

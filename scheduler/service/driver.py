@@ -10,8 +10,8 @@ from typing import NamedTuple
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.clock import Cancellable, Clock
 from scheduler.api import AcquireAnswer, Acquired, AcquireEnded, Placement
+from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
-from scheduler.core.request_queue import Standing
 from scheduler.model import events
 from scheduler.model.actions import (
     Action,

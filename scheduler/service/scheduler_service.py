@@ -14,8 +14,8 @@ from common.http.accepted_line import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import Sink
 from scheduler.api import Placement
+from scheduler.cluster.slots import Gpu
 from scheduler.core.billing.use_buckets import UseBuckets
-from scheduler.core.slots import Gpu
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request

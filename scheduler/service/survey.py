@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.gpu_cache import process_of
+from cache_manager.residency import process_of
 from common.gpu_wishes import PROCESS, STREAM, WHOLE
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core
-from scheduler.core.slots import ActiveLease, Gpu, Slot
 from scheduler.core.staged_exit import StagedExit
 from scheduler.wire.cluster_status import (
     ContextStatus,

@@ -1,12 +1,38 @@
 """Counts what a simulation does, and computes its figures."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.values import RequestId
-from scheduler.sim.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures.
+
+    `false_miss_ratio` is the share of misses while another GPU held the model, `duplicates` how
+    many GPUs hold a model on average over the placements, `gpu_busy_ratio` the share of all GPU
+    time spent on inference (loading a model computes nothing). Of the last two, the first counts a
+    GPU that is still loading the model as not holding it, the second ends with the last minute in
+    which requests arrive.
+    """
+
+    requests: int
+    avg_latency_s: float
+    latency_variance: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    miss_ratio: float
+    false_miss_ratio: float
+    duplicates: dict[str, float]
+    gpu_busy_ratio: float
+    makespan_s: float
+    loaded_false_miss_ratio: float
+    arriving_busy_ratio: float
 
 
 class SimulationTally:
@@ -71,7 +97,7 @@ class SimulationTally:
             self._change_copies(model, 0)
         ordered = sorted(self.latencies)
         mean = fmean(ordered) if ordered else 0.0
-        placements = max(1, self._placements)
+        placements, gpus_s = max(1, self._placements), self._gpus * self._arriving_s
         return Summary(
             requests=len(ordered),
             avg_latency_s=mean,
@@ -85,7 +111,7 @@ class SimulationTally:
             gpu_busy_ratio=self._computing_s / (self._gpus * self._end_s) if self._end_s else 0.0,
             makespan_s=self._end_s,
             loaded_false_miss_ratio=self._loaded_false_misses / max(1, self._misses),
-            arriving_busy_ratio=self._busy_while_arriving(),
+            arriving_busy_ratio=self._computing_arriving_s / gpus_s if gpus_s else 0.0,
         )
 
     def _loaded_elsewhere(self, action: Dispatch, now: float) -> bool:
@@ -95,10 +121,6 @@ class SimulationTally:
             gpu != action.gpu and all(gpu in done_s and done_s[gpu] <= now for done_s in by_model)
             for gpu in by_model[0]
         )
-
-    def _busy_while_arriving(self) -> float:
-        gpus_s = self._gpus * self._arriving_s
-        return self._computing_arriving_s / gpus_s if gpus_s else 0.0
 
     def _change_copies(self, model: ModelId, change: int) -> None:
         placements = self._placements

@@ -15,7 +15,7 @@ from scheduler.model.values import CoreSettings, Explanation, RequestId
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine, Progress
 from scheduler.sim.model_catalogue import THESIS, Hardware, on_profile
-from scheduler.sim.summary import Summary
+from scheduler.sim.simulation_tally import Summary
 from scheduler.sim.workload import Pattern, Workload
 
 _SERIAL_UP_TO_REQUESTS = 20_000

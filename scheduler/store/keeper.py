@@ -207,7 +207,7 @@ class Keeper:
         for model in _informative(known) | used if first else used:
             used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
             if not self._is_unused(used_unix_s):
-                gaps = self._core.placer.idle.gaps(model)
+                gaps = self._core.placer.exits.gaps(model)
                 yield key(MODELS, model), profile_record(known[model], used_unix_s, gaps)
 
     def _unused(self, puts: Mapping[str, bytes]) -> list[str]:

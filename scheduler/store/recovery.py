@@ -52,7 +52,7 @@ class Recovered:
         for model, model_profile in self.profiles.items():
             core.cluster.profiles.restore(model, model_profile)
         for model, gaps in self.gaps.items():
-            core.placer.idle.remember(model, gaps)
+            core.placer.exits.remember(model, gaps)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
         """The administrator's choice, if there is one; else the configured policy."""

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.core.slots import Gpu, Slot
+from scheduler.cluster.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms, check_terms

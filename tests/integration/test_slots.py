@@ -19,9 +19,10 @@ from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.worker.orders import LeaseTerms
 from gpufaas import embedded_node
 from gpufaas.embedded_node import EmbeddedNode
+from scheduler.cluster.view import View
 from scheduler.core.core import Core
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.policies.placement_policy import Decision, Place
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, holder_of_first_slot, node_thread
 from tests.kit.nodes.worker_client import FunctionClient

@@ -40,7 +40,8 @@ class UseBucket:
     gpus: dict[str, list[int]] = field(default_factory=dict)
 
     def charge(self, key: UseKey, amounts: Iterable[int]) -> None:
-        if key not in self.rows and (len(self.rows) >= MOST_ROWS or _is_long(key)):
+        full = len(self.rows) >= MOST_ROWS or sum(map(len, key)) > _LONGEST_NAMES
+        if full and key not in self.rows:
             key = UseKey(OTHERS, ModelId(OTHERS), key.gpu_type)
         sums = self.rows.setdefault(key, [0] * CHARGES)
         _add(sums, amounts)
@@ -144,10 +145,6 @@ class UseBuckets:
                 if key.function not in {NOBODY, OTHERS} and key.function not in functions:
                     functions.append(key.function)
         return users
-
-
-def _is_long(key: UseKey) -> bool:
-    return sum(map(len, key)) > _LONGEST_NAMES
 
 
 def _begins(period: Period) -> int:

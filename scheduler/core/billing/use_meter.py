@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import part_of
+from cache_manager.residency import part_of
+from scheduler.cluster.slots import ActiveLease, Gpu
+from scheduler.cluster.state import ClusterState
 from scheduler.core.billing.charges import (
     CONTEXT,
     DISK,
@@ -16,20 +18,15 @@ from scheduler.core.billing.charges import (
     LOADING,
     NOBODY,
     WAITING,
-    Payer,
-    charge_equally,
-    owe_equally,
-)
-from scheduler.core.billing.holding import (
     FormerUsers,
     Holding,
     LeaseBill,
+    Payer,
     SlotTime,
-    SoleLease,
+    charge_equally,
+    owe_equally,
 )
 from scheduler.core.billing.use_buckets import Collected, GpuSpan, take_charges
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import LeaseId, LeaseUse, SlotId
 
 _NOBODY_ALONE = (NOBODY,)
@@ -46,22 +43,6 @@ class GpuBook:
 
     Unused memory is counted by itself: free, and withheld for programs outside gpufaas.
     """
-
-    __slots__ = (
-        "_counted_us",
-        "_former",
-        "_span_us",
-        "_unused_byte_us",
-        "_unused_bytes",
-        "cache",
-        "charged",
-        "contexts",
-        "gpu",
-        "gpu_type",
-        "node",
-        "residents",
-        "slots",
-    )
 
     def __init__(self, gpu: Gpu, former: FormerUsers, now_us: int) -> None:
         self.cache = gpu.cache
@@ -92,7 +73,6 @@ class GpuBook:
         if resident is None:
             if holding is not None:
                 self._resize(holding, 0, now_us)
-                holding.kept_sole = None  # it refers to the holding
                 del self.residents[model]
                 self._former.left(self.node, model, holding.users)
             return None
@@ -160,8 +140,8 @@ class GpuBook:
 class UseMeter:
     """Charges every microsecond of slots and every byte of memory over time, in whole units.
 
-    A placement that finds its model idle costs two additions; everything else is settled only when
-    it changes, or when somebody collects. Times never go back: an earlier one counts as the latest.
+    What is held is settled only when it changes, or when somebody collects. Times never go back:
+    an earlier one counts as the latest.
     """
 
     def __init__(self, cluster: ClusterState, now: float = 0.0) -> None:
@@ -174,7 +154,6 @@ class UseMeter:
         self._former = FormerUsers()
         self._bills: dict[LeaseId, LeaseBill] = {}
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
-        self._now = now
         self._now_us = int(now * _MICROSECONDS)
         self._earlier: Mapping[ModelId, Sequence[str]] = {}
         self._earlier_until_us = 0
@@ -200,30 +179,26 @@ class UseMeter:
 
     def _begin(self, lease: ActiveLease, now: float) -> Sequence[Payer]:
         """Return who pays for the lease's slot."""
-        now_us = self._now_us if now == self._now else self._at(now)
+        now_us = self._at(now)
         if self.changes.gpus:
             self._look(now_us)
-        book, of_slot = self._slots[lease.slot.id]
-        requests, models = lease.requests, lease.models
+        book, _ = self._slots[lease.slot.id]
+        functions = [pending.request.function for pending in lease.requests]
         contended_s = self._cluster.contended_s(lease.slot, now)
-        alone = of_slot.sole is None and not of_slot.leases
-        alone = alone and not (lease.beside or lease.more or lease.loading)
-        if alone and len(requests) == 1 and len(models) == 1:
-            holding = book.residents.get(models[0])
-            if holding is not None and holding.sole is None and not holding.leases:
-                payer = holding.users.get(requests[0].request.function)
-                if payer is not None:
-                    sole = holding.kept_sole
-                    if sole is None or sole.payer is not payer or sole.slot is not of_slot:
-                        sole = holding.kept_sole = SoleLease(holding, of_slot, payer)
-                    sole.begin(lease.id, now_us, contended_s)
-                    return (payer,)
-        functions = [pending.request.function for pending in requests]
         bill = LeaseBill(functions or _NOBODY_ALONE, now_us, contended_s)
-        payers = self._bill(lease, book, bill, now_us)
+        self._bills[lease.id] = bill
+        of_slot: list[Payer] = []
+        for model in lease.models:
+            payers = self._payers(book, model, bill.functions, now_us)
+            of_slot += payers
+            holding = book.residents.get(model)
+            if holding is not None:
+                holding.begin(lease.id, bill, payers, now_us)
+        for slot in () if lease.beside else (lease.slot, *lease.more):
+            book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
         if lease.loading:
             self._spend(lease, LOADING, now)
-        return payers
+        return of_slot
 
     def computes(self, lease: ActiveLease, now: float) -> None:
         """What a lease was beside the runs of others for is loaded: it uses its slot from now."""
@@ -235,7 +210,6 @@ class UseMeter:
         payers: list[Payer] = []
         for model in lease.models:
             payers += self._payers(book, model, bill.functions, now_us)
-        self._share(of_slot, now_us)
         of_slot.settle(now_us)  # the bill is older than its part in the slot
         of_slot.begin(lease.id, bill, payers, now_us)
 
@@ -244,7 +218,7 @@ class UseMeter:
 
     def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
         """No call has run under a lease since then, as is reported now: its caller keeps it."""
-        bill = self._account(lease)
+        bill = self._bills[lease.id]
         if lease.loading or (bill.time is not None and bill.time.kind == KEPT):
             return
         if since_s < now:
@@ -271,7 +245,7 @@ class UseMeter:
         self._correct(lease, _us(0.0, computed_s), now)
 
     def _correct(self, lease: ActiveLease, called_us: int, now: float) -> None:
-        kept = self._account(lease).time
+        kept = self._bills[lease.id].time
         if kept is None or kept.kind != KEPT:
             return
         self._settle(lease, now)
@@ -283,24 +257,18 @@ class UseMeter:
         """A lease has its slot no more, until what it loads is there."""
         now_us = self._at(now)
         of_slot = self._slots[lease.slot.id][1]
-        self._share(of_slot, now_us)
         bill = self._bills[lease.id]
-        place = bill.holdings.index(of_slot)
-        of_slot.end(lease.id, bill, bill.payers[place], now_us)
-        del bill.holdings[place], bill.payers[place]
+        of_slot.end(lease.id, bill, now_us)
+        del bill.payers[of_slot]
 
     def ended(self, lease: ActiveLease, now: float) -> None:
-        now_us = self._now_us if now == self._now else self._at(now)
-        sole = self._sole(lease)
-        bill = sole or self._bills[lease.id]
+        now_us = self._at(now)
+        bill = self._bills[lease.id]
         if bill.time is not None and bill.time.kind == KEPT:
             self._spend(lease, GPU_TIME, now)
-        if sole is not None:
-            sole.end(now_us)
-            return
-        bill = self._bills.pop(lease.id)
-        for holding, payers in zip(bill.holdings, bill.payers, strict=True):
-            holding.end(lease.id, bill, payers, now_us)
+        del self._bills[lease.id]
+        for holding in bill.payers:
+            holding.end(lease.id, bill, now_us)
 
     def named(self, lease: ActiveLease, now: float) -> None:
         """The requests of a lease that an earlier leader gave are known from now on."""
@@ -309,7 +277,8 @@ class UseMeter:
 
     def look(self, now: float) -> None:
         """Take over what changed in the index since the last look, which changed now."""
-        self._look(self._at(now))
+        if self.changes.gpus or self.changes.stored:
+            self._look(self._at(now))
 
     def gpus(self) -> list[GpuId]:
         """The GPUs that have accounts, so that their charges can be collected some at a time."""
@@ -354,24 +323,13 @@ class UseMeter:
 
     def _at(self, now: float) -> int:
         now_us = int(now * _MICROSECONDS)
-        self._now = now
         self._now_us = max(self._now_us, now_us)
         return self._now_us
 
-    def _sole(self, lease: ActiveLease) -> SoleLease | None:
-        sole = self._slots[lease.slot.id][1].sole
-        return sole if sole is not None and sole.id == lease.id else None
-
-    def _account(self, lease: ActiveLease) -> SoleLease | LeaseBill:
-        return self._sole(lease) or self._bills[lease.id]
-
     def _payers_of(self, lease: ActiveLease) -> Sequence[Payer]:
-        sole = self._sole(lease)
-        if sole is not None:
-            return (sole.payer,)
         bill, (book, of_slot) = self._bills[lease.id], self._slots[lease.slot.id]
-        if of_slot in bill.holdings:
-            return bill.payers[bill.holdings.index(of_slot)]
+        if of_slot in bill.payers:
+            return bill.payers[of_slot]
         return self._payers(book, lease.models[0], bill.functions, self._now_us)
 
     def _settle(self, lease: ActiveLease, now: float) -> int:
@@ -385,7 +343,7 @@ class UseMeter:
         if lease.loading and kind != LOADING:
             return
         now_us = self._settle(lease, now)
-        bill = self._account(lease)
+        bill = self._bills[lease.id]
         before, contended_s = bill.time, self._cluster.contended_s(lease.slot, now)
         if before is not None and before.kind == KEPT:
             self._charge_for_others(lease, before, contended_s)
@@ -402,36 +360,6 @@ class UseMeter:
         kept.others_us = min(before_us + max(0, waited_us), kept.kept_us)
         kept.counted_us, kept.contended_s = kept.kept_us, contended_s
         charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, kept.others_us - before_us)
-
-    def _bill(
-        self, lease: ActiveLease, book: GpuBook, bill: LeaseBill, now_us: int
-    ) -> Sequence[Payer]:
-        """Follow a lease that shares what it uses, or uses more than one thing, or no slot yet."""
-        self._bills[lease.id] = bill
-        of_slot: list[Payer] = []
-        for model in lease.models:
-            payers = self._payers(book, model, bill.functions, now_us)
-            of_slot += payers
-            holding = book.residents.get(model)
-            if holding is not None:
-                self._share(holding, now_us)
-                holding.begin(lease.id, bill, payers, now_us)
-        for slot in () if lease.beside else (lease.slot, *lease.more):
-            self._share(book.slots[slot.id], now_us)
-            book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
-        return of_slot
-
-    def _share(self, holding: Holding, now_us: int) -> None:
-        """Make a bill for the lease that has been alone here: another one comes."""
-        sole = holding.sole
-        if sole is None:
-            return
-        sole.end(now_us)
-        bill = LeaseBill((sole.payer.function,), now_us, sole.contended_s)
-        self._bills[sole.id] = bill
-        bill.time, bill.computes_us = sole.time, sole.computes_us
-        for holder in (sole.model, sole.slot):
-            holder.begin(sole.id, bill, (sole.payer,), now_us)
 
     def _look(self, now_us: int) -> None:
         changes, index = self.changes, self._cluster.index
@@ -469,9 +397,6 @@ class UseMeter:
             for lease in slot.leases.values():
                 if model not in lease.models:
                     continue
-                of_slot = book.slots[slot.id]
-                if of_slot.sole is not None and of_slot.sole.id == lease.id:
-                    self._share(of_slot, now_us)
                 bill = self._bills.get(lease.id)
                 if bill is None:  # it is about to begin
                     continue

@@ -4,16 +4,29 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.request_queue import Bundle, Pending, Standing, Visits
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.standing_leases import StandingLeases
-from scheduler.core.tenants import quotas
-from scheduler.core.tenants.owners import FunctionOwner, OwnerTable, Turn, both
-from scheduler.core.tenants.quotas import QuotaRefusal, is_over_gpu_s, refusal, too_many_bytes
+from scheduler.core.tenants.owners import (
+    FunctionOwner,
+    OwnerTable,
+    QuotaRefusal,
+    Turn,
+    both,
+    has_room,
+    is_over_gpu_s,
+    make_room,
+    note_named,
+    owners_of,
+    refusal,
+    too_many_bytes,
+    with_quota,
+)
 from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
 from scheduler.model.actions import Action
 from scheduler.model.owner_terms import OwnerTerms
@@ -30,30 +43,20 @@ _MOST_RETRIED = 8
 class Tenancy:
     """Follows every request and lease of every owner, while it is on."""
 
-    def __init__(self, cluster: ClusterState, standing: StandingLeases, visits: Visits) -> None:
+    def __init__(self, cluster: ClusterState, standing: StandingLeases) -> None:
         self.on = False
-        self.now = 0.0
         self.owners = OwnerTable()
         self.order = TurnOrder(cluster, self.owners)
         self.leases = LeaseCharges(self.owners, self.order, cluster)
         self.refused: list[tuple[Pending, RequestOutcome, str]] = []
         self._cluster = cluster
         self._standing = standing
-        self._visits = visits
         self._diverted = False
-
-    @property
-    def held(self) -> int:
-        return self.order.held
 
     @property
     def takes_turns(self) -> bool:
         """Whether namespaces share the GPUs by their weights."""
         return self.order.lead_s > 0.0
-
-    @property
-    def terms(self) -> Mapping[str, OwnerTerms]:
-        return self.owners.terms
 
     # -- on and off -----------------------------------------------------------------------------
 
@@ -64,7 +67,7 @@ class Tenancy:
         requests: Iterable[Pending],
         leases: Iterable[ActiveLease],
     ) -> None:
-        self.owners.set_terms(name, terms, self.now)
+        self.owners.set_terms(name, terms, self._cluster.now)
         self.order.paused.terms_changed()
         if "/" not in name:
             self._share_memory()
@@ -80,7 +83,7 @@ class Tenancy:
                 self._pull_back(turn)
         for turn in self.order.turns.values():
             if turn.owner.name == name:
-                quotas.named(turn.owner, turn.pending.models, self._cluster)
+                note_named(turn.owner, turn.pending.models, self._cluster)
         for owner in concerned:
             for turn in list(owner.paused_turns):
                 self._refuse_without_time(turn)
@@ -103,16 +106,18 @@ class Tenancy:
         for pending in list(self._cluster.waiting):
             self._pull_back(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.place]:
-            turn.note_held(self.now)
+            turn.note_held(self._cluster.now)
             order.let_go(turn)
-            order.hold(turn, self.now)
-        self._visits.clear()
+            order.hold(turn, self._cluster.now)
+        self._cluster.visits.clear()
         self._cluster.latest_seq = 0
         self._switch(requests, leases)
 
     def _share_memory(self) -> None:
         """Where namespaces take turns they also have parts of the memory, by their weights."""
-        weights = {name: terms.weight for name, terms in self.terms.items() if "/" not in name}
+        weights = {
+            name: terms.weight for name, terms in self.owners.terms.items() if "/" not in name
+        }
         self._cluster.index.parts.share(weights if self.takes_turns else None)
 
     def _switch(self, requests: Iterable[Pending], leases: Iterable[ActiveLease]) -> None:
@@ -128,12 +133,12 @@ class Tenancy:
                     self._show(self.order.turns[pending.id])
             for lease in leases:
                 if lease.requests:
-                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self.now))
+                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self._cluster.now))
             return
         for owner in list(self.order.stuck):
             self._free(owner)
         held = [turn for turn in self.order.turns.values() if turn.place]
-        for turn in sorted(held, key=_arrival):
+        for turn in sorted(held, key=attrgetter("arrival")):
             self._expose(turn)
         for turn in self.order.turns.values():
             turn.pending.seq = turn.arrival
@@ -148,7 +153,7 @@ class Tenancy:
         self._cluster.waits_no_more(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
-        turn.pauses = self.order.has_no_time(turn.pending, self.now)
+        turn.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
         self._hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
@@ -156,14 +161,14 @@ class Tenancy:
     def refusal(self, request: Request, bundle: Bundle) -> QuotaRefusal | None:
         self.owners.forget_when_due(self.order.virtual_s)
         owner, expected_s = self.owners.of(request.function), self.order.estimate_s(bundle)
-        return refusal(owner, bundle, expected_s, self.now, goes_on=request.goes_on)
+        return refusal(owner, bundle, expected_s, self._cluster.now, goes_on=request.goes_on)
 
     def hold(self, pending: Pending) -> None:
         """Hold a request back that is to wait for any slot, until its turn."""
         turn = self._turn(pending)
-        turn.pauses = self.order.is_to_pause(pending, self.now)
+        turn.pauses = self.order.is_to_pause(pending, self._cluster.now)
         self._queue(turn)
-        quotas.named(turn.owner, pending.models, self._cluster)
+        note_named(turn.owner, pending.models, self._cluster)
         self._hold(turn)
 
     def let_go(self, pending: Pending) -> None:
@@ -176,7 +181,7 @@ class Tenancy:
         """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
         turn = self.order.turns[pending.id]
         self._withdraw(turn)
-        turn.pauses = self.order.has_no_time(pending, self.now)
+        turn.pauses = self.order.has_no_time(pending, self._cluster.now)
         if stuck:
             turn.owner.stuck = True
             self.order.stuck[turn.owner] = None
@@ -227,10 +232,10 @@ class Tenancy:
 
     def retry(self) -> None:
         """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
-        self.order.resume(self.now)
+        self.order.resume(self._cluster.now)
         for owner in list(self.order.stuck)[:_MOST_RETRIED]:
             first = owner.first()
-            if first is None or quotas.has_room(owner, first.pending.bundle, self._cluster):
+            if first is None or has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 self.order.stuck[owner] = self.order.stuck.pop(owner)
@@ -243,7 +248,7 @@ class Tenancy:
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
         pending, cluster = turn.pending, self._cluster
-        turn.note_held(self.now)
+        turn.note_held(self._cluster.now)
         if cluster.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
@@ -259,7 +264,7 @@ class Tenancy:
         cluster.wait(pending)
 
     def _hold(self, turn: Turn) -> None:
-        self.order.hold(turn, self.now)
+        self.order.hold(turn, self._cluster.now)
         if turn.pauses:
             self._refuse_without_time(turn)
 
@@ -284,29 +289,18 @@ class Tenancy:
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
-        self.leases.granted(lease, owners, expected_s, self.now)
+        self.leases.granted(lease, owners, expected_s, self._cluster.now)
         if lease.own and not lease.loading:
-            self.leases.rests(lease, self.now, self.now)
+            self.leases.rests(lease, self._cluster.now, self._cluster.now)
 
     def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
         """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
-        self.leases.used(lease, self.owners.of(function), expected_s, self.now)
-
-    def computes(self, lease: ActiveLease) -> None:
-        """A lease that was loading beside the runs of others has its slot from now on."""
-        self.leases.computes(lease, self.now)
-
-    def stands_aside(self, lease: ActiveLease) -> None:
-        """A lease that loads has its slot no more, until what it loads is there."""
-        self.leases.stands_aside(lease, self.now)
-
-    def ended(self, lease: LeaseId) -> None:
-        self.leases.ended(lease, self.now)
+        self.leases.used(lease, self.owners.of(function), expected_s, self._cluster.now)
 
     def yields(self, lease: LeaseId) -> bool:
         """Whether its caller must not keep this lease: its owner has too much of something."""
         order = self.order
-        others_wait = self._cluster.waiting.count or self.held > order.paused.count
+        others_wait = self._cluster.waiting.count or order.held > order.paused.count
         for function in self.leases.owners_of(lease):
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return True
@@ -314,7 +308,7 @@ class Tenancy:
                 most = owner.terms.leases
                 if most is not None and owner.leases > most:
                     return True
-                if is_over_gpu_s(owner, self.now):
+                if is_over_gpu_s(owner, self._cluster.now):
                     return True
         return False
 
@@ -326,11 +320,9 @@ class Tenancy:
         out: list[Action],
     ) -> bool:
         """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
-        turns = self.order.turns
-        owners = [turns[pending.id].owner for pending in chosen if pending.id in turns]
-        bound = quotas.with_quota(owners)
-        needed = slot.gpu, chosen[0].bundle.models
-        return not bound or quotas.make_room(bound, loads, needed, self._cluster, out)
+        functions = [turn.owner for pending in chosen if (turn := self.order.turns.get(pending.id))]
+        spared = slot.gpu, chosen[0].bundle.models
+        return make_room(with_quota(functions), loads, spared, self._cluster, out)
 
     def make_room_ahead(
         self,
@@ -340,9 +332,8 @@ class Tenancy:
         out: list[Action],
     ) -> bool:
         """The same, for the load of a model without a request."""
-        owners = quotas.owners_of(model, self.owners)
-        needed = slot.gpu, (model,)
-        return not owners or quotas.make_room(owners, loads, needed, self._cluster, out)
+        owners = owners_of(model, self.owners)
+        return make_room(owners, loads, (slot.gpu, (model,)), self._cluster, out)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -352,7 +343,7 @@ class Tenancy:
         if turn is None:
             owner = self.owners.of(function)
             priority = owner.terms.priority + owner.space.terms.priority
-            head_s = head_start_s(pending, priority, self.now)
+            head_s = head_start_s(pending, priority, self._cluster.now)
             turn = turns[pending.id] = Turn(pending, owner, head_s)
         elif not turn.queued:  # its owner may have been forgotten meanwhile
             turn.owner = self.owners.of(function)
@@ -389,10 +380,6 @@ class Tenancy:
             self.order.charge(turn.owner, -turn.charge_s)
 
 
-def _arrival(turn: Turn) -> int:
-    return turn.arrival
-
-
 class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
@@ -403,22 +390,6 @@ class LeaseCharge:
     they have ended, `called_s` of them. Before that it was kept for `kept_s`, of which `others_s`
     were counted.
     """
-
-    __slots__ = (
-        "called_s",
-        "charge_s",
-        "contended_s",
-        "due_s",
-        "kept_s",
-        "others_s",
-        "owners",
-        "rests_s",
-        "runs",
-        "share",
-        "since_s",
-        "slot",
-        "woke_s",
-    )
 
     def __init__(
         self, owners: Sequence[FunctionOwner], slot: Slot, share: float, since_s: float
@@ -578,12 +549,14 @@ class LeaseCharges:
             charge.computed(computed_s, self._cluster.contended_s(charge.slot, now), now)
 
     def computes(self, lease: ActiveLease, now: float) -> None:
+        """A lease that was loading beside the runs of others has its slot from now on."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.begin(self._cluster.contended_s(charge.slot, now), now)
             charge.expect(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """A lease that loads has its slot no more, until what it loads is there."""
         charge = self._charges.get(lease.id)
         if charge is not None:
             charge.wake(self._cluster.contended_s(charge.slot, now), now)

@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from cache_manager.model.ids import Tier
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.state import ClusterState
 from scheduler.core.tenants.owners import (
     FunctionOwner,
     Owner,
@@ -22,8 +22,9 @@ from scheduler.core.tenants.owners import (
     Turn,
     both,
     is_listed,
+    is_over_gpu_s,
+    lacks_gpu_time,
 )
-from scheduler.core.tenants.quotas import is_over_gpu_s, lacks_gpu_time
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
 _SEQ_STEP = 1 << 40
@@ -107,8 +108,9 @@ class TurnOrder:
 
     def has_no_time(self, pending: Pending, now: float) -> bool:
         """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
-        goes_on = pending.request.goes_on
-        return goes_on and is_used_up(self._owners.of(pending.request.function), now)
+        request = pending.request
+        owners = both(self._owners.of(request.function)) if request.goes_on else ()
+        return any(is_over_gpu_s(owner, now) for owner in owners)
 
     def lost_its_turn(self, pending: Pending, now: float) -> bool:
         """Whether quotas lack room that they had: time was used, or leases became known."""
@@ -412,7 +414,3 @@ class PausedCalls:
         if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
             self._looks = [look for look in self._looks if self._look_s.get(look[2]) == look[0]]
             heapify(self._looks)
-
-
-def is_used_up(function: FunctionOwner, now: float) -> bool:
-    return is_over_gpu_s(function, now) or is_over_gpu_s(function.space, now)

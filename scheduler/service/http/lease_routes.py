@@ -15,7 +15,7 @@ from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace
 from common.telemetry.work_context import ABOUT, Work
 from common.time_limits import time_limit
 from scheduler.api import Placement
-from scheduler.core.request_queue import Standing
+from scheduler.cluster.request_queue import Standing
 from scheduler.model.actions import EnqueueLocally
 from scheduler.model.errors import (
     BodyTooLarge,

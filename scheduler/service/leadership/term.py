@@ -8,7 +8,7 @@ from common.telemetry.traces import Sink
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning, recorded_profile
-from scheduler.core.tenants.quotas import refused_by
+from scheduler.core.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus
 from scheduler.model.events import Event as CoreEvent
@@ -156,7 +156,7 @@ class Office:
             profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
             standing=settings.scheduler.standing,
             exit_rule=settings.exit_rule,
-            gaps=self.core.placer.idle.all_gaps(),
+            gaps=self.core.placer.exits.all_gaps(),
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:

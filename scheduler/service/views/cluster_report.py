@@ -5,8 +5,8 @@ from statistics import fmean, median, quantiles
 
 from cache_manager.model.ids import ModelId, NodeId
 from cache_manager.routes import ModelRest
+from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
-from scheduler.core.request_queue import Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.history.history import Happened, RequestRecord
@@ -129,7 +129,7 @@ def queue(office: Office, most: int) -> QueueShown:
             function=pending.request.function,
             models=pending.models,
             waited_s=now_s - pending.arrived_s,
-            visits=core.visits.count(pending.seq),
+            visits=core.cluster.visits.count(pending.seq),
             priority=pending.request.priority,
             slot=pending.at if pending.standing is Standing.LOCAL else None,
         )

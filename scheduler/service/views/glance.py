@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import ModelId
+from scheduler.cluster.request_queue import Pending, RequestQueue
+from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.core.request_queue import Pending, RequestQueue
-from scheduler.core.slots import ActiveLease, Gpu
 from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
 from scheduler.service.survey import hosting_of
@@ -166,7 +166,7 @@ class Glances:
         )
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
-        if not self._core.placer.idle.active:
+        if not self._core.placer.exits.active:
             return None
         due_s = self._core.exits.due_s(gpu.spec.node, gpu.spec.id, model)
         return None if due_s is None else round(due_s + self._since_1970_s, 3)

@@ -126,7 +126,7 @@ class PageFeed:
 
     def _queue(self) -> dict[str, Any]:
         core, now_s = self._office.core, self._office.clock.now_s()
-        waiting, visits = core.cluster.waiting, core.visits
+        waiting, visits = core.cluster.waiting, core.cluster.visits
         return {
             "length": waiting.count,
             "local": core.placer.queued - waiting.count - core.cluster.held,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from scheduler.cluster.slots import ActiveLease
 from scheduler.core.core import Core
-from scheduler.core.slots import ActiveLease
 from scheduler.model.actions import (
     Action,
     Dispatch,

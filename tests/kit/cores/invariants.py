@@ -7,10 +7,10 @@ from collections import Counter
 from itertools import pairwise
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.residency.gpu_cache import ResidentModel
+from cache_manager.residency import ResidentModel
+from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core
-from scheduler.core.request_queue import Pending, Standing
-from scheduler.core.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import (
     Action,
     Demote,

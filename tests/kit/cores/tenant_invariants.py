@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from cache_manager.model.ids import tenant_of
-from scheduler.core.request_queue import Standing
+from scheduler.cluster.request_queue import Standing
 from scheduler.core.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
@@ -60,7 +60,7 @@ class TenantInvariants(Invariants):
         assert not tenancy.refused
         self._check_counts()
         self._check_gpu_time(event)
-        self.held_back = max(self.held_back, tenancy.held)
+        self.held_back = max(self.held_back, tenancy.order.held)
         for action in actions:
             if isinstance(action, Finish) and action.outcome is RequestOutcome.OVER_QUOTA:
                 quota = action.reason.split()[1]
@@ -83,8 +83,8 @@ class TenantInvariants(Invariants):
         tenancy = core.placer.tenancy
         pending = core.requests.values()
         held = [each for each in pending if each.standing is Standing.HELD]
-        assert tenancy.on == bool(tenancy.terms or tenancy.order.lead_s)
-        assert core.cluster.held == tenancy.held == len(held)
+        assert tenancy.on == bool(tenancy.owners.terms or tenancy.order.lead_s)
+        assert core.cluster.held == tenancy.order.held == len(held)
         queue = [each for each in pending if each.standing in _QUEUED]
         assert core.placer.queued == len(queue)
         if not tenancy.on:
@@ -237,7 +237,7 @@ class TenantInvariants(Invariants):
                 for name in _names(function.name):
                     rates[name] += charge.share
         self._use.look(rates, now)
-        for name, terms in tenancy.terms.items():
+        for name, terms in tenancy.owners.terms.items():
             functions, spaces = tenancy.owners.functions, tenancy.owners.spaces
             owner = functions.get(name) if "/" in name else spaces.get(name)
             if owner is None or terms.gpu_s is None:

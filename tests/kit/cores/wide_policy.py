@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from scheduler.cluster.view import View
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.policies.placement_policy import Decision, Place
 
 MOST_TOGETHER = 3
 _MOST_VCPUS = 3

@@ -17,10 +17,8 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import LeaseId, SlotId
-from scheduler.sim.replay.comparison import Comparison, TrafficFigures, TrafficWatch, compare
-from scheduler.sim.replay.rebuilt_world import RecordedWorld
-from scheduler.sim.replay.recording_reader import RecordingReader
-from scheduler.sim.replay.rerun import Rerun
+from scheduler.sim.comparison import Comparison, Rerun, TrafficFigures, TrafficWatch, compare
+from scheduler.sim.recorded_world import RecordedWorld, RecordingReader
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import gpu, request
 from tests.kit.cores.life_lengths import life_length

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from cache_manager import eviction
 from cache_manager.model.errors import UnknownRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from cache_manager.residency.cache_index import CacheIndex
-from cache_manager.residency.gpu_cache import GpuCache
+from cache_manager.residency import CacheIndex, GpuCache
 
 each_rule = pytest.mark.parametrize("rule", eviction.available())
 
@@ -85,7 +84,7 @@ def test_cost_takes_what_buys_least_when_models_differ() -> None:
     cache = index.add_gpu(GpuId("g0"), NodeId("n0"), 100)
     for name, load_s in (("dear", 9.0), ("cheap", 1.0)):
         index.admit(cache, ModelId(name), 10, 0.0, (load_s, 1.0))
-        index.count_request(ModelId(name), 0.0)
+        index.rates.count_request(ModelId(name), 0.0)
     index.touch(cache, ModelId("cheap"), 1.0)
     assert index.victims(cache, 10, 1.0) == ("cheap",)
 
@@ -97,7 +96,7 @@ def test_global_takes_a_spare_copy_first_when_it_was_used_last() -> None:
         for cache in holders:
             index.admit(cache, ModelId(name), 10, 0.0, (2.0, 0.01))
         for _ in range(60):
-            index.count_request(ModelId(name), 0.0)
+            index.rates.count_request(ModelId(name), 0.0)
     assert index.victims(caches[0], 10, 0.0) == ("spare",)
 
 

@@ -68,7 +68,7 @@ def test_requests_for_ever_other_models_leave_nothing_behind() -> None:
         assert arrived
         world.free("g0")
     cluster = world.core.cluster
-    residents = cluster.index.gpu(gpu("g0").id).residents
+    residents = cluster.index.gpus[gpu("g0").id].residents
     assert len(cluster.profiles.known()) <= MOST * 1.1 + len(residents)
     assert cluster.bundle_count <= 10 * MOST
     assert cluster.index.load_s(ModelId("m0")) == 0.0  # it was more when m0 was loaded

@@ -57,7 +57,13 @@ def largest_collection(core: Core, *, but: object = None) -> int:
     What `but` refers to is not looked at.
     """
     largest, seen = 0, {id(but)}
-    pending: list[object] = [core.cluster, core.placer, core.visits, core.lifecycle, core.fleet]
+    pending: list[object] = [
+        core.cluster,
+        core.placer,
+        core.cluster.visits,
+        core.lifecycle,
+        core.fleet,
+    ]
     pending.append(core.exits)
     while pending:
         thing = pending.pop()

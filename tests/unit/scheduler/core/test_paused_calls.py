@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.core.tenants.quotas import MOST_PAUSED
+from scheduler.core.tenants.owners import MOST_PAUSED
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
     DeadlinePassed,

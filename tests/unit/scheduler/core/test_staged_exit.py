@@ -67,7 +67,7 @@ def pass_timers(world: World, until: float) -> list[Action]:
 
 
 def used_bytes(world: World) -> int:
-    return world.core.cluster.index.gpu(GPU).used_bytes
+    return world.core.cluster.index.gpus[GPU].used_bytes
 
 
 def test_idle_model_leaves_its_gpu_after_the_first_stage_and_its_process_stays() -> None:
@@ -325,7 +325,7 @@ def test_stale_timer_changes_nothing() -> None:
     world = a_world()
     used(world, BERT, 0.0, 1.0)
     assert world.send(StageDue(NODE, GPU, BERT, 3.0), at=50.0) == []
-    assert BERT in world.core.cluster.index.gpu(GPU).residents
+    assert BERT in world.core.cluster.index.gpus[GPU].residents
 
 
 def test_call_during_the_step_is_served_by_the_process_that_is_being_emptied() -> None:

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from cache_manager.model.ids import ModelId
+from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import make_core
-from scheduler.core.request_queue import Standing
 from scheduler.model.actions import Dispatch, EnqueueLocally
 from scheduler.model.events import (
     Event,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cache_manager import eviction
+from scheduler.cluster.view import View
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch, Finish, Prepare
 from scheduler.model.events import (
@@ -18,7 +19,7 @@ from scheduler.model.events import (
     RunFailed,
 )
 from scheduler.model.values import AfterLoss, Estimate, Request, RequestId, RequestOutcome
-from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.policies.placement_policy import Decision, Place
 from tests.kit.cores import builders
 from tests.kit.cores.builders import gpu, model
 from tests.kit.cores.core_world import World, ended, only, placements

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from cache_manager import eviction
 from cache_manager.model.ids import ModelId, Tier
+from scheduler.cluster.view import View
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch, Prepare, SetTimer
 from scheduler.model.events import GpuJoined, ModelLoaded, ModelRegistered, TimerFired
-from scheduler.policies.placement_policy import Decision, Place, Prefetch, View, Wake
+from scheduler.policies.placement_policy import Decision, Place, Prefetch, Wake
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World, only
 

@@ -338,10 +338,10 @@ async def test_gaps_between_uses_are_known_to_the_next_leader() -> None:
         found = await recover(made.store, LOG)
     later = a_core(models=(), settings=CoreSettings(exit_rule="adaptive"))
     found.restore(later)
-    gaps = later.placer.idle.gaps(ModelId("a"))
+    gaps = later.placer.exits.gaps(ModelId("a"))
     assert len(gaps.counts) == 2
     for (kind, count), (known, counted) in zip(
-        gaps.counts, core.placer.idle.gaps(ModelId("a")).counts, strict=True
+        gaps.counts, core.placer.exits.gaps(ModelId("a")).counts, strict=True
     ):
         assert kind == known
         assert abs(count - counted) < 1e-4

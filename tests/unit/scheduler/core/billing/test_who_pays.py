@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.gpu_cache import KeptContext
+from cache_manager.residency import KeptContext
 from scheduler.core.billing.charges import (
     CONTEXT,
     DISK,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cache_manager import eviction
+from scheduler.cluster.view import View
 from scheduler.core.core import Core
 from scheduler.model.actions import Action, Dispatch, EndLease
 from scheduler.model.events import (
@@ -21,7 +22,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import CoreSettings, LeaseId, RequestId, RequestOutcome, SlotId
-from scheduler.policies.placement_policy import Decision, Place, View
+from scheduler.policies.placement_policy import Decision, Place
 from tests.kit.cores.builders import GIB, gpu, model, request
 from tests.kit.cores.core_world import World, ended, only, placements
 from tests.kit.cores.wide_policy import WidePolicy

@@ -177,7 +177,7 @@ def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
     gaps = {ModelId("bert"): ((28, 3.5), (31, 0.25))}
     beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", gaps=gaps)
     assert parsed(beginning_line(beginning)) == beginning
-    assert beginning.core().placer.idle.all_gaps() == gaps
+    assert beginning.core().placer.exits.all_gaps() == gaps
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:

@@ -5,8 +5,7 @@ from random import Random
 import pytest
 
 from cache_manager.model.ids import MIB
-from scheduler.core.tenants.owners import GpuWindow
-from scheduler.core.tenants.quotas import refused_by
+from scheduler.core.tenants.owners import GpuWindow, refused_by
 from scheduler.model.actions import Action, Finish
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.request_queue import Bundle, Pending, RequestQueue
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.model.values import Request, RequestId
 from scheduler.service.views.glance import Glances, in_order, lengths
 from tests.kit.worlds.service_world import leading

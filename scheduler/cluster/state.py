@@ -5,21 +5,20 @@ from collections.abc import Iterator, Mapping
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.residency.cache_index import CacheIndex
-from scheduler.core.rankings import HolderRanking, LoadableSlots, SlotRanking
-from scheduler.core.request_queue import (
+from cache_manager.residency import CacheIndex
+from scheduler.cluster.rankings import HolderRanking, LoadableSlots, SlotRanking, UnmetDemand
+from scheduler.cluster.request_queue import (
     Bundle,
     BundleLane,
     Pending,
     RequestQueue,
-    Standing,
+    Visits,
     WaitClock,
 )
-from scheduler.core.slots import ActiveLease, EndedRun, Gpu, Slot
-from scheduler.core.unmet_demand import UnmetDemand
+from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
 from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
-from scheduler.model.values import Configuration, Estimate, GpuSpec, SlotId
+from scheduler.model.values import CoreSettings, Estimate, GpuSpec, SlotId
 
 
 class ClusterState:
@@ -29,17 +28,18 @@ class ClusterState:
     on which nothing is locked.
     """
 
-    def __init__(self, profiles: Profiles, rule: EvictionRule) -> None:
-        self.profiles = profiles
-        self.index = CacheIndex(rule)
+    def __init__(self, settings: CoreSettings, rule: EvictionRule) -> None:
+        self.profiles = Profiles(settings)
+        self.index = CacheIndex(rule, spares_waiting=settings.spares_waiting)
         self.gpus: dict[GpuId, Gpu] = {}
         self.gpus_of: dict[NodeId, list[Gpu]] = {}
         self.nodes: list[NodeId] = []
         self.slots: dict[SlotId, Slot] = {}
         self.sizes: list[int] = []
-        self.largest_bytes = 0
+        self.largest_bytes = settings.largest_gpu_bytes  # of all GPUs so far
         self.now = 0.0  # of the event that is handled
         self.waiting = RequestQueue()
+        self.visits = Visits()
         self.waits = WaitClock()  # while it has requests
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
@@ -114,7 +114,7 @@ class ClusterState:
         number = self.accepted
         self.accepted += 1
         for model in models:
-            self.index.count_request(model, now)
+            self.index.rates.count_request(model, now)
             self.profiles.used(model)
         return number
 
@@ -160,7 +160,7 @@ class ClusterState:
 
     # -- GPUs -----------------------------------------------------------------------------------
 
-    def join(self, spec: GpuSpec) -> Gpu:
+    def join(self, spec: GpuSpec) -> None:
         """Add a GPU; its slots begin as the least used one here, not at zero."""
         self.largest_bytes = max(self.largest_bytes, spec.memory_bytes)
         gpu = Gpu(spec, self.index.add_gpu(spec.id, spec.node, spec.memory_bytes))
@@ -169,23 +169,12 @@ class ClusterState:
             slot = Slot(slot_spec, gpu)
             slot.frequency = lowest
             gpu.slots.append(slot)
-            self.idle_slots += 1
-            self.active_slots += 1
             self.slots[slot.id] = slot
         self.gpus[spec.id] = gpu
         if spec.node not in self.gpus_of:
             insort(self.nodes, spec.node)
         self.gpus_of.setdefault(spec.node, []).append(gpu)
-        self._sort_sizes()
-        for slot in gpu.slots:
-            self.active[gpu.size_class].add(slot)
-            self.idle[gpu.size_class].add(slot)
-            self.loadable.settle(slot, self.active_slots)
-        if self.active[gpu.size_class].overgrown(self.active_slots):
-            self._rank_active()
-        if self.idle[gpu.size_class].overgrown(self.active_slots):
-            self._rank_idle()
-        return gpu
+        self.offer(gpu)
 
     def retire(self, gpu: Gpu) -> None:
         """Offer this GPU to no further request."""
@@ -421,62 +410,90 @@ class ClusterState:
                         self._list(self._busy_holders, bundle, slot)
         slot.highest_listed_s = available_s
 
+    # -- leases on slots ------------------------------------------------------------------------
+
+    def occupy(self, lease: ActiveLease, now: float, load_s: float) -> None:
+        """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
+        slot, run_s = lease.slot, lease.run_s
+        if lease.beside:
+            slot.copying += 1
+            lease.begins_s, lease.due_s = now, now + load_s + run_s
+        elif slot.at_once:
+            lease.begins_s, lease.due_s = now, now + load_s + run_s
+        else:
+            lease.begins_s = max(now, slot.free_s)
+            for other in lease.more:
+                lease.begins_s = max(lease.begins_s, other.free_s)
+            lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
+        slot.leases[lease.id] = lease
+        lease.there_s = _there_s(lease, now)
+        if slot.at_once:
+            slot.free_s = slot.room_s(now)
+        self.settle(slot)
+        for other in lease.more:
+            other.free_s = lease.due_s
+            self.settle(other)
+
+    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+        """What it waits for may never be there: it has no part in its slot's runs until then."""
+        slot = lease.slot
+        lease.beside = True
+        slot.copying += 1
+        if slot.at_once:
+            slot.free_s = slot.room_s(now)
+        else:
+            _freed(slot, lease, now)
+        self.settle(slot)
+
+    def runs_until(self, lease: ActiveLease, due_s: float, now: float) -> None:
+        """One more call runs under it, which should end at `due_s`."""
+        slot = lease.slot
+        later_s = max(now, due_s) - max(now, lease.due_s)
+        lease.due_s = max(now, due_s)
+        if lease.beside:
+            return
+        slot.free_s = (
+            slot.room_s(now) if slot.at_once else max(now, max(now, slot.free_s) + later_s)
+        )
+        self.settle(slot)
+
+    def postpone(self, lease: ActiveLease, due_s: float, now: float) -> None:
+        """Its work should end at `due_s`, later or sooner than was thought."""
+        later_s = due_s - lease.due_s
+        lease.due_s = due_s
+        for slot in (lease.slot, *lease.more):
+            slot.free_s = slot.room_s(now) if slot.at_once else max(now, slot.free_s + later_s)
+            self.settle(slot)
+
+    def adopt(self, lease: ActiveLease, now: float) -> None:
+        """A lease of unknown length that was in force before."""
+        lease.begins_s = lease.due_s = lease.there_s = now
+        lease.slot.leases[lease.id] = lease
+        for slot in (lease.slot, *lease.more):
+            slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
+            self.settle(slot)
+
+    def release(self, lease: ActiveLease, now: float) -> None:
+        """Take a lease off its slots: the only way in which a slot becomes idle."""
+        slot = lease.slot
+        del slot.leases[lease.id]
+        if lease.configuration is not None:
+            slot.gpu.vcpus_used -= lease.configuration.vcpus
+        if lease.beside:
+            slot.copying -= 1
+        elif slot.at_once:
+            slot.ended.append(EndedRun(lease.models, lease.there_s, now))
+            slot.free_s = slot.room_s(now)
+        else:
+            _freed(slot, lease, now)
+        self.settle(slot)
+        for other in lease.more:
+            other.taken -= 1
+            _freed(other, lease, now)
+            self.settle(other)
+
 
 _NO_BUNDLES: list[Bundle] = []
-
-
-def configure(
-    lease: ActiveLease, configuration: Configuration | None, more: tuple[Slot, ...]
-) -> None:
-    """Take what a lease has beside its slot; `occupy` says until when.
-
-    A manager that takes no configurations gets none.
-    """
-    gpu = lease.slot.gpu
-    lease.more = more
-    for other in more:
-        assert other.gpu is gpu, f"{other.id} is on another GPU than {lease.slot.id}"
-        assert other is not lease.slot, f"{other.id} is named twice"
-        other.taken += 1
-    if configuration is not None and gpu.spec.vcpus:
-        lease.configuration = configuration
-        gpu.vcpus_used += configuration.vcpus
-
-
-def join(lease: ActiveLease, chosen: tuple[Pending, ...]) -> None:
-    for pending in chosen:
-        pending.standing = Standing.LEASED
-        pending.at = lease.slot.id
-        pending.lease = lease.id
-    lease.requests.extend(chosen)
-    lease.is_shared = len(chosen) > 1
-    lease.own = all(pending.request.own for pending in chosen)
-    if lease.own and not lease.loading:  # else its wait for another lease's load would be kept
-        loads = lease.slot.gpu.loads
-        lease.loading = {model: loads[model] for model in lease.models if model in loads}
-
-
-def occupy(cluster: ClusterState, lease: ActiveLease, now: float, load_s: float) -> None:
-    """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
-    slot, run_s = lease.slot, lease.run_s
-    if lease.beside:
-        slot.copying += 1
-        lease.begins_s, lease.due_s = now, now + load_s + run_s
-    elif slot.at_once:
-        lease.begins_s, lease.due_s = now, now + load_s + run_s
-    else:
-        lease.begins_s = max(now, slot.free_s)
-        for other in lease.more:
-            lease.begins_s = max(lease.begins_s, other.free_s)
-        lease.due_s = slot.free_s = max(lease.begins_s, now + load_s) + run_s
-    slot.leases[lease.id] = lease
-    lease.there_s = _there_s(lease, now)
-    if slot.at_once:
-        slot.free_s = slot.room_s(now)
-    cluster.settle(slot)
-    for other in lease.more:
-        other.free_s = lease.due_s
-        cluster.settle(other)
 
 
 def _there_s(lease: ActiveLease, now: float) -> float:
@@ -486,80 +503,6 @@ def _there_s(lease: ActiveLease, now: float) -> float:
         for model in lease.models:
             there_s = max(there_s, loads.get(model, 0.0))
     return there_s
-
-
-def computes(lease: ActiveLease, now: float) -> None:
-    """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
-    slot = lease.slot
-    lease.beside = False
-    slot.copying -= 1
-    if slot.at_once:
-        lease.begins_s, lease.due_s = now, now + lease.run_s
-        slot.free_s = slot.room_s(now)
-    else:
-        lease.begins_s = max(now, slot.free_s)
-        lease.due_s = slot.free_s = lease.begins_s + lease.run_s
-
-
-def stands_aside(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
-    """What it waits for may never be there: it has no part in its slot's runs until then."""
-    slot = lease.slot
-    lease.beside = True
-    slot.copying += 1
-    if slot.at_once:
-        slot.free_s = slot.room_s(now)
-    else:
-        _freed(slot, lease, now)
-    cluster.settle(slot)
-
-
-def runs_until(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
-    """One more call runs under it, which should end at `due_s`."""
-    slot = lease.slot
-    later_s = max(now, due_s) - max(now, lease.due_s)
-    lease.due_s = max(now, due_s)
-    if lease.beside:
-        return
-    slot.free_s = slot.room_s(now) if slot.at_once else max(now, max(now, slot.free_s) + later_s)
-    cluster.settle(slot)
-
-
-def postpone(cluster: ClusterState, lease: ActiveLease, due_s: float, now: float) -> None:
-    """Its work should end at `due_s`, later or sooner than was thought."""
-    later_s = due_s - lease.due_s
-    lease.due_s = due_s
-    for slot in (lease.slot, *lease.more):
-        slot.free_s = slot.room_s(now) if slot.at_once else max(now, slot.free_s + later_s)
-        cluster.settle(slot)
-
-
-def adopt(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
-    """A lease of unknown length that was in force before."""
-    lease.begins_s = lease.due_s = lease.there_s = now
-    lease.slot.leases[lease.id] = lease
-    for slot in (lease.slot, *lease.more):
-        slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
-        cluster.settle(slot)
-
-
-def release(cluster: ClusterState, lease: ActiveLease, now: float) -> None:
-    """Take a lease off its slots: the only way in which a slot becomes idle."""
-    slot = lease.slot
-    del slot.leases[lease.id]
-    if lease.configuration is not None:
-        slot.gpu.vcpus_used -= lease.configuration.vcpus
-    if lease.beside:
-        slot.copying -= 1
-    elif slot.at_once:
-        slot.ended.append(EndedRun(lease.models, lease.there_s, now))
-        slot.free_s = slot.room_s(now)
-    else:
-        _freed(slot, lease, now)
-    cluster.settle(slot)
-    for other in lease.more:
-        other.taken -= 1
-        _freed(other, lease, now)
-        cluster.settle(other)
 
 
 def _freed(slot: Slot, lease: ActiveLease, now: float) -> None:

@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from scheduler.core.cluster_view import ClusterView
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
 from scheduler.core.core import Core, make_core
-from scheduler.core.request_queue import Visits
-from scheduler.core.slots import Slot
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations
@@ -27,12 +26,11 @@ def test_rankings_are_sorts_when_anything_happens(policy: str, seed: int) -> Non
         happened = chaos.event(operation)
         if happened is not None:
             world.send(happened)
-            check(world.core, world.now)
+            check(world.core)
 
 
-def check(core: Core, now: float) -> None:
-    view = ClusterView(core.cluster, Visits())
-    view.now = now
+def check(core: Core) -> None:
+    view = View(core.cluster)
     slots = [slot for slot in core.cluster.slots.values() if slot.gpu.active]
     for lane in core.cluster.waiting.lanes.values():
         assert lane.first is not None

@@ -1,8 +1,8 @@
 """Runs at once on one slot: what ran beside a run, and what one more would do to the others."""
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.cluster_state import ClusterState
-from scheduler.core.slots import ActiveLease, Slot
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.estimates import estimate
 from scheduler.estimates.resource_metrics import Metrics, scaled
 from scheduler.model.events import RunFinished
@@ -20,8 +20,6 @@ _MOST_PAIRS = 4_096
 
 class _PairRuns:
     """Runs since the last observation of a pair, and when the next one is due."""
-
-    __slots__ = ("next_s", "number", "spacing_s", "total")
 
     def __init__(self) -> None:
         self.next_s = 0.0
@@ -103,7 +101,11 @@ def ran_beside(
     """
     own: ActiveLease | None = None
     for lease in slot.leases.values():
-        if model in lease.models and not lease.beside and (own is None or _there(lease, own)):
+        if (
+            model in lease.models
+            and not lease.beside
+            and (own is None or lease.there_s < own.there_s)
+        ):
             own = lease
     if own is None:
         return None
@@ -121,10 +123,6 @@ def ran_beside(
             both_s = ended.ended_s - max(begun_s, ended.begun_s)
             _add(parts, ended.models, both_s / span_s)
     return parts
-
-
-def _there(one: ActiveLease, other: ActiveLease) -> bool:
-    return one.there_s < other.there_s
 
 
 def _add(parts: dict[tuple[ModelId, ...], float], models: tuple[ModelId, ...], part: float) -> None:
@@ -156,11 +154,6 @@ def slows(
         after = estimate.slowdown(profiles, lease.models, gpu_type, (*others, models))
         slowed.append((lease, after / before))
     return slowed
-
-
-def worst_slowed(cluster: ClusterState, models: tuple[ModelId, ...], slot: Slot) -> float:
-    """How many times as long the run there takes from now on that these would slow down most."""
-    return max([factor for _, factor in slows(cluster, models, slot)], default=1.0)
 
 
 def prolonged_s(

@@ -2,7 +2,7 @@
 
 from cache_manager.eviction import make
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from cache_manager.residency.cache_index import CacheIndex
+from cache_manager.residency import CacheIndex
 
 
 def filled(*models: str, memory: int = 10, size: int = 2) -> CacheIndex:
@@ -16,7 +16,7 @@ def filled(*models: str, memory: int = 10, size: int = 2) -> CacheIndex:
 
 def leaving(index: CacheIndex, short: int) -> tuple[str, ...]:
     """What leaves so that so much more is free."""
-    return tuple(index.victims(index.gpu(GpuId("g0")), short, 9.0) or ())
+    return tuple(index.victims(index.gpus[GpuId("g0")], short, 9.0) or ())
 
 
 def test_models_of_tenants_with_more_than_their_part_leave_first_when_memory_is_shared() -> None:
@@ -35,7 +35,7 @@ def test_parts_follow_weights_when_tenants_have_them() -> None:
 
 def test_bytes_are_counted_when_models_leave_and_grow() -> None:
     index = filled("a/0", "a/1", "b/0", memory=20)
-    cache = index.gpu(GpuId("g0"))
+    cache = index.gpus[GpuId("g0")]
     index.parts.share({})
     index.resize(cache, ModelId("b/0"), 11)
     assert leaving(index, 1) == ("b/0",)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.request_queue import Visits
+from scheduler.cluster.request_queue import Visits
 
 _places = st.integers(0, 30)
 _limits = st.integers(0, 6)

@@ -1,6 +1,6 @@
 """How long somebody has waited, all in all."""
 
-from scheduler.core.request_queue import WaitClock
+from scheduler.cluster.request_queue import WaitClock
 
 
 def test_clock_runs_only_while_somebody_waits() -> None:

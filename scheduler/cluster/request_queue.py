@@ -1,11 +1,11 @@
 """Waiting requests, a lane for each set of models, in order of arrival, with their visits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush, heappushpop, nlargest
 
 from cache_manager.model.ids import ModelId
-from scheduler.model.values import LeaseId, Request, RequestId, SlotId
+from scheduler.model.values import LeaseId, Request, SlotId
 
 _COMPACT_BEYOND = 64
 
@@ -50,8 +50,10 @@ class Pending:
         "bundle",
         "following",
         "gave_back",
+        "id",
         "leading",
         "lease",
+        "models",
         "number",
         "rank",
         "request",
@@ -61,8 +63,10 @@ class Pending:
     )
 
     def __init__(self, request: Request, bundle: Bundle, seq: int, arrived_s: float) -> None:
+        self.id = request.id
         self.request = request
         self.bundle = bundle
+        self.models = bundle.models
         self.seq = seq
         self.arrived_s = arrived_s
         self.rank = seq
@@ -74,10 +78,6 @@ class Pending:
         self.lease: LeaseId | None = None
         self.gave_back: list[LeaseId] = []
         self.wait_s = 0.0
-
-    @property
-    def id(self) -> RequestId:
-        return self.request.id
 
     @property
     def function(self) -> str:
@@ -95,12 +95,8 @@ class Pending:
     def slo_s(self) -> float | None:
         return self.request.slo_s
 
-    @property
-    def models(self) -> tuple[ModelId, ...]:
-        return self.bundle.models
 
-
-def of_one_function(chosen: list[Pending]) -> tuple[Pending, ...]:
+def of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:
     """Those of the first one's function: sessions of one function alone can share a lease."""
     if len(chosen) == 1:
         return (chosen[0],)
@@ -141,8 +137,6 @@ class RequestQueue:
     Lanes are kept apart by size class (the smallest GPU size with room for the models), so that
     a GPU finds the first request it has room for. The heaps of lane heads are pruned when read.
     """
-
-    __slots__ = ("_heads", "count", "lanes")
 
     def __init__(self, size_classes: int = 1) -> None:
         self.lanes: dict[Bundle, BundleLane] = {}
@@ -297,8 +291,6 @@ def _rank(pending: Pending) -> int:
 class WaitClock:
     """Runs while somebody waits; the difference of two readings is the time between them."""
 
-    __slots__ = ("_since_s", "_total_s")
-
     def __init__(self) -> None:
         self._total_s = 0.0
         self._since_s: float | None = None
@@ -327,8 +319,6 @@ class QueuePace:
     The result includes everything that holds a GPU: loads, runs, the time that functions take
     between their runs.
     """
-
-    __slots__ = ("_placed", "_since_s", "_took_s")
 
     def __init__(self) -> None:
         self._placed = 0.0
@@ -363,8 +353,6 @@ class Visits:
     is behind it: only L numbers must be kept. A request that comes back to its old place counts as
     if it had been there all along, which can only end its waiting sooner.
     """
-
-    __slots__ = ("_boundaries",)
 
     def __init__(self) -> None:
         self._boundaries: list[int] = []

@@ -1,22 +1,11 @@
 """The map of GPU memory: which GPU holds which model, in which order it was last used."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.eviction.eviction_rule import EvictionRule, ResidentView
-from cache_manager.model.errors import GpuNotHeld
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
 from cache_manager.model.request_rates import RequestRates
-from cache_manager.residency.gpu_cache import (
-    GpuCache,
-    IndexChanges,
-    KeptContext,
-    ResidentModel,
-    context_for,
-    idle_contexts,
-    leave,
-    processes_for,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +22,168 @@ class LoadPlan:
     ends: tuple[ModelId, ...] = ()
 
 
+class KeptContext:
+    """An empty process that a model left on a GPU, for the next model of the same tenant."""
+
+    def __init__(self, model: ModelId, size_bytes: int, since_s: float) -> None:
+        self.model = model
+        self.bytes = size_bytes
+        self.since_s = since_s
+
+
+class SharedProcess:
+    """A process with several models of one tenant, whose memory belongs to none of them alone."""
+
+    def __init__(self, size_bytes: int, models: Iterable[ModelId]) -> None:
+        self.bytes = size_bytes
+        self.models = dict.fromkeys(models)
+
+
+class ResidentModel:
+    """One model in one GPU's memory: used by leases, waited for by requests, pinned by a person.
+
+    `uses` counts the leases since it came; without users it is idle since `idle_s`. Its calls have
+    this share of the GPU's multiprocessors, as its node says; nothing is decided by that.
+    """
+
+    def __init__(self, model: ModelId, size_bytes: int, used_s: float) -> None:
+        self.model = model
+        self.bytes = size_bytes
+        self.used_s = self.idle_s = used_s
+        self.users = 0
+        self.uses = 0
+        self.waiters = 0
+        self.pinned = False
+        self.gpu_share = 1.0
+
+    @property
+    def locked(self) -> bool:
+        """In use or pinned: never a victim."""
+        return self.users > 0 or self.pinned
+
+    @property
+    def kept(self) -> bool:
+        """Locked, or waited for: evicted only where a local queue cannot move otherwise."""
+        return self.users > 0 or self.pinned or self.waiters > 0
+
+
+class GpuCache:
+    """One GPU's memory; `residents` runs from the least to the most recently used.
+
+    `contexts` are empty processes, by the models that left them: `used_bytes` counts them too.
+    `withheld_bytes` belong to programs outside gpufaas, or to `shared` processes, by their tenants:
+    they count as used, locked, kept, pinned.
+    """
+
+    def __init__(self, gpu: GpuId, node: NodeId, memory_bytes: int) -> None:
+        self.id = gpu
+        self.node = node
+        self.memory_bytes = memory_bytes
+        self.used_bytes = 0
+        self.locked_bytes = 0
+        self.kept_bytes = 0
+        self.pinned_bytes = 0
+        self.withheld_bytes = 0
+        self.residents: dict[ModelId, ResidentModel] = {}
+        self.contexts: dict[ModelId, KeptContext] = {}
+        self.shared: dict[str, SharedProcess] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return self.memory_bytes - self.used_bytes
+
+
+class IndexChanges:
+    """GPUs with the models that changed there, and models whose stored weights changed."""
+
+    def __init__(self) -> None:
+        self.gpus: dict[GpuId, dict[ModelId, None]] = {}
+        self.stored: dict[ModelId, None] = {}
+
+    def note(self, gpu: GpuId, model: ModelId) -> None:
+        """A model came to a GPU, left it, or has another size there."""
+        models = self.gpus.get(gpu)
+        if models is None:
+            self.gpus[gpu] = {model: None}
+        else:
+            models[model] = None
+
+    def note_gpu(self, gpu: GpuId) -> None:
+        """A GPU came or left."""
+        self.gpus.setdefault(gpu, {})
+
+
+def context_for(
+    cache: GpuCache, model: ModelId, taken: Collection[ModelId] = ()
+) -> KeptContext | None:
+    """The empty process that can take a model: the one that it left, or one of its tenant."""
+    own = cache.contexts.get(model)
+    if own is not None and model not in taken:
+        return own
+    tenant = tenant_of(model)
+    for left, context in cache.contexts.items():
+        if left not in taken and tenant_of(left) == tenant:
+            return context
+    return None
+
+
+def idle_contexts(
+    cache: GpuCache, short_bytes: int, taken: Collection[ModelId] = ()
+) -> tuple[ModelId, ...]:
+    """The empty processes that end first where memory is short, the oldest first; maybe too few."""
+    chosen: list[ModelId] = []
+    for left, context in cache.contexts.items():
+        if short_bytes <= 0:
+            break
+        if context.bytes and left not in taken:
+            chosen.append(left)
+            short_bytes -= context.bytes
+    return tuple(chosen)
+
+
+def processes_for(cache: GpuCache, loads: Sequence[tuple[ModelId, int]]) -> dict[ModelId, ModelId]:
+    """Which empty process takes which load: first every model's own, then those of its tenant."""
+    processes: dict[ModelId, ModelId] = {m: m for m, _ in loads if m in cache.contexts}
+    for model, _ in loads:
+        if model not in processes:
+            context = context_for(cache, model, processes.values())
+            if context is not None:
+                processes[model] = context.model
+    return processes
+
+
+def part_of(cache: GpuCache, model: ModelId) -> int:
+    """A model's part of the memory of the process that it shares, equal for all models in it.
+
+    Odd bytes belong to the first models, so that the parts are the whole.
+    """
+    process = process_of(cache, model)
+    if process is None:
+        return 0
+    part_bytes, rest = divmod(process.bytes, len(process.models))
+    return part_bytes + 1 if list(process.models).index(model) < rest else part_bytes
+
+
+def process_of(cache: GpuCache, model: ModelId) -> SharedProcess | None:
+    """The process that a model shares, or would share with further ones; None if it is alone."""
+    process = cache.shared.get(tenant_of(model)) if cache.shared else None
+    return process if process is not None and model in process.models else None
+
+
 class CacheIndex:
     """Residents of every GPU, holders of every model, and the tiers on each node."""
 
-    def __init__(self, rule: EvictionRule) -> None:
+    def __init__(self, rule: EvictionRule, *, spares_waiting: bool = True) -> None:
+        """With `spares_waiting` off, what requests wait for is a victim like all else."""
         self.rule = rule
         self.gpus: dict[GpuId, GpuCache] = {}
         self.pinned_bytes = 0
         self.parts = MemoryParts()
         self.changes: IndexChanges | None = None
-        self.spares_waiting = True  # off: what requests wait for is a victim like all else
+        self._spares_waiting = spares_waiting
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
-        self._rates = RequestRates()
+        self.rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
 
@@ -67,7 +205,7 @@ class CacheIndex:
         return cache
 
     def remove_gpu(self, gpu: GpuId) -> None:
-        cache = self.gpu(gpu)
+        cache = self.gpus[gpu]
         for model in list(cache.residents):
             self.evict(cache, model)
         for model in list(cache.contexts):
@@ -77,12 +215,6 @@ class CacheIndex:
         del self.gpus[gpu]
         if self.changes is not None:
             self.changes.note_gpu(cache.id)
-
-    def gpu(self, gpu: GpuId) -> GpuCache:
-        try:
-            return self.gpus[gpu]
-        except KeyError:
-            raise GpuNotHeld(gpu) from None
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -113,7 +245,7 @@ class CacheIndex:
         return (model for model, gpus in self._holders.items() if gpus)
 
     def rate(self, model: ModelId, now: float) -> float:
-        return self._rates.rate(model, now)
+        return self.rates.rate(model, now)
 
     def load_s(self, model: ModelId) -> float:
         """The estimate of the time when `model` was last admitted."""
@@ -248,9 +380,6 @@ class CacheIndex:
         resident.uses += 1
         residents[model] = resident
 
-    def count_request(self, model: ModelId, now: float) -> None:
-        self._rates.count_request(model, now)
-
     def use(self, cache: GpuCache, model: ModelId, users: int) -> None:
         """Count a lease that uses a resident model (+1), or one that has ended (-1)."""
         resident = cache.residents.get(model)
@@ -268,7 +397,7 @@ class CacheIndex:
     def wait(self, cache: GpuCache, model: ModelId, waiters: int) -> None:
         """Count requests that wait for this model in the GPU's local queues, if it is resident."""
         resident = cache.residents.get(model)
-        if resident is None or not self.spares_waiting:
+        if resident is None or not self._spares_waiting:
             return
         before = resident.waiters
         resident.waiters = after = max(0, before + waiters)
@@ -310,7 +439,7 @@ class CacheIndex:
         del self._holders[model][cache.id]
         self.parts.left(model, resident.bytes)
         if cache.shared:
-            leave(cache, model, self.changes)
+            self._leave_shared(cache, model)
         self._note(cache, model)
 
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
@@ -377,6 +506,42 @@ class CacheIndex:
         if self.changes is not None:
             self.changes.stored[model] = None
 
+    # -- processes that models share ------------------------------------------------------------
+
+    def replace_shared(
+        self, cache: GpuCache, processes: Sequence[tuple[int, Sequence[ModelId]]]
+    ) -> None:
+        """A node reports the memory of its shared processes, and the models in each."""
+        self._note_shared(cache)
+        cache.shared.clear()
+        for size_bytes, models in processes:
+            there = [model for model in models if model in cache.residents]
+            if there:
+                cache.shared[tenant_of(there[0])] = SharedProcess(size_bytes, there)
+        self._note_shared(cache)
+
+    def share(self, cache: GpuCache, model: ModelId) -> None:
+        """A resident model is in its tenant's shared process, if that is known."""
+        process = cache.shared.get(tenant_of(model))
+        if process is not None and model in cache.residents:
+            process.models[model] = None
+            self._note_shared(cache)
+
+    def _leave_shared(self, cache: GpuCache, model: ModelId) -> None:
+        """The process of a last model has no models until it is reported."""
+        process = cache.shared.get(tenant_of(model))
+        if process is not None and model in process.models:
+            del process.models[model]
+            self._note_shared(cache)
+
+    # -- for who counts memory over time --------------------------------------------------------
+
+    def _note_shared(self, cache: GpuCache) -> None:
+        """What these models' parts are has changed."""
+        for process in cache.shared.values():
+            for model in process.models:
+                self._note(cache, model)
+
     def _note(self, cache: GpuCache, model: ModelId) -> None:
         if self.changes is not None:
             self.changes.note(cache.id, model)
@@ -385,7 +550,7 @@ class CacheIndex:
         """Forget what is remembered of a model that no node has."""
         self._holders.pop(model, None)
         self._times.pop(model, None)
-        self._rates.forget(model)
+        self.rates.forget(model)
 
 
 _NONE_EMPTIED: dict[ModelId, ModelId] = {}
@@ -402,8 +567,6 @@ class MemoryParts:
     Then models of tenants that have more than their part leave before those of others, in the
     order of the eviction rule. Tenants whose weight is not named have the usual one.
     """
-
-    __slots__ = ("_bytes", "_models", "_weight", "memory_bytes", "weights")
 
     def __init__(self) -> None:
         self.memory_bytes = 0

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.request_queue import Bundle, Pending, RequestQueue
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.model.values import Request, RequestId
 from tests.kit.without_collector import without_collector
 

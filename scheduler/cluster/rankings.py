@@ -5,11 +5,13 @@ given work; when it will be free), so that an outdated entry lies too near to th
 there too early, and is then corrected or dropped.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeVar
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.slots import Slot
+from scheduler.cluster.request_queue import Bundle, BundleLane, Pending, RequestQueue
+from scheduler.cluster.slots import Slot
 from scheduler.model.values import SlotId
 
 _COMPACT_BEYOND = 16
@@ -20,8 +22,6 @@ class HolderRanking:
 
     A slot to which some of the models are on their way counts as busy for them.
     """
-
-    __slots__ = ("_entries", "_idle", "_models")
 
     def __init__(self, models: tuple[ModelId, ...], *, idle: bool) -> None:
         self._models = models
@@ -72,8 +72,6 @@ class SlotRanking:
 
     Of loads, a slot is idle here if a load could begin beside its runs, whether it computes or not.
     """
-
-    __slots__ = ("_entries", "_of_loads")
 
     def __init__(self, *, of_loads: bool = False) -> None:
         self._entries: list[tuple[int, SlotId, Slot]] = []
@@ -198,3 +196,124 @@ class LoadableSlots:
 
     def has_any(self) -> bool:
         return any(ranking.first_idle() is not None for ranking in self.rankings)
+
+
+# Which waiting requests could be served at once, on which slots, and which models lack GPUs.
+#
+# Kept only after a policy has asked for it, so that policies that do not ask pay nothing. Like the
+# rankings, the heaps here may hold outdated entries; these come up too early, and are corrected
+# then.
+
+_COMPACT_LANES_BEYOND = 64
+
+Key = TypeVar("Key", int, float)
+
+
+class UnmetDemand:
+    """Follows the global queue, residency and idle slots from the moment it is started."""
+
+    def __init__(
+        self,
+        waiting: RequestQueue,
+        is_held: Callable[[Bundle], bool],
+        excess_s: Callable[[BundleLane], float],
+    ) -> None:
+        self.running = False
+        self.fresh_slots: dict[Slot, None] = {}
+        self.fresh_bundles: dict[Bundle, None] = {}
+        self._waiting = waiting
+        self._is_held = is_held
+        self._excess_s = excess_s
+        self._unheld: list[tuple[int, BundleLane]] = []
+        self._excesses: list[tuple[float, BundleLane]] = []
+
+    def start(self, idle_slots: Iterable[Slot]) -> None:
+        """Begin to follow; everything that waits already counts as new."""
+        self.running = True
+        self.fresh_slots = dict.fromkeys(idle_slots)
+        self.fresh_bundles = dict.fromkeys(self._waiting.lanes)
+        self._rebuild()
+
+    def stop(self) -> None:
+        self.running = False
+        self.fresh_slots.clear()
+        self.fresh_bundles.clear()
+        self._unheld.clear()
+        self._excesses.clear()
+
+    # -- what has changed -----------------------------------------------------------------------
+
+    def waits(self, bundle: Bundle) -> None:
+        self.fresh_bundles[bundle] = None
+        self.residency_changed(bundle)
+
+    def residency_changed(self, bundle: Bundle) -> None:
+        """A GPU has begun to hold these models, or one no longer does."""
+        lane = self._waiting.lanes.get(bundle)
+        if lane is None or lane.first is None:
+            return
+        if self._is_held(bundle):
+            heappush(self._excesses, (-self._excess_s(lane), lane))
+        else:
+            heappush(self._unheld, (lane.first.rank, lane))
+        entries = len(self._excesses) + len(self._unheld)
+        if entries > 4 * len(self._waiting.lanes) + _COMPACT_LANES_BEYOND:
+            self._rebuild()
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def unheld(self, most: int, could_go: Callable[[Pending], bool]) -> Sequence[Pending]:
+        """First requests of lanes whose models no GPU holds but one could, the oldest first."""
+        return _first(self._unheld, most, self._rank_if_unheld, could_go)
+
+    def most_in_excess(self, most: int) -> Sequence[Pending]:
+        """First requests of lanes whose waiting work per holder exceeds one more load."""
+        return _first(self._excesses, most, self._excess_if_held, None)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _rank_if_unheld(self, lane: BundleLane) -> int | None:
+        return None if self._is_held(lane.bundle) else _first_rank(lane)
+
+    def _excess_if_held(self, lane: BundleLane) -> float | None:
+        return -self._excess_s(lane) if self._is_held(lane.bundle) else None
+
+    def _rebuild(self) -> None:
+        self._unheld, self._excesses = [], []
+        for lane in self._waiting.lanes.values():
+            if self._is_held(lane.bundle):
+                self._excesses.append((-self._excess_s(lane), lane))
+            else:
+                self._unheld.append((_first_rank(lane), lane))
+        heapify(self._unheld)
+        heapify(self._excesses)
+
+
+def _first_rank(lane: BundleLane) -> int:
+    assert lane.first is not None
+    return lane.first.rank
+
+
+def _first(
+    heap: list[tuple[Key, BundleLane]],
+    most: int,
+    present_key: Callable[[BundleLane], Key | None],
+    wanted: Callable[[Pending], bool] | None,
+) -> list[Pending]:
+    """The first wanted lanes of a heap by their present keys; drops what is outdated or double."""
+    looked_at: dict[BundleLane, Key] = {}
+    requests: list[Pending] = []
+    while heap and len(requests) < most:
+        entry, lane = heappop(heap)
+        present = present_key(lane) if lane.first is not None and lane not in looked_at else None
+        if present is None:
+            continue
+        if present > entry:
+            heappush(heap, (present, lane))
+            continue
+        looked_at[lane] = present
+        if lane.first is not None and (wanted is None or wanted(lane.first)):
+            requests.append(lane.first)
+    for lane, present in looked_at.items():
+        heappush(heap, (present, lane))
+    return requests

@@ -3,8 +3,9 @@
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.request_queue import Pending
-from scheduler.core.slots import Slot
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
+from scheduler.cluster.view import View
 from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished, SlotFreed
 from scheduler.model.values import ANY_GPU_TYPE, ModelSpec, Request, SlotId
@@ -139,8 +140,7 @@ def test_run_of_a_lease_that_is_not_known_teaches_nothing() -> None:
 def test_policy_is_told_what_a_request_suffers_and_does_beside_what_runs() -> None:
     world = trained()
     world.arrive(request("running", B))
-    view, slot = world.core._view, slot_of(world)  # noqa: SLF001 - as a policy has it
-    view.now = world.now
+    view, slot = View(world.core.cluster), slot_of(world)
     assert slot.neighbours() == ((B,),)
     asked = asks(world)
     assert view.slowdown(asked, slot) == pytest.approx(2.0, abs=0.1)
@@ -152,7 +152,7 @@ def test_policy_is_told_what_a_request_suffers_and_does_beside_what_runs() -> No
 
 def test_request_disturbs_nobody_on_an_empty_slot() -> None:
     world = trained()
-    view, slot = world.core._view, slot_of(world)  # noqa: SLF001 - as a policy has it
+    view, slot = View(world.core.cluster), slot_of(world)
     asked = asks(world)
     assert (view.slowdown(asked, slot), view.slows(asked, slot)) == (1.0, 1.0)
     assert view.disturbs(asked, slot) == 0.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.core.request_queue import QueuePace
+from scheduler.cluster.request_queue import QueuePace
 
 
 def paced(*times: float, count: int = 1) -> QueuePace:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from cache_manager.model.ids import ModelId
-from cache_manager.residency.gpu_cache import GpuCache
-from scheduler.core.request_queue import Pending, RequestQueue, WaitClock
+from cache_manager.residency import GpuCache
+from scheduler.cluster.request_queue import Pending, RequestQueue, Standing, WaitClock
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 
@@ -33,29 +33,6 @@ class ActiveLease:
     its calls: these have run for `computed_s`, as far as its node has reported.
     """
 
-    __slots__ = (
-        "begins_s",
-        "beside",
-        "called_until_s",
-        "computed_s",
-        "configuration",
-        "dispatch",
-        "due_s",
-        "id",
-        "is_shared",
-        "loading",
-        "may_return",
-        "models",
-        "more",
-        "own",
-        "released",
-        "requests",
-        "run_s",
-        "slot",
-        "there_s",
-        "wanted",
-    )
-
     def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
         self.id = lease
         self.slot = slot
@@ -77,6 +54,43 @@ class ActiveLease:
         self.called_until_s = 0.0
         self.own = False
         self.computed_s = 0.0
+
+    def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
+        """Take what it has beside its slot; a manager that takes no configurations gets none."""
+        gpu = self.slot.gpu
+        self.more = more
+        for other in more:
+            assert other.gpu is gpu, f"{other.id} is on another GPU than {self.slot.id}"
+            assert other is not self.slot, f"{other.id} is named twice"
+            other.taken += 1
+        if configuration is not None and gpu.spec.vcpus:
+            self.configuration = configuration
+            gpu.vcpus_used += configuration.vcpus
+
+    def give_to(self, chosen: tuple[Pending, ...]) -> None:
+        self.own = True
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = self.slot.id
+            pending.lease = self.id
+            self.own &= pending.request.own
+        self.requests.extend(chosen)
+        self.is_shared = len(chosen) > 1
+        if self.own and not self.loading:  # else its wait for another lease's load would be kept
+            loads = self.slot.gpu.loads
+            self.loading = {model: loads[model] for model in self.models if model in loads}
+
+    def computes(self, now: float) -> None:
+        """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
+        slot = self.slot
+        self.beside = False
+        slot.copying -= 1
+        if slot.at_once:
+            self.begins_s, self.due_s = now, now + self.run_s
+            slot.free_s = slot.room_s(now)
+        else:
+            self.begins_s = max(now, slot.free_s)
+            self.due_s = slot.free_s = self.begins_s + self.run_s
 
     @property
     def more_ids(self) -> tuple[SlotId, ...]:
@@ -100,25 +114,10 @@ class Gpu:
     on its way. `vcpus_used` are those that the configurations of its leases say.
     """
 
-    __slots__ = (
-        "active",
-        "arriving",
-        "cache",
-        "called_off",
-        "draining",
-        "loads",
-        "silent",
-        "size_class",
-        "slots",
-        "spec",
-        "stuck",
-        "vcpus_used",
-    )
-
     def __init__(self, spec: GpuSpec, cache: GpuCache) -> None:
         self.spec = spec
         self.cache = cache
-        self.active = True
+        self.active = False
         self.draining = False
         self.silent = False
         self.size_class = 0
@@ -128,11 +127,6 @@ class Gpu:
         self.stuck: dict[ModelId, float] = {}
         self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
-
-    @property
-    def copied_s(self) -> float:
-        """When the copy engine should be free; 0 if it is."""
-        return max(self.loads.values()) if self.loads else 0.0
 
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
@@ -156,26 +150,6 @@ class Slot:
     is when there should be room for one more, and `ended` are the latest of those that have ended.
     """
 
-    __slots__ = (
-        "at_once",
-        "capacity",
-        "copying",
-        "ended",
-        "free_s",
-        "frequency",
-        "given",
-        "gpu",
-        "highest_listed_s",
-        "id",
-        "idle",
-        "leases",
-        "local",
-        "local_s",
-        "taken",
-        "unlisted",
-        "waits",
-    )
-
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
         self.id = spec.id
         self.gpu = gpu
@@ -184,7 +158,7 @@ class Slot:
         self.ended: deque[EndedRun] = deque(maxlen=_MOST_ENDED)
         self.copying = 0
         self.taken = 0
-        self.idle = True
+        self.idle = False
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
         self.waits = WaitClock()  # of its local queue, see ClusterState.contended_s

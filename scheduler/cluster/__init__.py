@@ -1,0 +1,1 @@
+"""GPUs, slots, leases and waiting requests, and what policies may ask of them. Pure."""

@@ -1,1 +1,0 @@
-"""Recorded live runs: read, rebuilt, and run again under other policies."""
