@@ -13,6 +13,7 @@ from torch_shim.patching import (
     CUDA,
     DeviceLike,
     names_cuda,
+    redirect,
     replace,
     seen_by_modes,
     set_attribute,
@@ -71,11 +72,15 @@ def install() -> None:
         _replace(Tensor, name, _factory)
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
-    replace(Tensor, "__new__", _constructor)
-    replace(torch, "from_dlpack", _from_dlpack)
+    redirect(Tensor, "__new__", _new)
+    redirect(torch, "from_dlpack", _from_dlpack)
     # Python passes the replacements to the default device's mode, C++ passes the native functions.
     constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
+    for name in ("nested_tensor", "as_nested_tensor"):
+        redirect(torch.nested, name, _nested)
+    for name in ("nested_tensor_from_jagged", "narrow"):
+        redirect(torch.nested, name, _jagged)
 
 
 def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -175,27 +180,20 @@ def _check_index(name: str, index: Any, *, on_gpu: bool) -> None:
         )
 
 
-def _constructor(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _new(native: Callable[..., Tensor], cls: type, *args: Any, **kwargs: Any) -> Tensor:
     """Make `torch.Tensor(data)`, or a subclass of it, on the GPU if that is where the data is."""
-
-    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
-        cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
-        made = native(cls, *args, **kwargs)
-        on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
-        return become_cuda(made) if on_gpu and not brings_operators(cls) else made
-
-    return new
+    cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
+    made = native(cls, *args, **kwargs)
+    on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
+    return become_cuda(made) if on_gpu and not brings_operators(cls) else made
 
 
-def _from_dlpack(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def from_dlpack(ext_tensor: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(ext_tensor, CudaTensor):
-            return native(ext_tensor, **kwargs)
-        if ext_tensor.requires_grad:
-            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return _convert_tensor(ext_tensor.detach(), **kwargs)
-
-    return from_dlpack
+def _from_dlpack(native: Callable[..., Tensor], ext_tensor: Any, **kwargs: Any) -> Tensor:
+    if not isinstance(ext_tensor, CudaTensor):
+        return native(ext_tensor, **kwargs)
+    if ext_tensor.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    return _convert_tensor(ext_tensor.detach(), **kwargs)
 
 
 def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -261,37 +259,24 @@ def _default_device_function(
 _REMEDY = "use the layout torch.strided, or a padded tensor and its mask"
 
 
-def install_nested() -> None:
-    for name in ("nested_tensor", "as_nested_tensor"):
-        replace(torch.nested, name, _maker)
-    for name in ("nested_tensor_from_jagged", "narrow"):
-        replace(torch.nested, name, _jagged)
+def _nested(native: Callable[..., Any], ts: Any, *args: Any, **kwargs: Any) -> Any:
+    device = kwargs.get("device")
+    given = ts if isinstance(ts, list | tuple) else [ts]
+    held = any(isinstance(value, CudaTensor) for value in given)
+    if not (held if device is None else names_cuda(device)):
+        return native(ts, *args, **kwargs)
+    if kwargs.get("layout") is torch.jagged:
+        raise _refused()
+    with NoTorchFunction():
+        made = native(ts, *args, **{**kwargs, "device": CPU})
+    return become_cuda(made)
 
 
-def _maker(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make(ts: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        given = ts if isinstance(ts, list | tuple) else [ts]
-        held = any(isinstance(value, CudaTensor) for value in given)
-        if not (held if device is None else names_cuda(device)):
-            return native(ts, *args, **kwargs)
-        if kwargs.get("layout") is torch.jagged:
-            raise _refused()
-        with NoTorchFunction():
-            made = native(ts, *args, **{**kwargs, "device": CPU})
-        return become_cuda(made)
-
-    return make
-
-
-def _jagged(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make(values: Any, *args: Any, **kwargs: Any) -> Any:
-        strided = native.__name__ == "narrow" and kwargs.get("layout") is not torch.jagged
-        if isinstance(values, CudaTensor) and not strided:
-            raise _refused()
-        return native(values, *args, **kwargs)
-
-    return make
+def _jagged(native: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    strided = native.__name__ == "narrow" and kwargs.get("layout") is not torch.jagged
+    if isinstance(values, CudaTensor) and not strided:
+        raise _refused()
+    return native(values, *args, **kwargs)
 
 
 def _refused() -> UnsupportedCall:
