@@ -36,8 +36,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from torch_shim.capture import numpy_calls
-from torch_shim.capture.local_run import without_gpu
+from torch_shim.capture.encode import numpy_draws
+from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
 from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
 from torch_shim.capture.traces.background import ReadsChanged, pauses
 from torch_shim.cuda_api.cuda_module import tracing
@@ -49,7 +49,6 @@ from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 from torch_shim.tensors.moves import alias_of
 
-_MARK = "_gpufaas_on_gpu"
 _set_up: list[bool] = []
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public check
 
@@ -82,10 +81,6 @@ def configure() -> None:
     dynamo_settings.leave_process_state()
     skip_own_frames()
     _set_up.append(True)
-
-
-def on_gpu(example: Any) -> bool:
-    return isinstance(example, torch.Tensor) and getattr(example, _MARK, False)
 
 
 def skip_own_frames() -> None:
@@ -166,12 +161,10 @@ def _apply_function(native: Native, self: Any, forward: Any, *args: Any, **kwarg
     if not tracing_fakes():
         return native(self, forward, *args, **kwargs)
     results = native(self, without_gpu(forward), *args, **kwargs)
-    (output,) = (node for node in forward.graph.nodes if node.op == "output")
-    returned, _saved = output.args[0]
+    returned, _saved = forward.graph.output_node().args[0]
     pairs = zip(pytree.tree_leaves(results), pytree.tree_leaves(returned), strict=True)
     for result, node in pairs:
-        traced = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-        _marked(result, is_gpu=on_gpu(traced))
+        _marked(result, is_gpu=on_gpu(example_of(node)))
     return results
 
 
@@ -212,7 +205,7 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
         return result
     if any(result is value for value in instead_of):
         result = result.clone()
-    setattr(result, _MARK, is_gpu)
+    setattr(result, ON_GPU, is_gpu)
     return result
 
 
@@ -298,7 +291,7 @@ def _leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
 def _leave_out_random_numbers(tracer: Any, node: torch.fx.Node) -> None:
     """Break the graph where NumPy draws: in a graph the numbers would not be those of its seed."""
     made_by_numpy = isinstance(node.target, utils.numpy_to_tensor_wrapper)
-    if made_by_numpy and numpy_calls.draws(node.target) and _may_break(tracer):
+    if made_by_numpy and numpy_draws(node.target) and _may_break(tracer):
         _break_for_random_numbers(str(node.target))
 
 

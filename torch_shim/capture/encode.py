@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import utils
 from torch._functorch.autograd_function import autograd_function_apply
+from torch._numpy import random
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from torch_shim.advice import CodePlace
-from torch_shim.capture import numpy_calls
-from torch_shim.capture.dynamo import on_gpu
+from torch_shim.capture.local_run import example_of, on_gpu
 from torch_shim.patching import original_of
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import NoTorchFunction
@@ -201,11 +202,11 @@ class _Body:
 
     def encode(self) -> tuple[int, Any]:
         """Fill `constants` and `steps`; return the number of inputs, and the output."""
-        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        inputs = self._module.graph.find_nodes(op="placeholder")
         computed = self._computed
         tensors: dict[fx.Node, torch.Tensor] = {}
         for module in _called_once_in(self._module):
-            computed.update(numpy_calls.constant_results(module))
+            computed.update(_numpy_constants(module))
             tensors.update(_tensors_of(module))
         tensors.update(computed)
         self._first_step = len(inputs) + len(tensors)
@@ -218,7 +219,7 @@ class _Body:
 
     def _keep_on_the_cpu(self, node: fx.Node) -> None:
         """Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone."""
-        if not all(on_gpu(user.meta.get("example_value")) for user in node.users):
+        if not all(on_gpu(example_of(user)) for user in node.users):
             self._values[node] = self._step("m:cpu", [self._values[node]], {})
 
     def _encode_nodes(self, module: fx.GraphModule) -> Any:
@@ -245,7 +246,7 @@ class _Body:
             return
         name = self._operator(node)
         if name.rpartition(".")[2] in _NO_OPERATORS:
-            self._values[node] = node.meta.get("example_value")
+            self._values[node] = example_of(node)
             return
         self._encoder.random = self._encoder.random or draws(name, node)
         arguments = node.args[:1] if name.startswith("g:") else node.args
@@ -269,7 +270,7 @@ class _Body:
 
     def _call_graph(self, node: fx.Node, position: int, first: int) -> None:
         graph = _graph_of(node.args[position])
-        inputs = [given for given in graph.graph.nodes if given.op == "placeholder"]
+        inputs = graph.graph.find_nodes(op="placeholder")
         values = [self._value(argument) for argument in node.args[first:]]
         if len(inputs) != len(values) or not _OF_GRADIENTS.issuperset(node.kwargs):
             raise NotShippable(f"higher-order operator {node.target} with other arguments")
@@ -318,7 +319,7 @@ class _Body:
         of_tensors = owner is not None and issubclass(torch.Tensor, owner)
         if of_tensors or getattr(torch.Tensor, short, None) is target:
             return f"m:{short}"
-        numpy_name = numpy_calls.name_of(target)
+        numpy_name = _numpy_name_of(target)
         if numpy_name is not None:
             return numpy_name
         raise NotShippable(f"function {getattr(target, '__module__', '?')}.{short or target}")
@@ -423,7 +424,8 @@ def draws(name: str, node: fx.Node) -> bool:
     place = name.rpartition(":")[2]
     short = place.partition(".")[0] if "::" in name else place.rpartition(".")[2]
     if short not in _RANDOM:
-        return _is_tagged(node.target)
+        target = node.target  # torch says of some registered operators that they draw
+        return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
     if short.startswith("scaled_dot_product"):
         return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)
     if "dropout" in short and "native" not in short:
@@ -441,11 +443,6 @@ def draws(name: str, node: fx.Node) -> bool:
     return short != "embedding_bag"
 
 
-def _is_tagged(target: Any) -> bool:
-    """Whether torch says of a registered operator that it draws."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
 def _recurrent_draws(node: fx.Node) -> bool:
     """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
     at = next((number for number, value in enumerate(node.args) if type(value) is float), None)
@@ -458,3 +455,52 @@ def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)
+
+
+# Calls of NumPy in a graph, which Dynamo replaces by calls of PyTorch's own NumPy.
+#
+# What depends on nothing but constants is computed once, here: it becomes a tensor of the program.
+
+_MOST_CONSTANT_BYTES = 1 << 20  # of one: a program is sent to every worker that runs it
+
+
+def _numpy_name_of(target: Any) -> str | None:
+    """Return the name for a program of a function of NumPy, if this is one and takes no method."""
+    if isinstance(target, utils.numpy_to_tensor_wrapper) and not numpy_draws(target):
+        return f"n:{target.f.__name__}"
+    if (
+        isinstance(target, utils.numpy_operator_wrapper)
+        and getattr(operator, target.op.__name__, None) is target.op
+    ):
+        return f"n:operator.{target.op.__name__}"
+    return None
+
+
+def _numpy_constants(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+    """Return the values of the nodes that compute with NumPy from constants alone."""
+    values: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if _is_numpy(node) and all(used in values for used in node.all_input_nodes):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return {node: value for node, value in values.items() if _fits(value)}
+
+
+def _fits(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.nbytes <= _MOST_CONSTANT_BYTES
+
+
+def _is_numpy(node: fx.Node) -> bool:
+    target: Any = node.target
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        return not numpy_draws(target)
+    return (
+        isinstance(target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper))
+        or target is utils.numpy_attr_wrapper
+    )
+
+
+def numpy_draws(target: Any) -> bool:
+    """Whether this draws random numbers: PyTorch's own NumPy does not draw what NumPy does."""
+    function = getattr(target, "f", None)
+    return str(getattr(function, "__module__", "")) == random.__name__

@@ -76,6 +76,7 @@ class _ThreadState(threading.local):
     owner: Root | None = None  # whose parts it calls as roots
     graphs = 0  # that it has run
     abandon = False  # whether it only traces
+    moves = False  # whether it moves a module and its parts
 
 
 class Roots:
@@ -103,8 +104,14 @@ class Roots:
     def current(self) -> Root | None:
         return self.local.root
 
-    def graphs_run(self) -> int:
-        return self.local.graphs
+    def run(
+        self, function: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Any, bool]:
+        """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
+        local = self.local
+        before = local.graphs
+        answer = function(module, *args, **kwargs)
+        return answer, local.graphs > before
 
     def about_to_run(self) -> None:
         """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""

@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
-_AS_THEY_ARE = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.Generator,
+_UNCHANGING = (
     type,
     types.ModuleType,
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
 )
+_AS_THEY_ARE = (torch.Tensor, torch.nn.Module, torch.Generator, *_UNCHANGING)
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -162,13 +160,6 @@ _version_of_dict: Callable[[dict[Any, Any]], int] | None = getattr(
     torch._C._dynamo.guards,  # noqa: SLF001 - its only location
     "dict_version",
     None,
-)
-_UNCHANGING = (
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
 )
 
 
