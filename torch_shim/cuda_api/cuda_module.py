@@ -361,7 +361,7 @@ def _refuse_launches(module: ModuleType) -> None:
     redirect(module.JITFunction, "run", _launch)
 
 
-def _launch(native: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _launch(native: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(value, CudaTensor) for value in (*args, *kwargs.values())):
         remedy = "write it with PyTorch's operators, which run in graphs on the worker"
         raise UnsupportedCall("a Triton kernel", remedy)

@@ -9,7 +9,7 @@ from torch import fx
 
 from torch_shim.kernels import cuda_only, dtypes
 from torch_shim.kernels.choice import Choice, Substitute
-from torch_shim.kernels.dtypes import REDUCTIONS, is_float32, widened
+from torch_shim.kernels.dtypes import is_float32, widened
 
 Operator = Callable[..., Any]
 
@@ -90,7 +90,6 @@ def _stem(name: str) -> str:
 
 
 _BY_NAME: dict[str, Choice] = {
-    **REDUCTIONS,
-    **cuda_only.ATTENTION,
+    **dtypes.REDUCTIONS,
     **cuda_only.SUBSTITUTES,
 }

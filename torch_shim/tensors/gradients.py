@@ -17,7 +17,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torch_shim.patching import CPU, redirect, replace, set_attribute
+from torch_shim.patching import CPU, redirect, set_attribute
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import Operator, handles, names
 from torch_shim.tensors.handles import (
@@ -47,7 +47,7 @@ def install() -> None:
     redirect(context, "save_for_backward", _save_for_backward)
     backward = functions.BackwardCFunction
     set_attribute(backward, "saved_tensors", property(_saved_tensors))
-    replace(backward, "apply", _apply_backward)
+    redirect(backward, "apply", _apply_backward)
     native = inspect.getattr_static(torch.autograd.Function, "apply")
     set_attribute(torch.autograd.Function, "apply", classmethod(_apply_forward(native)))
     redirect(torch.autograd.graph.saved_tensors_hooks, "__init__", _pack_with_handles)
@@ -137,17 +137,12 @@ def _saved_tensors(self: Any) -> tuple[Tensor | None, ...]:
     return tensors
 
 
-def _apply_backward(native: Callable[..., Any]) -> Callable[..., Any]:
-    enabled = _enabling(native)
-
-    def apply(self: Any, *gradients: Any) -> Any:
-        flags = getattr(self, _RESULTS, None)
-        if flags is None:
-            return native(self, *gradients)
-        _class_flagged(gradients, flags)
-        return enabled(self, *gradients)
-
-    return apply
+def _apply_backward(native: Callable[..., Any], self: Any, *gradients: Any) -> Any:
+    flags = getattr(self, _RESULTS, None)
+    if flags is None:
+        return native(self, *gradients)
+    _class_flagged(gradients, flags)
+    return _enabling(native)(self, *gradients)
 
 
 def _enabling(function: Callable[..., Any]) -> Callable[..., Any]:

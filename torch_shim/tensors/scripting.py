@@ -21,7 +21,7 @@ def install() -> None:
     redirect(torch.jit, "load", _load)
 
 
-def _call(native: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(native: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a scripted function, or the method of a scripted module, which owns it."""
     result = native(self, *args, **kwargs)
     leaves = _pytree.tree_leaves((args, kwargs))

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
+from torch_shim.kernels.substitution import name_of
 from torch_shim.process_report import report
 from torch_shim.tensors import mixed_devices, write_epochs
 from torch_shim.tensors.absent_bytes import NO_BYTES
-from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
+from torch_shim.tensors.dispatch import Handler, Operator, handles, names, special
 from torch_shim.tensors.handles import (
     PLAIN,
     CudaTensor,
@@ -60,7 +61,7 @@ def install() -> None:
 
 
 def _classify(operator: Operator) -> Handler | None:
-    name = _name_of(operator)
+    name = name_of(operator)
     if name not in NO_BYTES:
         report.note_operator()
     if name in _LISTS or name.startswith("_foreach_"):
@@ -95,13 +96,6 @@ def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if isinstance(source, CudaTensor):
             wrap(made)
     return result
-
-
-def _name_of(operator: Operator) -> str:
-    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only location
-        operator = operator.overloadpacket
-    name: str = getattr(operator, "__name__", "")
-    return name
 
 
 def _writes(operator: Operator, name: str) -> bool:
@@ -168,20 +162,12 @@ def _writes_hidden(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return given is not None and given is not False
 
 
-@handles(*existing(torch, ["_pack_padded_sequence"]))
-def _pack_padded_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pack; the batch sizes stay on the CPU."""
+@handles(torch._pack_padded_sequence, torch._pad_packed_sequence)  # noqa: SLF001 - `torch.nn.utils.rnn` calls them
+def _pack_or_pad(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pack or unpack; the sizes of batches, or the lengths, stay on the CPU."""
     with NoTorchFunction():
-        data, batch_sizes = func(*args, **kwargs)
-    return become_cuda(data), batch_sizes
-
-
-@handles(*existing(torch, ["_pad_packed_sequence"]))
-def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unpack; the lengths stay on the CPU."""
-    with NoTorchFunction():
-        data, lengths = func(*args, **kwargs)
-    return become_cuda(data), lengths
+        data, sizes = func(*args, **kwargs)
+    return become_cuda(data), sizes
 
 
 @handles(Tensor.module_load)
