@@ -1,7 +1,8 @@
 """Replaces functions of PyTorch, keeps the originals, and knows the names of the redirected GPU."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +42,19 @@ def redirect(owner: object, name: str, function: Callable[..., Any]) -> None:
 def set_attribute(owner: object, name: str, value: object) -> None:
     """Set an attribute that PyTorch's type annotations declare with another type."""
     setattr(owner, name, value)
+
+
+@contextmanager
+def assigned(target: object, /, **values: Any) -> Iterator[None]:
+    """Give an object these attributes inside the `with` block, and then those that it had."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 def original_of(function: Any) -> Any:

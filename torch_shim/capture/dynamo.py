@@ -40,9 +40,18 @@ from torch_shim.capture.encode import numpy_draws
 from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
 from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
 from torch_shim.capture.traces.background import ReadsChanged, pauses
-from torch_shim.cuda_api.cuda_module import tracing
+from torch_shim.capture.traces.dynamo_settings import traces
+from torch_shim.cuda_api.cuda_module import hidden
 from torch_shim.kernels import substitution
-from torch_shim.patching import CPU, CUDA, names_cuda, original_of, redirect, tracing_fakes
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    assigned,
+    names_cuda,
+    original_of,
+    redirect,
+    tracing_fakes,
+)
 from torch_shim.process_report import report
 from torch_shim.tensors import attention_layers, mixed_devices
 from torch_shim.tensors.dispatch import names
@@ -210,7 +219,8 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
 
 
 def _note_read(native: Native, self: Any, value: Any) -> Any:
-    snapshots.note_read(value)
+    if snapshots.current.reads is not None:
+        snapshots.current.reads.note(value)
     return native(self, value)
 
 
@@ -222,23 +232,23 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
     start_s = time.perf_counter()
     reads = snapshots.TraceReads()
     try:
-        with tracing(), snapshots.reads_noted_in(reads):
+        with assigned(hidden, accelerator=True), assigned(snapshots.current, reads=reads):
             result = native(*args, **kwargs)
     except Exception as error:
         # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.
-        if dynamo_settings.traces_for_gpu() and reads.have_changed():
+        if traces.ours and reads.have_changed():
             return _given_up(error)
-        if dynamo_settings.traces_for_gpu() and dynamo_settings.is_undecided(args[0], error):
+        if traces.ours and dynamo_settings.is_undecided(args[0], error):
             return _only_now(FrameAction.DEFAULT)
         raise
     finally:
         report.add("trace_s", time.perf_counter() - start_s)
-    return _given_up() if dynamo_settings.traces_for_gpu() and reads.have_changed() else result
+    return _given_up() if traces.ours and reads.have_changed() else result
 
 
 def _given_up(error: Exception | None = None) -> ConvertFrameReturn:
     """Return what lets this call run untraced; the thread that only traces gets an exception."""
-    if dynamo_settings.traces_in_background():
+    if traces.in_background:
         raise ReadsChanged from error
     return _only_now(FrameAction.SKIP)
 
@@ -313,7 +323,7 @@ def _keep_cached_answers(
     A plain answer to plain arguments stands in the graph as it is. For every other the graph ends:
     the function may draw numbers or count its calls, and its caller gets the same object each time.
     """
-    if not _has_cache(self.wrapper_obj) or not dynamo_settings.traces_for_gpu():
+    if not _has_cache(self.wrapper_obj) or not traces.ours:
         return native(self, tx, args, kwargs)
     if self.source is not None:  # by itself Dynamo takes any other cached function for it
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
@@ -408,8 +418,8 @@ def _may_break(tracer: Any) -> bool:
 
     A checkpoint's region may break: the whole checkpoint then runs as it does without graphs.
     """
-    users_whole = tracer.root_tx.one_graph and not dynamo_settings.traces_in_background()
+    users_whole = tracer.root_tx.one_graph and not traces.in_background
     part = tracer.current_tracer
     while part.parent is not None and part.source_target is tag_activation_checkpoint:
         part = part.parent
-    return dynamo_settings.traces_for_gpu() and part.parent is None and not users_whole
+    return traces.ours and part.parent is None and not users_whole

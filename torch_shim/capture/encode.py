@@ -1,6 +1,7 @@
 """Encodes a graph that Dynamo captured as a program, or states why that is not possible."""
 
 import builtins
+import functools
 import math
 import operator
 import re
@@ -118,53 +119,34 @@ _NAMESPACES = (
 )
 
 
-class FunctionNames:
-    """The names of the torch functions that a graph may call, looked up by object identity."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        for path in _NAMESPACES:
-            space = _resolve(path)
-            if isinstance(space, (ModuleType, type)):
-                for name, value in _members(space):
-                    self._remember(value, f"{path}.{name}")
-            elif space is not None:
-                self._remember(space, path)
-
-    def of(self, target: object) -> str | None:
-        """Return the dotted name; None for a function that is not torch's."""
-        name = self._names.get(id(target))
-        return name if name is not None else self._names.get(id(original_of(target)))
-
-    def _remember(self, value: object, name: str) -> None:
-        if callable(value) and not isinstance(value, type):
-            self._names.setdefault(id(value), name)
-            self._names.setdefault(id(original_of(value)), name)
+def function_name(target: object) -> str | None:
+    """Return the dotted name of a function that a graph may call; None if it is not torch's."""
+    names = _function_names()
+    return names.get(id(target)) or names.get(id(original_of(target)))
 
 
-def _resolve(path: str) -> Any:
-    value: Any = torch
-    for part in path.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value
-
-
-def _members(space: object) -> Iterator[tuple[str, Any]]:
-    for name in dir(space):
-        value = getattr(space, name, None)
-        if value is not None:
-            yield name, value
+@functools.cache
+def _function_names() -> dict[int, str]:
+    """Return the names of the functions in the namespaces, by the identity of the function."""
+    names: dict[int, str] = {}
+    for path in _NAMESPACES:
+        space: Any = torch
+        for part in path.split(".")[1:]:
+            space = getattr(space, part, None)
+        functions = {path: space}
+        if isinstance(space, (ModuleType, type)):
+            functions = {f"{path}.{name}": getattr(space, name, None) for name in dir(space)}
+        for name, function in functions.items():
+            if callable(function) and not isinstance(function, type):
+                names.setdefault(id(function), name)
+                names.setdefault(id(original_of(function)), name)
+    return names
 
 
 class _Encoder:
     """Encodes one graph with its parts."""
 
-    names: FunctionNames | None = None
-
     def __init__(self, module: fx.GraphModule) -> None:
-        if _Encoder.names is None:
-            _Encoder.names = FunctionNames()
-        self.function_names = _Encoder.names
         self.random = False
         self._module = module
         self._parts: list[ProgramPart] = []
@@ -214,13 +196,10 @@ class _Body:
             self._values[node] = Ref(number)
         self.constants = [_constant(tensor) for tensor in tensors.values()]
         for node in computed:
-            self._keep_on_the_cpu(node)
+            # Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone.
+            if not all(on_gpu(example_of(user)) for user in node.users):
+                self._values[node] = self._step("m:cpu", [self._values[node]], {})
         return len(inputs), self._encode_nodes(self._module)
-
-    def _keep_on_the_cpu(self, node: fx.Node) -> None:
-        """Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone."""
-        if not all(on_gpu(example_of(user)) for user in node.users):
-            self._values[node] = self._step("m:cpu", [self._values[node]], {})
 
     def _encode_nodes(self, module: fx.GraphModule) -> Any:
         output: Any = None
@@ -306,7 +285,7 @@ class _Body:
     def _function(self, target: Any) -> str:
         if getattr(target, "__name__", "") == _DATA:
             return "g:data"
-        name = self._encoder.function_names.of(target)
+        name = function_name(target)
         if name is not None:
             return f"t:{name}"
         short = getattr(target, "__name__", "")
@@ -325,15 +304,19 @@ class _Body:
         raise NotShippable(f"function {getattr(target, '__module__', '?')}.{short or target}")
 
     def _value(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self._node(value)
         convert = _CONVERSIONS.get(type(value))
         if convert is not None:
-            return convert(self, value)
+            return convert(value)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, (torch.Size, tuple)):
             return Tuple([self._value(item) for item in value])
         if isinstance(value, list):
             return [self._value(item) for item in value]
+        if isinstance(value, slice):
+            return Slice(self._value(value.start), self._value(value.stop), self._value(value.step))
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
                 raise NotShippable("dictionary whose keys are no strings")
@@ -345,19 +328,14 @@ class _Body:
             return self._encoder.part(_graph_of(node))
         return self._values[node]
 
-    def _slice(self, value: slice) -> Slice:
-        return Slice(self._value(value.start), self._value(value.stop), self._value(value.step))
 
-
-_CONVERSIONS: dict[type, Callable[[_Body, Any], Any]] = {
-    fx.Node: lambda body, node: body._node(node),  # noqa: SLF001 - a table of its methods
-    slice: lambda body, value: body._slice(value),  # noqa: SLF001 - a table of its methods
-    torch.dtype: lambda _, value: Named("dtype", str(value)[6:]),
-    torch.layout: lambda _, value: Named("layout", str(value)[6:]),
-    torch.memory_format: lambda _, value: Named("memory_format", str(value)[6:]),
-    torch.device: lambda _, value: DeviceName(value.type),
-    complex: lambda _, value: Complex(value.real, value.imag),
-    type(...): lambda _, __: Ellipse(),
+_CONVERSIONS: dict[type, Callable[[Any], Any]] = {
+    torch.dtype: lambda value: Named("dtype", str(value)[6:]),
+    torch.layout: lambda value: Named("layout", str(value)[6:]),
+    torch.memory_format: lambda value: Named("memory_format", str(value)[6:]),
+    torch.device: lambda value: DeviceName(value.type),
+    complex: lambda value: Complex(value.real, value.imag),
+    type(...): lambda _: Ellipse(),
 }
 
 

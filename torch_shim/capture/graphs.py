@@ -11,13 +11,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from torch_shim.advice import CodePlace
 from torch_shim.capture.encode import NotShippable, argument, encode, line_of_operator, nodes_of
-from torch_shim.capture.local_run import (
-    example_of,
-    modes_left,
-    on_gpu,
-    run_with_given,
-    without_gpu,
-)
+from torch_shim.capture.local_run import example_of, modes_left, on_gpu, run_with_given, without_gpu
 from torch_shim.capture.outputs import Outputs, differentiable, with_bases
 from torch_shim.capture.root_modules import Root, Roots, root_of_inputs
 from torch_shim.capture.traces.snapshots import CallState
@@ -62,7 +56,11 @@ class Graph:
         )
         self._training: weakref.WeakSet[Root] = weakref.WeakSet()  # those asked for gradients
         self._writes = _what_it_writes_to(module)
-        self._reentrant = any(map(_is_reentrant_checkpoint, nodes_of(module)))
+        self._reentrant = any(
+            node.target is tag_activation_checkpoint
+            and node.kwargs.get("use_reentrant") is not False
+            for node in nodes_of(module)
+        )
         self._loose: Root | None = None
         self._remote: RemoteProgram | None = None
         self._reason = self._why_local(examples)
@@ -73,7 +71,7 @@ class Graph:
                 self._reason, self._place = str(error), error.place
 
     def __call__(self, *args: Any) -> list[Any]:
-        self._roots.about_to_run()
+        self._roots.note_graph()
         with NoTorchFunction():
             if self._remote is None:
                 outputs = self.run_locally(args, self._reason)
@@ -173,7 +171,7 @@ class Graph:
         if self.outputs.may_be_refused(args):
             return self.run_locally(args, "it records gradients of inference tensors")
         root = self.root_of(args)
-        if root in self._training or self._roots.is_repeated(root):
+        if root in self._training or root is self._roots.repeated_root:
             return self.run_locally(args, "gradients are asked for: training runs locally")
         if self.outputs.obstacle:
             return self.run_locally(args, self.outputs.obstacle)
@@ -243,11 +241,6 @@ def _updates_statistics(node: fx.Node) -> bool:
     name = getattr(node.target, "__name__", "")
     switch = _UPDATES_STATISTICS.get(name)
     return switch is not None and bool(argument(node, 5, switch, default=name == "instance_norm"))
-
-
-def _is_reentrant_checkpoint(node: fx.Node) -> bool:
-    newer = node.kwargs.get("use_reentrant") is False
-    return node.target is tag_activation_checkpoint and not newer
 
 
 def _on_gpu(node: Any) -> bool:

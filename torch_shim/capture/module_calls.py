@@ -18,7 +18,7 @@ from torch_shim.capture.traces.background import BackgroundTracer, at_imports, p
 from torch_shim.collector_pause import without_collections
 from torch_shim.data import put_and_get
 from torch_shim.leases import request_context
-from torch_shim.patching import CPU, redirect
+from torch_shim.patching import CPU, assigned, redirect
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
@@ -136,13 +136,9 @@ class ModuleCalls:
 
     def _call_transformed(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
         """Run a module over tensors that torch.func wraps, which Dynamo does not trace."""
-        local = self._roots.local
-        local.root = root.owner  # its parts are no roots
-        try:
-            with OperatorCount() as count:
-                answer = self._native(module, *args, **kwargs)
-        finally:
-            local.root = None
+        its_parts_are_no_roots = assigned(self._roots.local, root=root.owner)
+        with its_parts_are_no_roots, OperatorCount() as count:
+            answer = self._native(module, *args, **kwargs)
         report.local_call("a transform of torch.func calls it", count.operators, root.name)
         return answer
 
@@ -210,12 +206,9 @@ class ModuleCalls:
         local = self._roots.local
         if local.moves:
             return native(module, *args, **kwargs)
-        local.moves = True
         since = write_epochs.new_key()
-        try:
+        with assigned(local, moves=True):
             moved = native(module, *args, **kwargs)
-        finally:
-            local.moves = False
         if _on_gpu(module):
             if not any(r() is module for r in self._moved):
                 self._moved = [r for r in self._moved if r() is not None]

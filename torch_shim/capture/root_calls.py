@@ -27,15 +27,14 @@ from torch_shim.capture.traces.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.traces.dynamo_settings import (
     RECOMPILE_LIMIT,
     for_gpu,
-    in_background,
     in_users_region,
     of_user,
-    tracing,
+    traces,
 )
 from torch_shim.capture.traces.snapshots import CallState, is_plain, snapshot
 from torch_shim.capture.traces.tensor_classes import has_operators
 from torch_shim.leases import request_context
-from torch_shim.patching import original_of
+from torch_shim.patching import assigned, original_of
 from torch_shim.process_report import GraphBreak, report
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 
@@ -81,33 +80,21 @@ class Methods:
 
     def __init__(self, module: torch.nn.Module, others: Iterable[type] = ()) -> None:
         self.kinds = list(dict.fromkeys((*others, *_classes_of(module))))
-        self._watched = [_Watched(kind) for kind in self.kinds]
+        self._watched: list[tuple[Any, int, Callable[[Any], Any], Any]] = []
+        for members in map(vars, self.kinds):
+            names = [name for name, value in members.items() if isinstance(value, _KINDS)]
+            # Of a class without functions the count tells enough.
+            get: Callable[[Any], Any] = operator.itemgetter(*names) if names else bool
+            self._watched.append((members, len(members), get, get(members)))
 
     def unchanged(self) -> bool:
         try:
-            for watched in self._watched:
-                if len(watched.members) != watched.count:
-                    return False
-                if watched.get(watched.members) != watched.values:  # functions equal themselves
+            for members, count, get, functions in self._watched:
+                if len(members) != count or get(members) != functions:
                     return False
         except KeyError:
             return False
         return True
-
-
-class _Watched:
-    """The recorded functions of one class."""
-
-    def __init__(self, kind: type) -> None:
-        self.members = vars(kind)
-        self.count = len(self.members)
-        names = [name for name, value in self.members.items() if isinstance(value, _KINDS)]
-        self.get: Callable[[Any], Any] = operator.itemgetter(*names) if names else _nothing
-        self.values = self.get(self.members)
-
-
-def _nothing(members: Any) -> None:
-    """What to get of a class without functions."""
 
 
 def _classes_of(module: torch.nn.Module) -> Iterator[type]:
@@ -147,7 +134,7 @@ class CompiledFunction:
         )
         # The original, for the shim's would take it for a region of the user's.
         compiled = original_of(torch.compile)
-        with tracing(ours=True):
+        with assigned(traces, ours=True):
             self.traced: ModuleCall = compiled(own, backend=note_graph)
             self.whole: ModuleCall = compiled(own, backend=note_graph, fullgraph=True)
         self.untraced: ModuleCall = run_untraced(own)
@@ -424,7 +411,6 @@ class Capture:
         # By the identity of the user's callable, which its wrapper keeps alive: Dynamo compares the
         # wrappers, to find out whether two regions have the same backend.
         self._users_backends: dict[int, Callable[..., Any]] = {}
-        self._lock = threading.Lock()
         configure()
 
     def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -508,8 +494,6 @@ class Capture:
         self._functions.keep_traces()
 
     def after_fork(self) -> None:
-        """Reset locks and unfinished traces in a forked child, which has no tracing thread."""
-        self._lock = threading.Lock()
         self._functions.after_fork()
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
@@ -574,7 +558,8 @@ class Capture:
         args, kwargs = snapshot(module, args, kwargs)
 
         def job() -> None:
-            with in_background(), self._roots.tracing(root), state.restored():
+            in_background = assigned(traces, in_background=True)
+            with in_background, self._roots.tracing(root), state.restored():
                 stage = trace(function.whole, (module, *args), kwargs)
             self._functions.end_trace(function, module, stage, refusals)
             if stage is Stage.TRACED:

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases, SessionLease
 from torch_shim.leases.managers import Nodes
+from torch_shim.patching import assigned
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
 from torch_shim.weights import ImageMemories, ModelImage, ProcessWeights
@@ -89,7 +91,7 @@ class Roots:
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = ProcessWeights(self._memories)
-        self._repeated = Root("a checkpointed region", tuple)
+        self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
@@ -113,44 +115,24 @@ class Roots:
         answer = function(module, *args, **kwargs)
         return answer, local.graphs > before
 
-    def about_to_run(self) -> None:
+    def note_graph(self) -> None:
         """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""
         local = self.local
         if local.abandon:
             raise Abandoned
         local.graphs += 1
 
-    @contextlib.contextmanager
-    def parts_are_roots(self) -> Iterator[None]:
+    def parts_are_roots(self) -> AbstractContextManager[None]:
         """Capture the submodules of the module being called, which itself cannot be captured."""
-        owner = self.local.root
-        self.local.root, self.local.owner = None, owner
-        try:
-            yield
-        finally:
-            self.local.root, self.local.owner = owner, None
+        return assigned(self.local, root=None, owner=self.local.root)
 
-    @contextlib.contextmanager
-    def repeated(self) -> Iterator[None]:
+    def repeated(self) -> AbstractContextManager[None]:
         """Capture nothing of what a backward pass is going to repeat, or repeats."""
-        before, self.local.root = self.local.root, self._repeated
-        try:
-            yield
-        finally:
-            self.local.root = before
+        return assigned(self.local, root=self.repeated_root)
 
-    def is_repeated(self, root: Root) -> bool:
-        """Whether this stands for what a backward pass repeats."""
-        return root is self._repeated
-
-    @contextlib.contextmanager
-    def tracing(self, root: Root) -> Iterator[None]:
+    def tracing(self, root: Root) -> AbstractContextManager[None]:
         """Mark this thread as tracing a call of `root`, without running graphs."""
-        self.local.root, self.local.abandon = root, True
-        try:
-            yield
-        finally:
-            self.local.root, self.local.abandon = None, False
+        return assigned(self.local, root=root, abandon=True)
 
     def prepare(self, root: Root) -> None:
         """Bring a model to the node and onto a GPU before its first graph call.

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -137,18 +137,6 @@ class DeviceIndex(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def _current_accelerator(check_available: bool = False) -> torch.device | None:  # noqa: FBT001, FBT002, ARG001 - PyTorch's signature
-    return None if tracing else torch.device("cuda")
-
-
-def _accelerator_count() -> int:
-    return 0 if tracing else 1
-
-
-def _accelerator_available() -> bool:
-    return not tracing
-
-
 def _same_device(device: DeviceLike) -> None:
     names_cuda(device)
 
@@ -164,12 +152,16 @@ def _can_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     return False
 
 
+def _current_accelerator(*_: Any, **__: Any) -> torch.device | None:
+    return None if hidden.accelerator else torch.device("cuda")
+
+
 def _install_accelerator() -> None:
     accelerator = torch.accelerator
     for name, value in {
         "current_accelerator": _current_accelerator,
-        "device_count": _accelerator_count,
-        "is_available": _accelerator_available,
+        "device_count": lambda: 0 if hidden.accelerator else 1,
+        "is_available": lambda: not hidden.accelerator,
         "current_stream": functools.partial(streams_and_events.current_stream),
         "set_stream": functools.partial(streams_and_events.set_stream),
         "get_device_capability": answering(
@@ -298,27 +290,13 @@ REFUSED = {
 }
 
 
-# Whether Dynamo traces on this thread; while it does, the accelerator is hidden from Dynamo.
+class _Hidden(threading.local):
+    """What is hidden in this thread: from Dynamo the accelerator, while Dynamo traces."""
+
+    accelerator = False
 
 
-class TracingState(threading.local):
-    """One flag per thread, counted so that traces may nest."""
-
-    depth = 0
-
-    def __bool__(self) -> bool:
-        return self.depth > 0
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
-
-
-tracing = TracingState()
+hidden = _Hidden()
 
 
 # Kernels that a program compiles for the GPU itself: Triton's are refused with a remedy.

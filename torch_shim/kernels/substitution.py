@@ -89,7 +89,4 @@ def _stem(name: str) -> str:
     return name if name.endswith("__") else name.rstrip("_")
 
 
-_BY_NAME: dict[str, Choice] = {
-    **dtypes.REDUCTIONS,
-    **cuda_only.SUBSTITUTES,
-}
+_BY_NAME: dict[str, Choice] = {**dtypes.REDUCTIONS, **cuda_only.SUBSTITUTES}

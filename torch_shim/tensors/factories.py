@@ -24,12 +24,7 @@ from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.foreign_classes import brings_operators, cpu_class
-from torch_shim.tensors.handles import (
-    CudaTensor,
-    NoTorchFunction,
-    Tensor,
-    become_cuda,
-)
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
 
 # Their device is the named one or the default one, whatever numbers or sizes they are given.
 _OF_NUMBERS = names(

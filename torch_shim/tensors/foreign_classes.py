@@ -14,7 +14,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_shim.errors import UnsupportedCall
 from torch_shim.kernels.choice import is_in_place
-from torch_shim.patching import CPU, CUDA, names_cuda, redirect, set_attribute, tracing_fakes
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    assigned,
+    names_cuda,
+    redirect,
+    set_attribute,
+    tracing_fakes,
+)
 
 # Where a handle class and its program's class name each other.
 _PROGRAMS_CLASS, _HANDLE_CLASS = "_gpufaas_programs_class", "_gpufaas_handle_class"
@@ -108,9 +116,9 @@ _ON_GPU = "_gpufaas_on_gpu"
 
 
 class Running(threading.local):
-    """How many operators of such classes this thread is in; C++ made plain tensors for them."""
+    """Whether this thread is in an operator of such a class; C++ made plain tensors for it."""
 
-    depth = 0
+    inside = False
 
 
 running = Running()
@@ -165,12 +173,8 @@ def _with_handles(native: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if tracing_fakes():
             return native(cls, func, types, args, kwargs)
-        with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
-            running.depth += 1
-            try:
-                return native(cls, func, types, args, kwargs)
-            finally:
-                running.depth -= 1
+        with torch._C._EnableTorchFunction(), assigned(running, inside=True):  # noqa: SLF001 - no public way
+            return native(cls, func, types, args, kwargs)
 
     return dispatch
 

@@ -284,7 +284,7 @@ def _made_by_autograd() -> bool:
     Such tensors are plain even if they belong on the GPU.
     """
     return (
-        running.depth > 0
+        running.inside
         or torch._C._is_tracing()  # noqa: SLF001 - no public question
         or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
         or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - see above

@@ -6,7 +6,7 @@ A move copies the data, so that CPU and GPU tensors never share storage, as with
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -41,13 +41,6 @@ from torch_shim.tensors.large_copies import copied_to_cpu, copied_to_gpu, note_o
 
 _OWN = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
 _functions_are_on = torch._C._is_torch_function_enabled  # noqa: SLF001 - no public question
-
-
-class MoveTarget(NamedTuple):
-    """The device and the other arguments of a call of `to`."""
-
-    device: torch.device | str | int | None
-    keywords: dict[str, Any]
 
 
 def install() -> None:
@@ -89,17 +82,21 @@ def _asking_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _to(native: Callable[..., Tensor], self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    target = _parse(args, kwargs)
+    device, keywords = _parse(args, kwargs)
     if _stays_fake(self):
-        return native(self, **_native_keywords(target))
+        if device is not None:  # with an index: without it torch calls the driver
+            keywords["device"] = CUDA if names_cuda(device) else device
+        return native(self, **keywords)
     wrapper = not isinstance(self, CudaTensor) and brings_operators(type(self))
     from_gpu = isinstance(self, CudaTensor) or (wrapper and self.is_cuda)
-    to_gpu = from_gpu if target.device is None else names_cuda(target.device)
-    if wrapper and (from_gpu or to_gpu) and target.device is not None:
-        return moved(self, target.device, target.keywords)
+    to_gpu = from_gpu if device is None else names_cuda(device)
+    if wrapper and (from_gpu or to_gpu) and device is not None:
+        return moved(self, device, keywords)
     if not from_gpu and not to_gpu:
         return native(self, *args, **kwargs)
-    return _move(native, self, target, to_gpu=to_gpu)
+    if device is not None:
+        keywords["device"] = CPU if to_gpu else device
+    return _move(native, self, keywords, to_gpu=to_gpu)
 
 
 def _stays_fake(tensor: Tensor) -> bool:
@@ -108,11 +105,8 @@ def _stays_fake(tensor: Tensor) -> bool:
 
 
 def _move(
-    native: Callable[..., Tensor], self: Tensor, target: MoveTarget, *, to_gpu: bool
+    native: Callable[..., Tensor], self: Tensor, keywords: dict[str, Any], *, to_gpu: bool
 ) -> Tensor:
-    keywords = target.keywords
-    if target.device is not None:
-        keywords["device"] = CPU if to_gpu else target.device
     if to_gpu != isinstance(self, CudaTensor):
         keywords["copy"] = True
     if to_gpu:
@@ -134,8 +128,11 @@ def _move(
     return become_cuda(result) if to_gpu else result
 
 
-def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
-    """Parse the three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...)."""
+def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the device and the other arguments of a call of `to`.
+
+    It has three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...).
+    """
     keywords = dict(kwargs)
     device = keywords.pop("device", None)
     other = keywords.pop("other", None)
@@ -153,18 +150,12 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
         _name(keywords, "dtype", other.dtype)
     for name, value in zip(("non_blocking", "copy"), rest, strict=False):
         _name(keywords, name, value)
-    return MoveTarget(device, keywords)
+    return device, keywords
 
 
 def _name(keywords: dict[str, Any], name: str, value: Any) -> None:
     if value is not None:
         keywords[name] = value
-
-
-def _native_keywords(target: MoveTarget) -> dict[str, Any]:
-    """Return keywords for fake tensors, with a device index: without it torch calls the driver."""
-    device = CUDA if names_cuda(target.device) else target.device
-    return target.keywords if device is None else {"device": device, **target.keywords}
 
 
 def _cuda(

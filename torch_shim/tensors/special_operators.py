@@ -1,5 +1,6 @@
 """The handlers for operators that write to tensors or may mix devices."""
 
+import functools
 from types import FunctionType
 from typing import Any
 
@@ -64,26 +65,24 @@ def _classify(operator: Operator) -> Handler | None:
     name = name_of(operator)
     if name not in NO_BYTES:
         report.note_operator()
-    if name in _LISTS or name.startswith("_foreach_"):
-        return _write_list if _writes(operator, name) else _run_list
     if name in mixed_devices.EACH:
         return _run_each
-    if name in _ANYWHERE:
-        return _write_anywhere if _writes(operator, name) else run_anywhere
+    how: Handler = run
+    if name in _LISTS or name.startswith("_foreach_"):
+        how = _run_list
+    elif name in _ANYWHERE:
+        how = run_anywhere
     if not _writes(operator, name):
-        return None
-    return _write_first if isinstance(operator, _METHOD) and name.endswith("_") else _write
+        return None if how is run else how
+    if how is run and isinstance(operator, _METHOD) and name.endswith("_"):
+        return _write_first
+    return functools.partial(_write, how)
 
 
 def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator whose tensors may stand in lists, which `run` does not look into."""
     refuse_mixed_devices(func, args, kwargs)
     return run(func, args, kwargs)
-
-
-def _write_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    refuse_mixed_devices(func, args, kwargs)
-    return _write(func, args, kwargs)
 
 
 def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,7 +113,7 @@ def _writes(operator: Operator, name: str) -> bool:
 def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the usual case fast: a method that writes to its tensor, all arguments on the GPU."""
     if kwargs or any(type(argument) in PLAIN for argument in args):
-        return _write(func, args, kwargs)
+        return _write(run, func, args, kwargs)
     first = args[0]
     try:
         with NoTorchFunction():
@@ -126,16 +125,9 @@ def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return result if result is first else wrap(result)
 
 
-def _write_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _write(how: Handler, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        return run_anywhere(func, args, kwargs)
-    finally:
-        _note(func, args, kwargs)
-
-
-def _write(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return run(func, args, kwargs)
+        return how(func, args, kwargs)
     finally:
         _note(func, args, kwargs)
 

@@ -128,13 +128,7 @@ class MergedCalls:
         return answer
 
     def _watch(
-        self,
-        call: CallInLine,
-        record: MergeRecord,
-        inputs: Inputs,
-        run: ProgramRun,
-        *,
-        wrote: bool,
+        self, call: CallInLine, record: MergeRecord, inputs: Inputs, run: ProgramRun, *, wrote: bool
     ) -> None:
         """Note what a single call of this kind gives, or that such calls are never merged."""
         program = call.asked.call.program

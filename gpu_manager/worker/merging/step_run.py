@@ -214,8 +214,7 @@ def _undo(step: ProgramStep, takes: Sequence[int]) -> Undo:
         restore = ProgramStep(step.operator, [*arguments[:indexed], saved])
     end = Ref(count + len(save) - 1)
     return Undo(
-        ProgramPart(count, tuple(save), Tuple([end])),
-        ProgramPart(count + 1, (restore,), Tuple([])),
+        ProgramPart(count, tuple(save), Tuple([end])), ProgramPart(count + 1, (restore,), Tuple([]))
     )
 
 

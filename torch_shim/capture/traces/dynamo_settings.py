@@ -10,22 +10,20 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import (
-    get_eval_frame_callback,
-)
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import config, convert_frame
 from torch._dynamo.eval_frame import OptimizeContext, TorchPatcher, skip_code
 from torch._dynamo.exc import ResumePrologueTracingError, UncapturedHigherOrderOpError
 from torch.distributions import Distribution
 
-from torch_shim.patching import redirect, replace
+from torch_shim.patching import assigned, redirect, replace
 
 # A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
 RECOMPILE_LIMIT = 64
@@ -44,7 +42,7 @@ class _Traces(threading.local):
     in_background = False
 
 
-_traces = _Traces()
+traces = _Traces()
 
 
 def for_gpu(backend: Backend) -> Backend:
@@ -59,34 +57,6 @@ def of_user(backend: Backend) -> Backend:
     return backend
 
 
-def traces_for_gpu() -> bool:
-    return _traces.ours
-
-
-def traces_in_background() -> bool:
-    return _traces.in_background
-
-
-@contextlib.contextmanager
-def in_background() -> Iterator[None]:
-    """Mark this thread as one that traces while its caller goes on."""
-    _traces.in_background = True
-    try:
-        yield
-    finally:
-        _traces.in_background = False
-
-
-@contextlib.contextmanager
-def tracing(*, ours: bool) -> Iterator[None]:
-    """Mark what this thread does of Dynamo's as the shim's, or as the program's."""
-    before, _traces.ours = _traces.ours, ours
-    try:
-        yield
-    finally:
-        _traces.ours = before
-
-
 def in_users_region() -> bool:
     """Whether this thread runs code that a user compiles with a backend of their own."""
     return _is_marked(get_eval_frame_callback(), _USERS)
@@ -99,11 +69,11 @@ def install() -> None:
 
 def _trace(native: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if not _is_marked(self, _OURS):
-        with tracing(ours=False):
+        with assigned(traces, ours=False):
             return native(self, *args, **kwargs)
     # The lock that Dynamo takes for a trace: in torch 2.10 the settings are global, and two
     # threads that save and restore them in turn would leave the wrong ones behind.
-    with convert_frame.compile_lock, tracing(ours=True), config.patch(_settings()):
+    with convert_frame.compile_lock, assigned(traces, ours=True), config.patch(_settings()):
         return native(self, *args, **kwargs)
 
 
@@ -218,15 +188,15 @@ def leave_process_state() -> None:
 
 
 def _begin_session(native: Callable[[], Context]) -> Context:
-    return contextlib.nullcontext() if traces_for_gpu() else native()
+    return contextlib.nullcontext() if traces.ours else native()
 
 
 def _restore_unless_for_gpu(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return None if traces_for_gpu() else native(*args, **kwargs)
+    return None if traces.ours else native(*args, **kwargs)
 
 
 def _restore_unless_in_background(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return None if traces_in_background() else native(*args, **kwargs)
+    return None if traces.in_background else native(*args, **kwargs)
 
 
 def _patch(native: Callable[[], None]) -> Callable[[], None]:
@@ -236,7 +206,7 @@ def _patch(native: Callable[[], None]) -> Callable[[], None]:
     def patch() -> None:
         before = Distribution._validate_args  # noqa: SLF001 - no public way to ask
         native()
-        if traces_for_gpu():
+        if traces.ours:
             Distribution.set_default_validate_args(before)
         else:
             program_starts()

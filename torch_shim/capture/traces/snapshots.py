@@ -181,25 +181,12 @@ class TraceReads:
 
 
 class _Current(threading.local):
+    """What this thread's trace has read, if it traces."""
+
     reads: TraceReads | None = None
 
 
-_current = _Current()
-
-
-@contextlib.contextmanager
-def reads_noted_in(reads: TraceReads) -> Iterator[None]:
-    before, _current.reads = _current.reads, reads
-    try:
-        yield
-    finally:
-        _current.reads = before
-
-
-def note_read(value: Any) -> None:
-    """Note an object that this thread's trace is about to read, if it traces."""
-    if _current.reads is not None:
-        _current.reads.note(value)
+current = _Current()
 
 
 def _state_of(value: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
-from torch_shim.capture.traces.dynamo_settings import traces_for_gpu
+from torch_shim.capture.traces.dynamo_settings import traces
 from torch_shim.patching import CUDA, redirect
 from torch_shim.tensors import foreign_classes
 from torch_shim.tensors.dispatch import names
@@ -71,7 +71,7 @@ def _to_subclass(native: Native, value: Any, kind: type) -> Any:
 
 def _call_function_of_class(native: Native, *args: Any, **options: Any) -> Any:
     """Trace a class's `__torch_function__`, in which operators ask the class again, as in C++."""
-    if traces_for_gpu():
+    if traces.ours:
         options.pop("is_subclass_dispatch", None)  # Dynamo's word for asking no class inside of it
     return native(*args, **options)
 
@@ -97,7 +97,7 @@ def _call_type(native: Native, self: Any, tx: Any, variable: Any) -> Any:
 
 def _wrap_tensor(native: Native, self: Any, value: Any) -> Any:
     """Let no class see what Dynamo reads of its tensors: what the class notes may be guarded."""
-    if not (traces_for_gpu() and foreign_classes.is_asked(cpu_class(type(value)))):
+    if not (traces.ours and foreign_classes.is_asked(cpu_class(type(value)))):
         return native(self, value)
     with NoTorchFunction():
         return native(self, value)
