@@ -109,7 +109,9 @@ def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             continue
-        _substitute(node)
+        operator, name = substitution.operator_of(node)
+        if operator is not None and substitution.has_substitute(name):
+            node.op, node.target = "call_function", substitution.with_substitute(operator, name)
         node.target = _CALLED.get(node.target, node.target)
         node.args = fx.node.map_aggregate(node.args, _processor)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _processor)
@@ -134,13 +136,6 @@ def _record_backward(backward: fx.GraphModule) -> None:
         for step in around:
             backward.graph.erase_node(step)
         backward.recompile()
-
-
-def _substitute(node: fx.Node) -> None:
-    """Have an operator that only CUDA has for some dtypes computed all the same."""
-    operator, name = substitution.operator_of(node)
-    if operator is not None and substitution.has_substitute(name):
-        node.op, node.target = "call_function", substitution.with_substitute(operator, name)
 
 
 def _processor(value: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
 
-from torch_shim.capture.root_modules import Root, Roots, root_of_module
+from torch_shim.capture.root_modules import Root, RootCall, Roots, root_of_module
 from torch_shim.capture.traces.background import BackgroundTracer, at_imports, pauses
 from torch_shim.collector_pause import without_collections
 from torch_shim.data import put_and_get
@@ -125,11 +125,10 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                return capture.call(root, module, args, kwargs)
-            report.local_call("Dynamo is being imported", 0, root.name)
+                return capture.call(RootCall(root, module, args, kwargs))
             request_context.note_tracing()
-            with request_context.timed_locally("Dynamo is being imported"):
-                return self._native(module, *args, **kwargs)
+            call = RootCall(root, module, args, kwargs)
+            return call.run_locally(self._native, "Dynamo is being imported")
         finally:
             pauses.end_call()
             local.root = None

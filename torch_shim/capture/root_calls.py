@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch_shim.advice import is_outside, users_line
 from torch_shim.capture.dynamo import configure
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.root_modules import Root, Roots
+from torch_shim.capture.root_modules import Root, RootCall, Roots
 from torch_shim.capture.traces.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.traces.dynamo_settings import (
     RECOMPILE_LIMIT,
@@ -395,6 +395,8 @@ def _look_of(value: Any) -> Hashable:
 class Capture:
     """Answers calls of root modules with graphs."""
 
+    in_users_region = staticmethod(in_users_region)
+
     def __init__(
         self,
         roots: Roots,
@@ -413,45 +415,35 @@ class Capture:
         self._users_backends: dict[int, Callable[..., Any]] = {}
         configure()
 
-    def call(self, root: Root, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """`root` is the thread's current root."""
-        if any(map(has_operators, args)) or any(map(has_operators, kwargs.values())):
-            report.local_call(_OWN_OPERATORS, 0, root.name)
-            with request_context.timed_locally(_OWN_OPERATORS):
-                return self._call_module(module, *args, **kwargs)
-        function = self._functions.of(root, module)
+    def call(self, call: RootCall) -> Any:
+        """Answer a call of the thread's current root."""
+        if any(map(has_operators, (*call.args, *call.kwargs.values()))):
+            return call.run_locally(self._call_module, _OWN_OPERATORS)
+        function = self._functions.of(call.root, call.module)
         if function.stage is Stage.SKIPPED:
-            report.local_call(_PASSED_OVER, 0, root.name)
+            report.local_call(_PASSED_OVER, 0, call.root.name)
             with self._roots.parts_are_roots():
-                return self._call_module(module, *args, **kwargs)
+                return call.run(self._call_module)
         is_full = function.is_full()
         if not is_full and (not self._in_background or function.stage is Stage.BROKEN):
-            return self._call_tracing(root, function, module, args, kwargs)
-        if not is_full and function.stage is not Stage.TRACED:
-            self._trace(root, function, module, args, kwargs)
-            report.local_call("its graph is being traced", 0, root.name)
-            request_context.note_tracing()
-            try:
-                with request_context.timed_locally("its graph is being traced"):
-                    return self._call_module(module, *args, **kwargs)
-            except BaseException:
-                self._functions.note_refusal(function)
-                raise
-        return self._call_traced(root, function, module, args, kwargs)
+            return self._call_tracing(call, function)
+        if is_full or function.stage is Stage.TRACED:
+            return self._call_traced(call, function)
+        self._trace(call, function)
+        request_context.note_tracing()
+        try:
+            return call.run_locally(self._call_module, "its graph is being traced")
+        except BaseException:
+            self._functions.note_refusal(function)
+            raise
 
-    def _call_traced(
-        self,
-        root: Root,
-        function: CompiledFunction,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
+    def _call_traced(self, call: RootCall, function: CompiledFunction) -> Any:
         """Answer from a graph whose guards hold, else run the module and have it traced."""
+        root, module, args, kwargs = call
         ways = function.missed_ways
         copied = not function.tracing and ways.recurs(args, kwargs)
         copies = snapshot(module, args, kwargs) if copied else (args, kwargs)
-        answer, graph_ran = self._roots.run(function.untraced, module, args, kwargs)
+        answer, graph_ran = self._roots.run(call, function.untraced)
         if graph_ran:
             return answer
         # No graph's guards held: it ran eagerly.
@@ -461,20 +453,14 @@ class Capture:
             self._functions.separate(root, module)
         elif not (copied or is_plain(args, kwargs)):
             ways.add(args, kwargs)
-        elif self._trace(root, function, module, *copies):
+        elif self._trace(RootCall(root, module, *copies), function):
             ways.forget(args, kwargs)
         return answer
 
-    def _call_tracing(
-        self,
-        root: Root,
-        function: CompiledFunction,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
+    def _call_tracing(self, call: RootCall, function: CompiledFunction) -> Any:
+        root, module = call.root, call.module
         graphs, breaks = function.graphs, Counter(counters["graph_break"])
-        answer, graph_ran = self._roots.run(function.traced, module, args, kwargs)
+        answer, graph_ran = self._roots.run(call, function.traced)
         function.note_trace_end(module)
         if function.graphs != graphs:
             self._functions.note_trace(root, function)
@@ -540,18 +526,9 @@ class Capture:
         self._users_backends[id(users)] = of_user(call_users)
         return call_users
 
-    def in_users_region(self) -> bool:
-        return in_users_region()
-
-    def _trace(
-        self,
-        root: Root,
-        function: CompiledFunction,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-    ) -> bool:
+    def _trace(self, call: RootCall, function: CompiledFunction) -> bool:
         """Return whether a trace in the background begins."""
+        root, module, args, kwargs = call
         if not self._functions.begin_trace(root, function):
             return False
         state, refusals = CallState(), function.refusals

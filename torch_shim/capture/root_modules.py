@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases, SessionLease
 from torch_shim.leases.managers import Nodes
 from torch_shim.patching import assigned
+from torch_shim.process_report import report
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
 from torch_shim.weights import ImageMemories, ModelImage, ProcessWeights
@@ -71,6 +72,24 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
     return Root("a compiled function", tensors)
 
 
+class RootCall(NamedTuple):
+    """A call of a root module."""
+
+    root: Root
+    module: torch.nn.Module
+    args: Any
+    kwargs: Any
+
+    def run(self, function: Callable[..., Any]) -> Any:
+        return function(self.module, *self.args, **self.kwargs)
+
+    def run_locally(self, native: Callable[..., Any], reason: str) -> Any:
+        """Run the module without graphs on the function's own processor, and count the call."""
+        report.local_call(reason, 0, self.root.name)
+        with request_context.timed_locally(reason):
+            return self.run(native)
+
+
 class _ThreadState(threading.local):
     """What a thread is doing."""
 
@@ -106,13 +125,11 @@ class Roots:
     def current(self) -> Root | None:
         return self.local.root
 
-    def run(
-        self, function: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any
-    ) -> tuple[Any, bool]:
+    def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
         """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
         local = self.local
         before = local.graphs
-        answer = function(module, *args, **kwargs)
+        answer = call.run(function)
         return answer, local.graphs > before
 
     def note_graph(self) -> None:
