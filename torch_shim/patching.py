@@ -28,7 +28,7 @@ def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]])
 
 
 def redirect(owner: object, name: str, function: Callable[..., Any]) -> None:
-    """Replace an attribute, if it exists, by a function that gets the original as its first."""
+    """Replace an attribute, if it exists, by a function with the original before its arguments."""
 
     def make(native: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

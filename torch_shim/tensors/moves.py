@@ -172,10 +172,10 @@ def _cuda(
 
 
 def _cpu(native: Callable[..., Tensor], self: Tensor, **kwargs: Any) -> Tensor:
-    on_gpu = isinstance(self, CudaTensor) or (brings_operators(type(self)) and self.is_cuda)
-    if _stays_fake(self) or not on_gpu:
+    if _stays_fake(self):
         return native(self, **kwargs)
-    return self.to(CPU, **kwargs)
+    on_gpu = isinstance(self, CudaTensor) or (brings_operators(type(self)) and self.is_cuda)
+    return self.to(CPU, **kwargs) if on_gpu else native(self, **kwargs)
 
 
 def _type(
