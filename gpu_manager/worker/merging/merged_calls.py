@@ -252,7 +252,7 @@ class MergedCalls:
         for place in checked:
             member = group.members[place]
             answers.append(self._compared(member, found.outputs[place], found.copies[place]))
-            lost = member.waiting.error
+            lost = member.waiting.result
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
         if any(equal is False for _, equal in answers):
@@ -367,10 +367,7 @@ class MergedCalls:
         self.counts.singly[why] += group.size
 
     def _done(self, call: CallInLine, outcome: CallAnswer | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            call.failed(outcome)
-        else:
-            call.answered(outcome)
+        call.result = outcome
         if not call.asked.terms.slots:  # else when the slots' emulated time is over
             call.wake()
 
