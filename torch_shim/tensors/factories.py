@@ -123,10 +123,10 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
 
 def _of_numbers(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     named = kwargs.get("device") is not None or kwargs.get("out") is not None
-    given = (*args, *kwargs.values())
-    if named or not _has_handle(given) or torch.compiler.is_dynamo_compiling():
+    on_gpu = not named and _has_handle((*args, *kwargs.values()))
+    if not on_gpu or torch.compiler.is_dynamo_compiling():
         return _factory(native, *args, **kwargs)
-    bring(given)
+    bring((*args, *kwargs.values()))
     with NoTorchFunction():
         return native(*args, **kwargs)
 
