@@ -75,10 +75,7 @@ BREAKS: tuple[tuple[str, Advice], ...] = (
         r"generator",
         Advice("a generator is left half consumed, or passed on", "use a list, or a plain loop"),
     ),
-    (
-        r"[Nn]um[Pp]y|ndarray",
-        _NUMPY,
-    ),
+    (r"[Nn]um[Pp]y|ndarray", _NUMPY),
     (
         r"autograd\.Function|AutogradFunction",
         Advice("a custom autograd function does what no graph can hold", "call it under no_grad()"),

@@ -1,7 +1,8 @@
 """Replaces functions of PyTorch, keeps the originals, and knows the names of the redirected GPU."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -26,9 +27,34 @@ def replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]])
     set_attribute(owner, name, replacement)
 
 
+def redirect(owner: object, name: str, function: Callable[..., Any]) -> None:
+    """Replace an attribute, if it exists, by a function with the original before its arguments."""
+
+    def make(native: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(native, *args, **kwargs)
+
+        return call
+
+    replace(owner, name, make)
+
+
 def set_attribute(owner: object, name: str, value: object) -> None:
     """Set an attribute that PyTorch's type annotations declare with another type."""
     setattr(owner, name, value)
+
+
+@contextmanager
+def assigned(target: object, /, **values: Any) -> Iterator[None]:
+    """Give an object these attributes inside the `with` block, and then those that it had."""
+    before = {name: getattr(target, name) for name in values}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
 
 
 def original_of(function: Any) -> Any:
@@ -83,3 +109,17 @@ def names_cuda(device: DeviceLike) -> bool:
     if parsed.index not in {None, 0}:
         raise _InvalidDevice(f"CUDA error: invalid device ordinal ({parsed}: there is 1 GPU)")
     return True
+
+
+def of_device(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a new function of a device, which raises for any second GPU.
+
+    A new one each time, since Dynamo identifies functions by identity.
+    """
+
+    def call(device: DeviceLike = None) -> Any:
+        names_cuda(device)
+        return answer()
+
+    call.__name__ = call.__qualname__ = name
+    return call

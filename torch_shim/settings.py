@@ -16,7 +16,6 @@ Tracing = Literal["background", "wait"]
 class ShimSettings:
     """The settings of this process's shim."""
 
-    enabled: bool = False
     address: str | None = None
     credential: str | None = None
     gpu_memory_bytes: int = DEFAULT_GPU_MEMORY_BYTES
@@ -29,37 +28,32 @@ class ShimSettings:
     def from_environment(cls, environment: Mapping[str, str]) -> "ShimSettings":
         """Read the `GPUFAAS_*` variables; raise InvalidShimSetting for an invalid value."""
         return cls(
-            enabled=_switch(environment, "GPUFAAS_ENABLED", default=False),
             address=environment.get("GPUFAAS_ADDRESS") or None,
             credential=environment.get("GPUFAAS_CREDENTIAL") or None,
-            gpu_memory_bytes=_bytes(environment, "GPUFAAS_GPU_MEMORY", DEFAULT_GPU_MEMORY_BYTES),
+            gpu_memory_bytes=_gpu_memory_bytes(environment),
             gpu_name=environment.get("GPUFAAS_GPU_NAME") or DEFAULT_GPU_NAME,
-            tracing=_tracing(environment, "GPUFAAS_TRACING"),
+            tracing=_tracing(environment),
             stats=environment.get("GPUFAAS_STATS") or None,
-            capture=_switch(environment, "GPUFAAS_CAPTURE", default=True),
+            capture=_capture(environment),
         )
 
 
-def _switch(environment: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = environment.get(name, "")
-    if value not in ("", "0", "1"):
-        raise InvalidShimSetting(name, value, "0 or 1")
-    return default if value == "" else value == "1"
+def _capture(environment: Mapping[str, str]) -> bool:
+    value = environment.get("GPUFAAS_CAPTURE") or "1"
+    if value not in ("0", "1"):
+        raise InvalidShimSetting("GPUFAAS_CAPTURE", value, "0 or 1")
+    return value == "1"
 
 
-def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
-    value = environment.get(name, "")
-    if value == "":
-        return default
+def _gpu_memory_bytes(environment: Mapping[str, str]) -> int:
+    value = environment.get("GPUFAAS_GPU_MEMORY") or str(DEFAULT_GPU_MEMORY_BYTES)
     if not value.isascii() or not value.isdecimal() or int(value) == 0:
-        raise InvalidShimSetting(name, value, "a positive number of bytes")
+        raise InvalidShimSetting("GPUFAAS_GPU_MEMORY", value, "a positive number of bytes")
     return int(value)
 
 
-def _tracing(environment: Mapping[str, str], name: str) -> Tracing:
-    value = environment.get(name) or "background"
-    match value:
-        case "background" | "wait":
-            return value
-        case _:
-            raise InvalidShimSetting(name, value, "background or wait")
+def _tracing(environment: Mapping[str, str]) -> Tracing:
+    value = environment.get("GPUFAAS_TRACING") or "background"
+    if value not in ("background", "wait"):
+        raise InvalidShimSetting("GPUFAAS_TRACING", value, "background or wait")
+    return "wait" if value == "wait" else "background"

@@ -147,7 +147,7 @@ class VirtualLine:
         """Its client has the token, and asks for the next one or begins another text."""
         asked, at_s = _of(call), self._asked_s.pop(call)
         self.waited.append((self.now_s, self.now_s - at_s))
-        call.failed(TimeoutError("it is answered"))
+        call.result = TimeoutError("it is answered")
         number = next(self._numbers)
         length = _STEP if asked.left > 1 else 8 + 5 * (number % _LENGTHS)
         left = asked.left - 1 if asked.left > 1 else _TOKENS

@@ -14,7 +14,6 @@ import torch
 from gpu_manager.worker.merging.group_runs import GroupRuns
 from gpu_manager.worker.merging.merged_calls import REFUSALS
 from gpu_manager.worker.merging.merged_run import (
-    OtherOutputs,
     attention_rules,
     differs,
     inputs_in_outputs,
@@ -62,7 +61,7 @@ class MergedCases(Cases):
         trial = self._calls(case, tensors, 1)
         try:
             found = runs.try_out(program, trial, layouts)
-        except (*REFUSALS, OtherOutputs) as error:
+        except REFUSALS as error:
             raise NotStorable("the worker refuses to merge it") from error
         for each, outputs, copies in zip(trial, found.outputs, found.copies, strict=True):
             merged = [*outputs, *copies.values()]
@@ -85,7 +84,7 @@ class MergedCases(Cases):
             raise NotStorable("it would be tried once more")
         try:
             found = runs.run(program, merged, layouts)
-        except (*REFUSALS, OtherOutputs) as error:
+        except REFUSALS as error:
             raise NotStorable("it runs singly") from error
         for one, other, outputs in zip(singly, merged, found.outputs, strict=True):
             expected = program.run(one.values, [])

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hunt.fuzz.arguments import NotStorable, stored
-from torch_shim.capture.encode import FunctionNames
+from torch_shim.capture.encode import function_name
 
 importlib.import_module("torch_shim.kernels.padded_encoder")  # registers it
 importlib.import_module("torchvision")  # registers its operators
@@ -36,12 +36,11 @@ class Recorded:
     """Arguments by name, a few of each."""
 
     def __init__(self) -> None:
-        self._names = FunctionNames()
         self.seeds: dict[str, set[str]] = {}
 
     def function(self, found: Any, arguments: Iterable[Any], named: dict[str, Any]) -> None:
         """A call of a function of torch or of a method."""
-        name = self._names.of(found)
+        name = function_name(found)
         short = getattr(found, "__name__", "")
         if name is not None:
             self.add(f"t:{name}", arguments, named)

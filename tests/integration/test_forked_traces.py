@@ -9,7 +9,7 @@ EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gp
 _PROGRAM = """
 import json, os, time
 import torch
-from torch_shim import fork_steps
+from torch_shim.capture import module_calls
 from torch_shim.process_report import report
 from torch_shim import weights
 
@@ -28,10 +28,10 @@ def answer():
     with torch.no_grad():
         return model(given)
 
-fork_steps.import_tracing()
+module_calls.import_tracing()
 kept = answer()
 held = answer()
-fork_steps.close_sessions()
+module_calls.close_sessions()
 def threads():
     return [name for task in os.listdir("/proc/self/task") if (name := thread_name(task))]
 def thread_name(task):
@@ -47,7 +47,7 @@ rows = []
 for _ in range(2):
     read, write = os.pipe()
     if not os.fork():
-        fork_steps.trace_in_background()
+        module_calls.trace_in_background()
         hashed.clear()
         found = [answer().tolist(), held.tolist()]
         counts = report.counts
@@ -64,14 +64,14 @@ print(json.dumps({"left": left, "kept": kept.tolist(), "again": again.tolist(), 
 _NEW_MODEL = """
 import json, os
 import torch
-from torch_shim import fork_steps
+from torch_shim.capture import module_calls
 from torch_shim.process_report import report
 
-fork_steps.import_tracing()
-fork_steps.close_sessions()
+module_calls.import_tracing()
+module_calls.close_sessions()
 read, write = os.pipe()
 if not os.fork():
-    fork_steps.trace_in_background()
+    module_calls.trace_in_background()
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)).eval().cuda()
     with torch.no_grad():
         model(torch.ones(1, 6, device="cuda"))

@@ -23,7 +23,7 @@ from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them
     FrameAction,
     FrameExecStrategy,
 )
-from torch._dynamo.variables import ConstantVariable, builder, torch_function
+from torch._dynamo.variables import ConstantVariable, builder
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import CheckpointHigherOrderVariable
 from torch._dynamo.variables.misc import RandomVariable
@@ -36,20 +36,28 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from torch_shim.capture import numpy_calls
-from torch_shim.capture.local_run import without_gpu
+from torch_shim.capture.encode import numpy_draws
+from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
 from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
 from torch_shim.capture.traces.background import ReadsChanged, pauses
-from torch_shim.cuda_api.cuda_module import tracing
+from torch_shim.capture.traces.dynamo_settings import traces
+from torch_shim.cuda_api.cuda_module import hidden
 from torch_shim.kernels import substitution
-from torch_shim.patching import CPU, CUDA, names_cuda, original_of, replace, tracing_fakes
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    assigned,
+    names_cuda,
+    original_of,
+    redirect,
+    tracing_fakes,
+)
 from torch_shim.process_report import report
 from torch_shim.tensors import attention_layers, mixed_devices
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction
 from torch_shim.tensors.moves import alias_of
 
-_MARK = "_gpufaas_on_gpu"
 _set_up: list[bool] = []
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public check
 
@@ -63,32 +71,25 @@ def configure() -> None:
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     # It prints the trace of an operator that refuses its inputs; the call raises that anyway.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    _put_around(builder, "infer_subclass_type", tensor_classes.class_to_dynamo)
-    _put_around(utils, "to_subclass", tensor_classes.to_subclass)
-    _put_around(torch_function, "call_torch_function", tensor_classes.call_function_of_class)
-    _put_around(builder, "wrap_to_fake_tensor_and_record", _fake_of)
-    _put_around(builder, "get_specialized_props", _properties_of)
-    _put_around(utils, "run_node", _run_node)
-    _put_around(convert_frame, "_compile", _compile)
-    replace(AutogradFunctionApply, "__call__", _function_applied)
-    builder.VariableBuilder._wrap = _noting(builder.VariableBuilder._wrap)  # type: ignore[method-assign] # noqa: SLF001 - where every object that a trace reads passes
-    _put_steps(symbolic_convert.InstructionTranslatorBase, "step")
-    _put_steps(Guard, "create")
+    redirect(builder, "wrap_to_fake_tensor_and_record", _fake_of)
+    redirect(builder, "get_specialized_props", _properties_of)
+    redirect(utils, "run_node", _run_node)
+    redirect(convert_frame, "_compile", _compile)
+    redirect(AutogradFunctionApply, "__call__", _apply_function)
+    redirect(builder.VariableBuilder, "_wrap", _note_read)  # every object that a trace reads
+    redirect(symbolic_convert.InstructionTranslatorBase, "step", _pause_before)
+    redirect(Guard, "create", _pause_before)
+    redirect(TensorVariable, "_method_register_hook", _leave_out_hooks)  # of both kinds
+    redirect(RandomVariable, "call_method", _leave_out_samples)
+    redirect(WrapperUserFunctionVariable, "call_function", _keep_cached_answers)
+    redirect(CheckpointHigherOrderVariable, "_call_function", _leave_out_reentrant_checkpoints)
+    redirect(TorchCtxManagerClassVariable, "call_function", _take_inference_mode_by_name)
     attention_layers.follow_in_traces()
     tensor_classes.install()
-    leave_out_hooks()
-    leave_out_samples()
-    keep_cached_answers()
-    leave_out_reentrant_checkpoints()
-    take_inference_mode_by_name()
     dynamo_settings.install()
     dynamo_settings.leave_process_state()
     skip_own_frames()
     _set_up.append(True)
-
-
-def on_gpu(example: Any) -> bool:
-    return isinstance(example, torch.Tensor) and getattr(example, _MARK, False)
 
 
 def skip_own_frames() -> None:
@@ -122,21 +123,10 @@ def _codes_of(value: Any, module: str) -> Iterator[types.CodeType]:
                 yield from _codes_of(member, module)
 
 
-def _put_around(module: types.ModuleType, name: str, around: Native) -> None:
-    """Wrap a function of Dynamo's; the wrapper gets the native function as its first argument."""
-    setattr(module, name, functools.partial(around, getattr(module, name)))
-
-
-def _put_steps(owner: type, name: str) -> None:
-    """Let the tracing thread pause before each call of a method."""
-    native = getattr(owner, name)
-
-    @functools.wraps(native)
-    def with_pauses(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pauses.step()
-        return native(self, *args, **kwargs)
-
-    setattr(owner, name, with_pauses)
+def _pause_before(native: Native, *args: Any, **kwargs: Any) -> Any:
+    """Let the tracing thread pause before each call."""
+    pauses.step()
+    return native(*args, **kwargs)
 
 
 def _fake_of(native: Native, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,11 +150,11 @@ def _run_node(
     native: Native, tracer: Any, node: torch.fx.Node, args: Any, kwargs: Any, module: Any
 ) -> Any:
     pauses.step()
-    refuse_mixed_devices(node, args, kwargs, on_gpu)
-    leave_out_random_numbers(tracer, node)
+    _leave_out_mixed_devices(node, args, kwargs)
+    _leave_out_random_numbers(tracer, node)
     is_gpu = _results_on_gpu(node, args, kwargs)
     if is_gpu:
-        leave_out_unknown_operators(tracer, node)
+        _leave_out_unknown_operators(tracer, node)
     if node.op == "call_method" and node.target in {"cuda", "cpu"}:
         return _marked(args[0], is_gpu=is_gpu, instead_of=args)
     args, kwargs = pytree.tree_map(_processor, (args, kwargs))
@@ -175,22 +165,16 @@ def _run_node(
     return pytree.tree_map(lambda item: _marked(item, is_gpu=is_gpu, instead_of=args), result)
 
 
-def _function_applied(native: Native) -> Native:
+def _apply_function(native: Native, self: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
     """Mark the results of a custom autograd function, whose traced forward Dynamo runs again."""
-
-    def call(self: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        if not tracing_fakes():
-            return native(self, forward, *args, **kwargs)
-        results = native(self, without_gpu(forward), *args, **kwargs)
-        (output,) = (node for node in forward.graph.nodes if node.op == "output")
-        returned, _saved = output.args[0]
-        pairs = zip(pytree.tree_leaves(results), pytree.tree_leaves(returned), strict=True)
-        for result, node in pairs:
-            traced = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-            _marked(result, is_gpu=on_gpu(traced))
-        return results
-
-    return call
+    if not tracing_fakes():
+        return native(self, forward, *args, **kwargs)
+    results = native(self, without_gpu(forward), *args, **kwargs)
+    returned, _saved = forward.graph.output_node().args[0]
+    pairs = zip(pytree.tree_leaves(results), pytree.tree_leaves(returned), strict=True)
+    for result, node in pairs:
+        _marked(result, is_gpu=on_gpu(example_of(node)))
+    return results
 
 
 def _results_on_gpu(node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
@@ -230,16 +214,14 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
         return result
     if any(result is value for value in instead_of):
         result = result.clone()
-    setattr(result, _MARK, is_gpu)
+    setattr(result, ON_GPU, is_gpu)
     return result
 
 
-def _noting(native: Native) -> Native:
-    def wrap(self: Any, value: Any) -> Any:
-        snapshots.note_read(value)
-        return native(self, value)
-
-    return wrap
+def _note_read(native: Native, self: Any, value: Any) -> Any:
+    if snapshots.current.reads is not None:
+        snapshots.current.reads.note(value)
+    return native(self, value)
 
 
 def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
@@ -250,23 +232,23 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
     start_s = time.perf_counter()
     reads = snapshots.TraceReads()
     try:
-        with tracing(), snapshots.reads_noted_in(reads):
+        with assigned(hidden, accelerator=True), assigned(snapshots.current, reads=reads):
             result = native(*args, **kwargs)
     except Exception as error:
         # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.
-        if dynamo_settings.traces_for_gpu() and reads.have_changed():
+        if traces.ours and reads.have_changed():
             return _given_up(error)
-        if dynamo_settings.traces_for_gpu() and dynamo_settings.is_undecided(args[0], error):
+        if traces.ours and dynamo_settings.is_undecided(args[0], error):
             return _only_now(FrameAction.DEFAULT)
         raise
     finally:
         report.add("trace_s", time.perf_counter() - start_s)
-    return _given_up() if dynamo_settings.traces_for_gpu() and reads.have_changed() else result
+    return _given_up() if traces.ours and reads.have_changed() else result
 
 
 def _given_up(error: Exception | None = None) -> ConvertFrameReturn:
     """Return what lets this call run untraced; the thread that only traces gets an exception."""
-    if dynamo_settings.traces_in_background():
+    if traces.in_background:
         raise ReadsChanged from error
     return _only_now(FrameAction.SKIP)
 
@@ -283,9 +265,7 @@ _OF_STATE = names("getstate sample shuffle")  # of `random`, as Dynamo computes 
 _KNOWN_LIBRARIES = names("aten prim prims torchvision transformers gpufaas")
 
 
-def refuse_mixed_devices(
-    node: torch.fx.Node, args: Any, kwargs: Any, on_gpu: Callable[[Any], bool]
-) -> None:
+def _leave_out_mixed_devices(node: torch.fx.Node, args: Any, kwargs: Any) -> None:
     """Break the graph where CUDA raises: the operator runs on handles, which raise that error."""
     operator, name = substitution.operator_of(node)
     if operator is None or isinstance(operator, HigherOrderOperator):
@@ -302,12 +282,13 @@ def refuse_mixed_devices(
         )
 
 
-def leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
+def _leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
     """Break the graph at an operator that a program registered: it runs in the function.
 
     Not inside of a loop's body, which must be one graph, nor where the user wants one graph.
     """
-    name = _registered_name(node.target)
+    target = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
+    name = str(target._qualified_op_name) if isinstance(target, OpOverloadPacket) else ""  # noqa: SLF001 - its one full name
     if name.partition("::")[0] not in {"", *_KNOWN_LIBRARIES} and _may_break(tracer):
         unimplemented(
             gb_type="Custom operator",
@@ -317,90 +298,74 @@ def leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
         )
 
 
-def leave_out_random_numbers(tracer: Any, node: torch.fx.Node) -> None:
+def _leave_out_random_numbers(tracer: Any, node: torch.fx.Node) -> None:
     """Break the graph where NumPy draws: in a graph the numbers would not be those of its seed."""
     made_by_numpy = isinstance(node.target, utils.numpy_to_tensor_wrapper)
-    if made_by_numpy and numpy_calls.draws(node.target) and _may_break(tracer):
+    if made_by_numpy and numpy_draws(node.target) and _may_break(tracer):
         _break_for_random_numbers(str(node.target))
 
 
-def leave_out_samples() -> None:
+def _leave_out_samples(
+    native: Native, self: Any, tx: Any, name: str, *args: Any, **kwargs: Any
+) -> Any:
     """Break graphs where `random` samples or shuffles: a graph would repeat the trace's choice."""
-    native = RandomVariable.call_method
-
-    @functools.wraps(native)
-    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        seeded = self.source is None or tx.output.side_effects.is_modified(self)
-        if name in _OF_STATE and not seeded and _may_break(tx.output):
-            _break_for_random_numbers(f"random.{name}")
-        return native(self, tx, name, *args, **kwargs)
-
-    RandomVariable.call_method = call_method  # type: ignore[method-assign]
+    seeded = self.source is None or tx.output.side_effects.is_modified(self)
+    if name in _OF_STATE and not seeded and _may_break(tx.output):
+        _break_for_random_numbers(f"random.{name}")
+    return native(self, tx, name, *args, **kwargs)
 
 
-def keep_cached_answers() -> None:
+def _keep_cached_answers(
+    native: Native, self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
     """Let functions under `functools.cache` answer from it: Dynamo looks behind the cache.
 
     A plain answer to plain arguments stands in the graph as it is. For every other the graph ends:
     the function may draw numbers or count its calls, and its caller gets the same object each time.
     """
-    native = WrapperUserFunctionVariable.call_function
-
-    @functools.wraps(native)
-    def call_function(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not _has_cache(self.wrapper_obj) or not dynamo_settings.traces_for_gpu():
-            return native(self, tx, args, kwargs)
-        if self.source is not None:  # by itself Dynamo takes any other cached function for it
-            install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
-        answer = _cached_answer(self.wrapper_obj, args, kwargs)
-        if answer is not None:
-            return answer
-        if _may_break(tx.output):
-            unimplemented(
-                gb_type="Cached function",
-                context=str(self.wrapper_obj),
-                explanation="It answers from its cache, which a graph does not have.",
-                hints=["Call it outside of forward."],
-            )
+    if not _has_cache(self.wrapper_obj) or not traces.ours:
         return native(self, tx, args, kwargs)
+    if self.source is not None:  # by itself Dynamo takes any other cached function for it
+        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+    answer = _cached_answer(self.wrapper_obj, args, kwargs)
+    if answer is not None:
+        return answer
+    if _may_break(tx.output):
+        unimplemented(
+            gb_type="Cached function",
+            context=str(self.wrapper_obj),
+            explanation="It answers from its cache, which a graph does not have.",
+            hints=["Call it outside of forward."],
+        )
+    return native(self, tx, args, kwargs)
 
-    WrapperUserFunctionVariable.call_function = call_function  # type: ignore[method-assign]
 
-
-def leave_out_reentrant_checkpoints() -> None:
+def _leave_out_reentrant_checkpoints(
+    native: Native, self: Any, tx: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Break graphs at checkpoints of the older kind while gradients are recorded.
 
     These give their parameters none, unless an input has some, which no graph knows of.
     """
-    native = CheckpointHigherOrderVariable._call_function  # noqa: SLF001 - no public hook
-
-    @functools.wraps(native)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        chosen = kwargs.get("use_reentrant")
-        newer = chosen is not None and chosen.as_python_constant() is False
-        if torch.is_grad_enabled() and not newer and _may_break(tx.output):
-            unimplemented(
-                gb_type="Reentrant checkpoint",
-                context=str(args[0]),
-                explanation="It computes gradients, which is in the function.",
-                hints=["Pass use_reentrant=False."],
-            )
-        return native(self, tx, args, kwargs)
-
-    CheckpointHigherOrderVariable._call_function = call_function  # type: ignore[method-assign] # noqa: SLF001 - see above
+    chosen = kwargs.get("use_reentrant")
+    newer = chosen is not None and chosen.as_python_constant() is False
+    if torch.is_grad_enabled() and not newer and _may_break(tx.output):
+        unimplemented(
+            gb_type="Reentrant checkpoint",
+            context=str(args[0]),
+            explanation="It computes gradients, which is in the function.",
+            hints=["Pass use_reentrant=False."],
+        )
+    return native(self, tx, args, kwargs)
 
 
-def take_inference_mode_by_name() -> None:
+def _take_inference_mode_by_name(
+    native: Native, self: Any, tx: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
     """Let `torch.inference_mode(mode=...)` stand in graphs, of which Dynamo takes no keyword."""
-    native = TorchCtxManagerClassVariable.call_function
-
-    @functools.wraps(native)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if self.value is torch.inference_mode and [*kwargs] == ["mode"]:
-            args, kwargs = [*args, kwargs["mode"]], {}
-        return native(self, tx, args, kwargs)
-
-    TorchCtxManagerClassVariable.call_function = call_function  # type: ignore[method-assign]
+    if self.value is torch.inference_mode and [*kwargs] == ["mode"]:
+        args, kwargs = [*args, kwargs["mode"]], {}
+    return native(self, tx, args, kwargs)
 
 
 def _has_cache(function: Any) -> bool:
@@ -432,26 +397,20 @@ def _break_for_random_numbers(what: str) -> NoReturn:
     )
 
 
-def leave_out_hooks() -> None:
+def _leave_out_hooks(native: Native, self: TensorVariable, tx: Any, name: str, hook: Any) -> Any:
     """Break graphs where a hook is registered on a tensor that they compute.
 
     Dynamo makes a graph of the hook, without what it notes elsewhere; and a forward pass of a
     worker leaves no tensor to register it on. Between two graphs it is registered as it is.
     """
-    native = TensorVariable._method_register_hook  # noqa: SLF001 - where both kinds of hooks arrive
-
-    @functools.wraps(native)
-    def register(self: TensorVariable, tx: Any, name: str, hook: Any) -> Any:
-        if not self.source and _may_break(tx.output):
-            unimplemented(
-                gb_type="Hook on a computed tensor",
-                context=name,
-                explanation="The hook runs when gradients are computed, which is in the function.",
-                hints=["Register it outside of forward."],
-            )
-        return native(self, tx, name, hook)
-
-    TensorVariable._method_register_hook = register  # type: ignore[method-assign] # noqa: SLF001 - see above
+    if not self.source and _may_break(tx.output):
+        unimplemented(
+            gb_type="Hook on a computed tensor",
+            context=name,
+            explanation="The hook runs when gradients are computed, which is in the function.",
+            hints=["Register it outside of forward."],
+        )
+    return native(self, tx, name, hook)
 
 
 def _may_break(tracer: Any) -> bool:
@@ -459,14 +418,8 @@ def _may_break(tracer: Any) -> bool:
 
     A checkpoint's region may break: the whole checkpoint then runs as it does without graphs.
     """
-    users_whole = tracer.root_tx.one_graph and not dynamo_settings.traces_in_background()
+    users_whole = tracer.root_tx.one_graph and not traces.in_background
     part = tracer.current_tracer
     while part.parent is not None and part.source_target is tag_activation_checkpoint:
         part = part.parent
-    return dynamo_settings.traces_for_gpu() and part.parent is None and not users_whole
-
-
-def _registered_name(target: Any) -> str:
-    if isinstance(target, OpOverload):
-        target = target.overloadpacket
-    return str(target._qualified_op_name) if isinstance(target, OpOverloadPacket) else ""  # noqa: SLF001 - its one full name
+    return traces.ours and part.parent is None and not users_whole

@@ -1,6 +1,7 @@
 """Encodes a graph that Dynamo captured as a program, or states why that is not possible."""
 
 import builtins
+import functools
 import math
 import operator
 import re
@@ -10,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import utils
 from torch._functorch.autograd_function import autograd_function_apply
+from torch._numpy import random
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from torch_shim.advice import CodePlace
-from torch_shim.capture import numpy_calls
-from torch_shim.capture.dynamo import on_gpu
+from torch_shim.capture.local_run import example_of, on_gpu
 from torch_shim.patching import original_of
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import NoTorchFunction
@@ -117,53 +119,34 @@ _NAMESPACES = (
 )
 
 
-class FunctionNames:
-    """The names of the torch functions that a graph may call, looked up by object identity."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        for path in _NAMESPACES:
-            space = _resolve(path)
-            if isinstance(space, (ModuleType, type)):
-                for name, value in _members(space):
-                    self._remember(value, f"{path}.{name}")
-            elif space is not None:
-                self._remember(space, path)
-
-    def of(self, target: object) -> str | None:
-        """Return the dotted name; None for a function that is not torch's."""
-        name = self._names.get(id(target))
-        return name if name is not None else self._names.get(id(original_of(target)))
-
-    def _remember(self, value: object, name: str) -> None:
-        if callable(value) and not isinstance(value, type):
-            self._names.setdefault(id(value), name)
-            self._names.setdefault(id(original_of(value)), name)
+def function_name(target: object) -> str | None:
+    """Return the dotted name of a function that a graph may call; None if it is not torch's."""
+    names = _function_names()
+    return names.get(id(target)) or names.get(id(original_of(target)))
 
 
-def _resolve(path: str) -> Any:
-    value: Any = torch
-    for part in path.split(".")[1:]:
-        value = getattr(value, part, None)
-    return value
-
-
-def _members(space: object) -> Iterator[tuple[str, Any]]:
-    for name in dir(space):
-        value = getattr(space, name, None)
-        if value is not None:
-            yield name, value
+@functools.cache
+def _function_names() -> dict[int, str]:
+    """Return the names of the functions in the namespaces, by the identity of the function."""
+    names: dict[int, str] = {}
+    for path in _NAMESPACES:
+        space: Any = torch
+        for part in path.split(".")[1:]:
+            space = getattr(space, part, None)
+        functions = {path: space}
+        if isinstance(space, (ModuleType, type)):
+            functions = {f"{path}.{name}": getattr(space, name, None) for name in dir(space)}
+        for name, function in functions.items():
+            if callable(function) and not isinstance(function, type):
+                names.setdefault(id(function), name)
+                names.setdefault(id(original_of(function)), name)
+    return names
 
 
 class _Encoder:
     """Encodes one graph with its parts."""
 
-    names: FunctionNames | None = None
-
     def __init__(self, module: fx.GraphModule) -> None:
-        if _Encoder.names is None:
-            _Encoder.names = FunctionNames()
-        self.function_names = _Encoder.names
         self.random = False
         self._module = module
         self._parts: list[ProgramPart] = []
@@ -201,11 +184,11 @@ class _Body:
 
     def encode(self) -> tuple[int, Any]:
         """Fill `constants` and `steps`; return the number of inputs, and the output."""
-        inputs = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        inputs = self._module.graph.find_nodes(op="placeholder")
         computed = self._computed
         tensors: dict[fx.Node, torch.Tensor] = {}
         for module in _called_once_in(self._module):
-            computed.update(numpy_calls.constant_results(module))
+            computed.update(_numpy_constants(module))
             tensors.update(_tensors_of(module))
         tensors.update(computed)
         self._first_step = len(inputs) + len(tensors)
@@ -213,13 +196,10 @@ class _Body:
             self._values[node] = Ref(number)
         self.constants = [_constant(tensor) for tensor in tensors.values()]
         for node in computed:
-            self._keep_on_the_cpu(node)
+            # Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone.
+            if not all(on_gpu(example_of(user)) for user in node.users):
+                self._values[node] = self._step("m:cpu", [self._values[node]], {})
         return len(inputs), self._encode_nodes(self._module)
-
-    def _keep_on_the_cpu(self, node: fx.Node) -> None:
-        """Constants lie on the GPU: what NumPy made does not, unless it meets GPU tensors alone."""
-        if not all(on_gpu(user.meta.get("example_value")) for user in node.users):
-            self._values[node] = self._step("m:cpu", [self._values[node]], {})
 
     def _encode_nodes(self, module: fx.GraphModule) -> Any:
         output: Any = None
@@ -245,7 +225,7 @@ class _Body:
             return
         name = self._operator(node)
         if name.rpartition(".")[2] in _NO_OPERATORS:
-            self._values[node] = node.meta.get("example_value")
+            self._values[node] = example_of(node)
             return
         self._encoder.random = self._encoder.random or draws(name, node)
         arguments = node.args[:1] if name.startswith("g:") else node.args
@@ -269,7 +249,7 @@ class _Body:
 
     def _call_graph(self, node: fx.Node, position: int, first: int) -> None:
         graph = _graph_of(node.args[position])
-        inputs = [given for given in graph.graph.nodes if given.op == "placeholder"]
+        inputs = graph.graph.find_nodes(op="placeholder")
         values = [self._value(argument) for argument in node.args[first:]]
         if len(inputs) != len(values) or not _OF_GRADIENTS.issuperset(node.kwargs):
             raise NotShippable(f"higher-order operator {node.target} with other arguments")
@@ -305,7 +285,7 @@ class _Body:
     def _function(self, target: Any) -> str:
         if getattr(target, "__name__", "") == _DATA:
             return "g:data"
-        name = self._encoder.function_names.of(target)
+        name = function_name(target)
         if name is not None:
             return f"t:{name}"
         short = getattr(target, "__name__", "")
@@ -318,21 +298,25 @@ class _Body:
         of_tensors = owner is not None and issubclass(torch.Tensor, owner)
         if of_tensors or getattr(torch.Tensor, short, None) is target:
             return f"m:{short}"
-        numpy_name = numpy_calls.name_of(target)
+        numpy_name = _numpy_name_of(target)
         if numpy_name is not None:
             return numpy_name
         raise NotShippable(f"function {getattr(target, '__module__', '?')}.{short or target}")
 
     def _value(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self._node(value)
         convert = _CONVERSIONS.get(type(value))
         if convert is not None:
-            return convert(self, value)
+            return convert(value)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, (torch.Size, tuple)):
             return Tuple([self._value(item) for item in value])
         if isinstance(value, list):
             return [self._value(item) for item in value]
+        if isinstance(value, slice):
+            return Slice(self._value(value.start), self._value(value.stop), self._value(value.step))
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
                 raise NotShippable("dictionary whose keys are no strings")
@@ -344,19 +328,14 @@ class _Body:
             return self._encoder.part(_graph_of(node))
         return self._values[node]
 
-    def _slice(self, value: slice) -> Slice:
-        return Slice(self._value(value.start), self._value(value.stop), self._value(value.step))
 
-
-_CONVERSIONS: dict[type, Callable[[_Body, Any], Any]] = {
-    fx.Node: lambda body, node: body._node(node),  # noqa: SLF001 - a table of its methods
-    slice: lambda body, value: body._slice(value),  # noqa: SLF001 - a table of its methods
-    torch.dtype: lambda _, value: Named("dtype", str(value)[6:]),
-    torch.layout: lambda _, value: Named("layout", str(value)[6:]),
-    torch.memory_format: lambda _, value: Named("memory_format", str(value)[6:]),
-    torch.device: lambda _, value: DeviceName(value.type),
-    complex: lambda _, value: Complex(value.real, value.imag),
-    type(...): lambda _, __: Ellipse(),
+_CONVERSIONS: dict[type, Callable[[Any], Any]] = {
+    torch.dtype: lambda value: Named("dtype", str(value)[6:]),
+    torch.layout: lambda value: Named("layout", str(value)[6:]),
+    torch.memory_format: lambda value: Named("memory_format", str(value)[6:]),
+    torch.device: lambda value: DeviceName(value.type),
+    complex: lambda value: Complex(value.real, value.imag),
+    type(...): lambda _: Ellipse(),
 }
 
 
@@ -423,7 +402,8 @@ def draws(name: str, node: fx.Node) -> bool:
     place = name.rpartition(":")[2]
     short = place.partition(".")[0] if "::" in name else place.rpartition(".")[2]
     if short not in _RANDOM:
-        return _is_tagged(node.target)
+        target = node.target  # torch says of some registered operators that they draw
+        return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
     if short.startswith("scaled_dot_product"):
         return bool(argument(node, 4, "dropout_p", 0.0) != 0.0)
     if "dropout" in short and "native" not in short:
@@ -441,11 +421,6 @@ def draws(name: str, node: fx.Node) -> bool:
     return short != "embedding_bag"
 
 
-def _is_tagged(target: Any) -> bool:
-    """Whether torch says of a registered operator that it draws."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
 def _recurrent_draws(node: fx.Node) -> bool:
     """Between its layers, while it trains: the arguments `dropout, train` follow whole numbers."""
     at = next((number for number, value in enumerate(node.args) if type(value) is float), None)
@@ -458,3 +433,52 @@ def argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)
+
+
+# Calls of NumPy in a graph, which Dynamo replaces by calls of PyTorch's own NumPy.
+#
+# What depends on nothing but constants is computed once, here: it becomes a tensor of the program.
+
+_MOST_CONSTANT_BYTES = 1 << 20  # of one: a program is sent to every worker that runs it
+
+
+def _numpy_name_of(target: Any) -> str | None:
+    """Return the name for a program of a function of NumPy, if this is one and takes no method."""
+    if isinstance(target, utils.numpy_to_tensor_wrapper) and not numpy_draws(target):
+        return f"n:{target.f.__name__}"
+    if (
+        isinstance(target, utils.numpy_operator_wrapper)
+        and getattr(operator, target.op.__name__, None) is target.op
+    ):
+        return f"n:operator.{target.op.__name__}"
+    return None
+
+
+def _numpy_constants(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
+    """Return the values of the nodes that compute with NumPy from constants alone."""
+    values: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if _is_numpy(node) and all(used in values for used in node.all_input_nodes):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return {node: value for node, value in values.items() if _fits(value)}
+
+
+def _fits(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.nbytes <= _MOST_CONSTANT_BYTES
+
+
+def _is_numpy(node: fx.Node) -> bool:
+    target: Any = node.target
+    if isinstance(target, utils.numpy_to_tensor_wrapper):
+        return not numpy_draws(target)
+    return (
+        isinstance(target, (utils.numpy_method_wrapper, utils.numpy_operator_wrapper))
+        or target is utils.numpy_attr_wrapper
+    )
+
+
+def numpy_draws(target: Any) -> bool:
+    """Whether this draws random numbers: PyTorch's own NumPy does not draw what NumPy does."""
+    function = getattr(target, "f", None)
+    return str(getattr(function, "__module__", "")) == random.__name__

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,22 @@ from torch.utils import checkpoint as checkpoints
 
 from torch_shim.kernels import substitution
 
+ON_GPU = "_gpufaas_on_gpu"  # the mark of a traced tensor
 _TO_DEVICE = frozenset({"cuda", "cpu"})
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
 _set_grad_enabled = torch._C._set_grad_enabled  # noqa: SLF001 - as it stands in graphs
 _NO_GRAD = [(_set_grad_enabled, (False,)), (_set_grad_enabled, (True,))]
 _native_inference_mode: Any = grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
 _native_autocast: Any = autocast_mode._enter_autocast  # noqa: SLF001 - see above
+
+
+def example_of(node: Any) -> Any:
+    """Return the fake value with which a node was traced."""
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+
+
+def on_gpu(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and getattr(example, ON_GPU, False)
 
 
 class _OpenModes(threading.local):
@@ -99,7 +109,9 @@ def without_gpu(module: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             continue
-        _substitute(node)
+        operator, name = substitution.operator_of(node)
+        if operator is not None and substitution.has_substitute(name):
+            node.op, node.target = "call_function", substitution.with_substitute(operator, name)
         node.target = _CALLED.get(node.target, node.target)
         node.args = fx.node.map_aggregate(node.args, _processor)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _processor)
@@ -126,13 +138,6 @@ def _record_backward(backward: fx.GraphModule) -> None:
         backward.recompile()
 
 
-def _substitute(node: fx.Node) -> None:
-    """Have an operator that only CUDA has for some dtypes computed all the same."""
-    operator, name = substitution.operator_of(node)
-    if operator is not None and substitution.has_substitute(name):
-        node.op, node.target = "call_function", substitution.with_substitute(operator, name)
-
-
 def _processor(value: Any) -> Any:
     """Replace CUDA devices and autocast's CUDA device names with the CPU's."""
     if isinstance(value, torch.device) and value.type == "cuda":
@@ -140,3 +145,27 @@ def _processor(value: Any) -> Any:
     if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
         return "cpu"
     return value
+
+
+def run_with_given(
+    module: fx.GraphModule, args: Sequence[Any], given: Mapping[int, Any]
+) -> list[Any]:
+    """Run a graph; what follows from outputs that are given is computed from those."""
+    if not given:
+        return list(module.forward(*args))
+    outputs: Any = module.graph.output_node().args[0]
+    values = {outputs[position]: value for position, value in given.items()}
+    return list(_FromGiven(module, values).run(*args))
+
+
+class _FromGiven(fx.Interpreter):
+    """Runs every node, and takes the values of some from elsewhere."""
+
+    def __init__(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> None:
+        super().__init__(module)
+        self._values = values
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node, as random numbers are drawn in order; its value may be a given one."""
+        value = super().run_node(n)
+        return self._values.get(n, value)

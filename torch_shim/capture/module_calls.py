@@ -13,13 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
 
-from torch_shim import fork_steps
-from torch_shim.capture.root_modules import Root, Roots, root_of_module
+from torch_shim.capture.root_modules import Root, RootCall, Roots, root_of_module
 from torch_shim.capture.traces.background import BackgroundTracer, at_imports, pauses
 from torch_shim.collector_pause import without_collections
 from torch_shim.data import put_and_get
 from torch_shim.leases import request_context
-from torch_shim.patching import CPU, replace
+from torch_shim.patching import CPU, assigned, redirect
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
@@ -67,40 +66,52 @@ class ModuleCalls:
             return call_root(self, args, kwargs)
 
         Module.__call__ = __call__  # type: ignore[method-assign]
-        replace(Module, "_apply", self._apply)
-        replace(torch, "compile", self._compile)
-        install_checkpoints(self._roots)
+        redirect(Module, "_apply", self._apply)
+        redirect(torch, "compile", self._compile)
+        _install_checkpoints(self._roots)
         if self._roots.has_manager:
             put_and_get.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)
-        fork_steps.register(
-            fork_steps.ForkSteps(
-                self._import, self._roots.close_sessions, self._trace_in_background
+        _installed.append(self)
+
+    def import_tracing(self) -> None:
+        """Import Dynamo, and make what captures."""
+        # A lock of its own: calls that run locally meanwhile take the other one.
+        # In the background other threads go on, and what they leave is to be collected.
+        pause = nullcontext() if self._in_background else without_collections()
+        with self._import_lock, at_imports(), pause:
+            capture = importlib.import_module("torch_shim.capture.root_calls")
+            self._made = self._made or capture.Capture(
+                self._roots, self._native, self._tracer, in_background=self._in_background
             )
-        )
 
-    def _compile(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_(model: Any = None, **options: Any) -> Any:
-            """Act as torch.compile; graphs over GPU tensors run on the GPU."""
-            if model is None:
-                return lambda decorated: compile_(decorated, **options)
-            backend = options.get("backend", "inductor")
-            if options.get("disable"):
-                return native(model, **options)
-            self._import()
-            assert self._made is not None
-            if isinstance(backend, str):
-                chosen = self._made.backend_or(
-                    backend, options.pop("mode", None), options.pop("options", None)
-                )
-                return native(model, **(options | {"backend": chosen}))
-            chosen = self._made.backend_of_user(backend)
-            compiled = native(model, **(options | {"backend": chosen}))
-            self._users_compiled.add(compiled)
-            self._users_have_backends = True
-            return compiled
+    def close_sessions(self) -> None:
+        self._roots.close_sessions()
 
-        return compile_
+    def trace_in_background(self) -> None:
+        self._in_background = True
+        if self._made is not None:
+            self._made.trace_in_background()
+
+    def _compile(self, native: Callable[..., Any], model: Any = None, **options: Any) -> Any:
+        """Act as torch.compile; graphs over GPU tensors run on the GPU."""
+        if model is None:
+            return lambda decorated: self._compile(native, decorated, **options)
+        backend = options.get("backend", "inductor")
+        if options.get("disable"):
+            return native(model, **options)
+        self.import_tracing()
+        assert self._made is not None
+        if isinstance(backend, str):
+            chosen = self._made.backend_or(
+                backend, options.pop("mode", None), options.pop("options", None)
+            )
+            return native(model, **(options | {"backend": chosen}))
+        chosen = self._made.backend_of_user(backend)
+        compiled = native(model, **(options | {"backend": chosen}))
+        self._users_compiled.add(compiled)
+        self._users_have_backends = True
+        return compiled
 
     def _call_root(self, module: Module, args: Any, kwargs: Any) -> Any:
         root = None if self._users_trace(module) else self._root_of(module)
@@ -114,24 +125,19 @@ class ModuleCalls:
         try:
             capture = self._capture()
             if capture is not None:
-                return capture.call(root, module, args, kwargs)
-            report.local_call("Dynamo is being imported", 0, root.name)
+                return capture.call(RootCall(root, module, args, kwargs))
             request_context.note_tracing()
-            with request_context.timed_locally("Dynamo is being imported"):
-                return self._native(module, *args, **kwargs)
+            call = RootCall(root, module, args, kwargs)
+            return call.run_locally(self._native, "Dynamo is being imported")
         finally:
             pauses.end_call()
             local.root = None
 
     def _call_transformed(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
         """Run a module over tensors that torch.func wraps, which Dynamo does not trace."""
-        local = self._roots.local
-        local.root = root.owner  # its parts are no roots
-        try:
-            with OperatorCount() as count:
-                answer = self._native(module, *args, **kwargs)
-        finally:
-            local.root = None
+        its_parts_are_no_roots = assigned(self._roots.local, root=root.owner)
+        with its_parts_are_no_roots, OperatorCount() as count:
+            answer = self._native(module, *args, **kwargs)
         report.local_call("a transform of torch.func calls it", count.operators, root.name)
         return answer
 
@@ -153,20 +159,10 @@ class ModuleCalls:
             with self._lock:
                 if not self._importing:
                     self._importing = True
-                    self._tracer.submit(self._import)
+                    self._tracer.submit(self.import_tracing)
         elif self._made is None:
-            self._import()
+            self.import_tracing()
         return self._made
-
-    def _import(self) -> None:
-        # A lock of its own: calls that run locally meanwhile take the other one.
-        # In the background other threads go on, and what they leave is to be collected.
-        pause = nullcontext() if self._in_background else without_collections()
-        with self._import_lock, at_imports(), pause:
-            capture = importlib.import_module("torch_shim.capture.root_calls")
-            self._made = self._made or capture.Capture(
-                self._roots, self._native, self._tracer, in_background=self._in_background
-            )
 
     def _root_of(self, module: Module) -> Root | None:
         """Return the root for a module that is called; None if its weights are not on the GPU."""
@@ -204,32 +200,20 @@ class ModuleCalls:
                 return self._root_of(moved)
         return None
 
-    def _apply(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `_apply` to record the modules moved as a whole, and to lay out their weights."""
-        local = threading.local()
-
-        def apply(module: Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(local, "inside", False):
-                return native(module, *args, **kwargs)
-            local.inside = True
-            since = write_epochs.new_key()
-            try:
-                moved = native(module, *args, **kwargs)
-            finally:
-                local.inside = False
-            if _on_gpu(module):
-                if not any(r() is module for r in self._moved):
-                    self._moved = [r for r in self._moved if r() is not None]
-                    self._moved.append(weakref.ref(module))
-                self._roots.lay_out_weights(module, since)
-            return moved
-
-        return apply
-
-    def _trace_in_background(self) -> None:
-        self._in_background = True
-        if self._made is not None:
-            self._made.trace_in_background()
+    def _apply(self, native: Callable[..., Any], module: Module, *args: Any, **kwargs: Any) -> Any:
+        """Record the modules that are moved as a whole, and lay out their weights."""
+        local = self._roots.local
+        if local.moves:
+            return native(module, *args, **kwargs)
+        since = write_epochs.new_key()
+        with assigned(local, moves=True):
+            moved = native(module, *args, **kwargs)
+        if _on_gpu(module):
+            if not any(r() is module for r in self._moved):
+                self._moved = [r for r in self._moved if r() is not None]
+                self._moved.append(weakref.ref(module))
+            self._roots.lay_out_weights(module, since)
+        return moved
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -256,37 +240,59 @@ def install(settings: ShimSettings) -> None:
         ModuleCalls(settings).install()
 
 
+# What a process does that instances are forked from.
+#
+# It waits for its traces, since it has one thread when it is forked, and no connection: no fork may
+# share a session. An instance then traces in the background, as any does.
+
+_installed: list[ModuleCalls] = []
+
+
+def import_tracing() -> None:
+    """Import what traces need: more than a second that no fork then spends."""
+    for calls in _installed:
+        calls.import_tracing()
+
+
+def close_sessions() -> None:
+    """End all sessions and leases; the next GPU call opens them anew."""
+    for calls in _installed:
+        calls.close_sessions()
+
+
+def trace_in_background() -> None:
+    """Let calls run locally while a new graph is traced, and be answered by the known ones."""
+    for calls in _installed:
+        calls.trace_in_background()
+
+
 # Activation checkpointing: the backward pass repeats a region exactly as the forward pass ran it.
 #
 # Torch compares what both passes save. A graph saves other tensors than the same operators on
 # handles, and which of the two runs changes with every trace and with the first backward pass.
 
 
-def install_checkpoints(roots: Roots) -> None:
+def _install_checkpoints(roots: Roots) -> None:
     """Run what records gradients in checkpointed regions without graphs."""
-
-    def make(native: Callable[..., Any]) -> Callable[..., Any]:
-        def checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if function is not None and torch.is_grad_enabled():
-                function = _without_graphs(function, roots)
-            return native(function, *args, **kwargs)
-
-        return checkpoint
-
     # From torch 2.15 on all ways of calling the second meet in the first.
     name = "_checkpoint_impl" if hasattr(checkpoints, "_checkpoint_impl") else "checkpoint"
-    replace(checkpoints, name, make)
+    redirect(checkpoints, name, functools.partial(_checkpoint, roots))
     checks: dict[str, Any] = checkpoints._allowed_determinism_checks_to_fns  # noqa: SLF001 - its only location
     checks["default"] = _without_class(checks["default"])
 
 
-def _without_graphs(function: Callable[..., Any], roots: Roots) -> Callable[..., Any]:
-    @functools.wraps(function, updated=())
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with roots.repeated():
-            return function(*args, **kwargs)
+def _checkpoint(
+    roots: Roots, native: Callable[..., Any], /, function: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    if function is None or not torch.is_grad_enabled():
+        return native(function, *args, **kwargs)
 
-    return run
+    @functools.wraps(function, updated=())
+    def without_graphs(*given: Any, **named: Any) -> Any:
+        with roots.repeated():
+            return function(*given, **named)
+
+    return native(without_graphs, *args, **kwargs)
 
 
 def _without_class(native: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

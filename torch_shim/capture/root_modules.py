@@ -4,8 +4,9 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,8 @@ from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ProcessLeases, SessionLease
 from torch_shim.leases.managers import Nodes
+from torch_shim.patching import assigned
+from torch_shim.process_report import report
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
 from torch_shim.weights import ImageMemories, ModelImage, ProcessWeights
@@ -69,6 +72,24 @@ def root_of_inputs(values: Iterable[Any]) -> Root:
     return Root("a compiled function", tensors)
 
 
+class RootCall(NamedTuple):
+    """A call of a root module."""
+
+    root: Root
+    module: torch.nn.Module
+    args: Any
+    kwargs: Any
+
+    def run(self, function: Callable[..., Any]) -> Any:
+        return function(self.module, *self.args, **self.kwargs)
+
+    def run_locally(self, native: Callable[..., Any], reason: str) -> Any:
+        """Run the module without graphs on the function's own processor, and count the call."""
+        report.local_call(reason, 0, self.root.name)
+        with request_context.timed_locally(reason):
+            return self.run(native)
+
+
 class _ThreadState(threading.local):
     """What a thread is doing."""
 
@@ -76,6 +97,7 @@ class _ThreadState(threading.local):
     owner: Root | None = None  # whose parts it calls as roots
     graphs = 0  # that it has run
     abandon = False  # whether it only traces
+    moves = False  # whether it moves a module and its parts
 
 
 class Roots:
@@ -88,7 +110,7 @@ class Roots:
         self._lock = threading.Lock()
         self._memories = ImageMemories()
         self._weights = ProcessWeights(self._memories)
-        self._repeated = Root("a checkpointed region", tuple)
+        self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
@@ -103,47 +125,31 @@ class Roots:
     def current(self) -> Root | None:
         return self.local.root
 
-    def graphs_run(self) -> int:
-        return self.local.graphs
+    def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
+        """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
+        local = self.local
+        before = local.graphs
+        answer = call.run(function)
+        return answer, local.graphs > before
 
-    def about_to_run(self) -> None:
+    def note_graph(self) -> None:
         """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""
         local = self.local
         if local.abandon:
             raise Abandoned
         local.graphs += 1
 
-    @contextlib.contextmanager
-    def parts_are_roots(self) -> Iterator[None]:
+    def parts_are_roots(self) -> AbstractContextManager[None]:
         """Capture the submodules of the module being called, which itself cannot be captured."""
-        owner = self.local.root
-        self.local.root, self.local.owner = None, owner
-        try:
-            yield
-        finally:
-            self.local.root, self.local.owner = owner, None
+        return assigned(self.local, root=None, owner=self.local.root)
 
-    @contextlib.contextmanager
-    def repeated(self) -> Iterator[None]:
+    def repeated(self) -> AbstractContextManager[None]:
         """Capture nothing of what a backward pass is going to repeat, or repeats."""
-        before, self.local.root = self.local.root, self._repeated
-        try:
-            yield
-        finally:
-            self.local.root = before
+        return assigned(self.local, root=self.repeated_root)
 
-    def is_repeated(self, root: Root) -> bool:
-        """Whether this stands for what a backward pass repeats."""
-        return root is self._repeated
-
-    @contextlib.contextmanager
-    def tracing(self, root: Root) -> Iterator[None]:
+    def tracing(self, root: Root) -> AbstractContextManager[None]:
         """Mark this thread as tracing a call of `root`, without running graphs."""
-        self.local.root, self.local.abandon = root, True
-        try:
-            yield
-        finally:
-            self.local.root, self.local.abandon = None, False
+        return assigned(self.local, root=root, abandon=True)
 
     def prepare(self, root: Root) -> None:
         """Bring a model to the node and onto a GPU before its first graph call.

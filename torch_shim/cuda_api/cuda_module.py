@@ -1,10 +1,12 @@
-"""Replaces the functions of torch.cuda and torch.accelerator for the redirected GPU."""
+"""Replaces torch.cuda and torch.accelerator for the redirected GPU, Triton and autocast on it."""
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -13,11 +15,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_shim.cuda_api import randomness, streams_and_events
 from torch_shim.errors import UnsupportedCall
-from torch_shim.patching import DeviceLike, names_cuda, original_of, set_attribute
+from torch_shim.kernels.dtypes import is_float32, widened
+from torch_shim.patching import (
+    DeviceLike,
+    names_cuda,
+    of_device,
+    original_of,
+    redirect,
+    set_attribute,
+    tracing_fakes,
+)
 from torch_shim.settings import ShimSettings
-from torch_shim.tensors import moves
 from torch_shim.tensors.advertised_memory import MEMORY
-from torch_shim.tensors.dispatch import names
+from torch_shim.tensors.dispatch import Handler, Operator, names, special
+from torch_shim.tensors.handles import CudaTensor, run
 
 CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
 
@@ -60,14 +71,13 @@ class DeviceProperties:
 
 
 def install(settings: ShimSettings) -> None:
+    _install_launcher()
+    _install_autocast()
     properties = DeviceProperties(settings.gpu_name, settings.gpu_memory_bytes)
     for name, value in CONSTANTS.items():
         put(name, answering(name, value))
-    for name, value in {
-        "get_device_name": properties.name,
-        "get_device_properties": properties,
-    }.items():
-        put(name, about_device(name, value))
+    put("get_device_name", of_device("get_device_name", lambda: properties.name))
+    put("get_device_properties", of_device("get_device_properties", lambda: properties))
     for name, function in {**FUNCTIONS, **MEMORY}.items():
         put(name, function)
     for name, remedy in REFUSED.items():
@@ -76,9 +86,9 @@ def install(settings: ShimSettings) -> None:
         put(name, refuse(name, remedy))
     set_attribute(torch.cuda, "_CudaDeviceProperties", DeviceProperties)
     set_attribute(torch.cuda, "default_generators", (torch.default_generator,))
-    _keep_from_driver()
+    # Keep fake CUDA tensors from calling the driver, as PyTorch does where CUDA is absent.
+    set_attribute(FakeTensorMode, "avoid_device_init", property(lambda _: True))
     streams_and_events.install()
-    moves.install_types()
     _install_accelerator()
     _install_surroundings()
 
@@ -111,19 +121,7 @@ def answering(name: str, value: Any) -> Callable[..., Any]:
     return answer
 
 
-def about_device(name: str, value: Any) -> Callable[..., Any]:
-    """Return a function of a device that returns a constant, and raises for any second GPU."""
-
-    def answer(device: DeviceLike = None) -> Any:
-        names_cuda(device)
-        return value
-
-    answer.__name__ = answer.__qualname__ = name
-    return answer
-
-
 def refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
-
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedCall(f"torch.cuda.{name}", remedy)
 
@@ -139,18 +137,6 @@ class DeviceIndex(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def _current_accelerator(check_available: bool = False) -> torch.device | None:  # noqa: FBT001, FBT002, ARG001 - PyTorch's signature
-    return None if tracing else torch.device("cuda")
-
-
-def _accelerator_count() -> int:
-    return 0 if tracing else 1
-
-
-def _accelerator_available() -> bool:
-    return not tracing
-
-
 def _same_device(device: DeviceLike) -> None:
     names_cuda(device)
 
@@ -160,23 +146,22 @@ def _exchange_device(device: int) -> int:
     return 0
 
 
-def _capability(device: DeviceLike = None) -> tuple[int, int]:
-    names_cuda(device)
-    return CAPABILITY
-
-
 def _can_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     names_cuda(device)
     names_cuda(peer_device)
     return False
 
 
+def _current_accelerator(*_: Any, **__: Any) -> torch.device | None:
+    return None if hidden.accelerator else torch.device("cuda")
+
+
 def _install_accelerator() -> None:
     accelerator = torch.accelerator
     for name, value in {
         "current_accelerator": _current_accelerator,
-        "device_count": _accelerator_count,
-        "is_available": _accelerator_available,
+        "device_count": lambda: 0 if hidden.accelerator else 1,
+        "is_available": lambda: not hidden.accelerator,
         "current_stream": functools.partial(streams_and_events.current_stream),
         "set_stream": functools.partial(streams_and_events.set_stream),
         "get_device_capability": answering(
@@ -194,11 +179,6 @@ def _install_accelerator() -> None:
     }.items():
         if hasattr(accelerator, name):
             set_attribute(accelerator, name, value)
-
-
-def _keep_from_driver() -> None:
-    """Keep fake CUDA tensors from calling the driver, as PyTorch does where CUDA is absent."""
-    set_attribute(FakeTensorMode, "avoid_device_init", property(lambda _: True))
 
 
 def _install_surroundings() -> None:
@@ -267,7 +247,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "set_device": _same_device,
     "_exchange_device": _exchange_device,
     "_maybe_exchange_device": functools.partial(_exchange_device),
-    "get_device_capability": _capability,
+    "get_device_capability": of_device("get_device_capability", lambda: CAPABILITY),
     "can_device_access_peer": _can_access_peer,
     **randomness.FUNCTIONS,
 }
@@ -310,24 +290,99 @@ REFUSED = {
 }
 
 
-# Whether Dynamo traces on this thread; while it does, the accelerator is hidden from Dynamo.
+class _Hidden(threading.local):
+    """What is hidden in this thread: from Dynamo the accelerator, while Dynamo traces."""
+
+    accelerator = False
 
 
-class TracingState(threading.local):
-    """One flag per thread, counted so that traces may nest."""
-
-    depth = 0
-
-    def __bool__(self) -> bool:
-        return self.depth > 0
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
+hidden = _Hidden()
 
 
-tracing = TracingState()
+# Kernels that a program compiles for the GPU itself: Triton's are refused with a remedy.
+#
+# Triton is imported by the program, perhaps long after torch, so its launcher is replaced right
+# after the import of the module that has it.
+
+_LAUNCHER = "triton.runtime.jit"
+
+
+class _LauncherFinder(importlib.abc.MetaPathFinder):
+    """Adds a step to the loader of Triton's launcher."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _LAUNCHER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _refuse_launches(module)
+
+            vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def _install_launcher() -> None:
+    """Refuse launches over CUDA tensors, now or when Triton is imported."""
+    if _LAUNCHER in sys.modules:
+        _refuse_launches(sys.modules[_LAUNCHER])
+    else:
+        sys.meta_path.insert(0, _LauncherFinder())
+
+
+def _refuse_launches(module: ModuleType) -> None:
+    redirect(module.JITFunction, "run", _launch)
+
+
+def _launch(native: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(value, CudaTensor) for value in (*args, *kwargs.values())):
+        remedy = "write it with PyTorch's operators, which run in graphs on the worker"
+        raise UnsupportedCall("a Triton kernel", remedy)
+    return native(self, *args, **kwargs)
+
+
+# torch.autocast('cuda'): enabled for the CPU too, where the function's own arithmetic runs.
+
+_SAVED = "_gpufaas_saved"
+
+
+def _install_autocast() -> None:
+    redirect(torch.autocast, "__enter__", _enter)
+    redirect(torch.autocast, "__exit__", _exit)
+    special.classifiers.append(_classify)
+
+
+def _enter(native: Callable[..., Any], self: Any) -> Any:
+    result = native(self)
+    if self.device == "cuda" and not (torch.compiler.is_dynamo_compiling() or tracing_fakes()):
+        # A stack: one instance used as a decorator may be entered again by a recursion.
+        saved = self.__dict__.setdefault(_SAVED, [])
+        saved.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        torch.set_autocast_enabled("cpu", torch.is_autocast_enabled("cuda"))
+        torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
+    return result
+
+
+def _exit(native: Callable[..., Any], self: Any, *reason: Any) -> Any:
+    saved = self.__dict__.get(_SAVED)
+    if saved:
+        enabled, dtype = saved.pop()
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+    return native(self, *reason)
+
+
+def _in_float32(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run in float32 an operator that only CUDA's autocast, not the CPU's, runs in float32."""
+    if torch.is_autocast_enabled("cuda"):
+        args, kwargs = widened(args, kwargs, CudaTensor)
+    return run(func, args, kwargs)
+
+
+def _classify(operator: Operator) -> Handler | None:
+    return _in_float32 if is_float32(getattr(operator, "__name__", "")) else None

@@ -8,7 +8,7 @@ from torch.nn.parallel import _functions, comm
 
 from torch_shim.cuda_api import streams_and_events
 from torch_shim.errors import UnsupportedCall
-from torch_shim.patching import CUDA, replace, set_attribute
+from torch_shim.patching import CUDA, redirect, set_attribute
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
@@ -20,58 +20,42 @@ _REMEDY = "there is one GPU: leave it out"
 
 def install() -> None:
     """Replace the functions that move data between GPUs, and those that export tensors."""
-    replace(_functions, "_get_stream", _stream)
-    replace(comm, "scatter", _scatter)
+    redirect(_functions, "_get_stream", _get_stream)
+    redirect(comm, "scatter", _scatter)
     for name in ("broadcast", "broadcast_coalesced", "reduce_add", "gather"):
-        replace(comm, name, _refuse)
+        redirect(comm, name, _refuse)
     for owner in (torch, torch.utils.dlpack):
-        replace(owner, "from_dlpack", _from_dlpack)
-        replace(owner, "to_dlpack", _to_dlpack)
+        redirect(owner, "from_dlpack", _from_dlpack)
+        redirect(owner, "to_dlpack", _to_dlpack)
+    _install_collectives()
 
 
-def _stream(native: Callable[..., Any]) -> Callable[..., Any]:
-    del native  # it calls the driver
-
-    def get_stream(device: torch.device) -> streams_and_events.Stream | None:
-        return None if device.type == "cpu" else streams_and_events.default_stream()
-
-    return get_stream
+def _get_stream(_native: object, device: torch.device) -> streams_and_events.Stream | None:
+    return None if device.type == "cpu" else streams_and_events.default_stream()
 
 
-def _scatter(native: Callable[..., Any]) -> Callable[..., Any]:
-    del native  # it copies with CUDA
-
-    def scatter(tensor: Tensor, devices: Sequence[Any] | None = None, *_: Any, **__: Any) -> Any:
-        if devices is None or len(devices) != 1:
-            raise UnsupportedCall("torch.nn.parallel.comm.scatter to several GPUs", _REMEDY)
-        return (tensor.to(CUDA),)
-
-    return scatter
+def _scatter(
+    _native: object, tensor: Tensor, devices: Sequence[Any] | None = None, *_: Any, **__: Any
+) -> Any:
+    if devices is None or len(devices) != 1:
+        raise UnsupportedCall("torch.nn.parallel.comm.scatter to several GPUs", _REMEDY)
+    return (tensor.to(CUDA),)
 
 
-def _refuse(native: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise UnsupportedCall(f"torch.nn.parallel.comm.{native.__name__}", _REMEDY)
-
-    return refuse
+def _refuse(native: Callable[..., Any], *_: Any, **__: Any) -> NoReturn:
+    raise UnsupportedCall(f"torch.nn.parallel.comm.{native.__name__}", _REMEDY)
 
 
-def _from_dlpack(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def from_dlpack(source: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if isinstance(source, CudaTensor):
-            return source.detach()
-        return native(source, *args, **kwargs)
-
-    return from_dlpack
+def _from_dlpack(native: Callable[..., Tensor], source: Any, *args: Any, **kwargs: Any) -> Tensor:
+    if isinstance(source, CudaTensor):
+        return source.detach()
+    return native(source, *args, **kwargs)
 
 
-def _to_dlpack(native: Callable[..., Any]) -> Callable[..., Any]:
-    def to_dlpack(tensor: Tensor) -> Any:
-        if isinstance(tensor, CudaTensor):
-            raise UnsupportedCall("to_dlpack of a CUDA tensor", "export tensor.cpu() instead")
-        return native(tensor)
-
-    return to_dlpack
+def _to_dlpack(native: Callable[..., Any], tensor: Tensor) -> Any:
+    if isinstance(tensor, CudaTensor):
+        raise UnsupportedCall("to_dlpack of a CUDA tensor", "export tensor.cpu() instead")
+    return native(tensor)
 
 
 # torch.distributed with NCCL: the collectives of one process run by Gloo on the handles' storages.
@@ -91,15 +75,15 @@ _CHOSEN_BY_TORCH = "undefined"
 _ONE_PROCESS = 'there is one GPU: start one process, or use the backend "gloo" with CPU tensors'
 
 
-def install_collectives() -> None:
+def _install_collectives() -> None:
     """Replace what makes groups, and have collectives note what they write to."""
     distributed: Any = torch.distributed
     if not distributed.is_available():
         return
     core: Any = distributed.distributed_c10d
-    replace(core, "_new_process_group_helper", _new_group)
+    redirect(core, "_new_process_group_helper", _new_group)
     for name in _COLLECTIVES & set(dir(core)):
-        replace(core, name, _collective)
+        redirect(core, name, _collective)
         if hasattr(distributed, name):
             set_attribute(distributed, name, getattr(core, name))
     for owner in (core, distributed):
@@ -108,56 +92,46 @@ def install_collectives() -> None:
             set_attribute(owner, "ProcessGroupNCCL", _refusing_group(native))
 
 
-def _new_group(native: Callable[..., Any]) -> Callable[..., Any]:
-    core: Any = torch.distributed.distributed_c10d
-
-    def new_process_group_helper(
-        group_size: int, group_rank: int, ranks: list[int], backend: str, *args: Any, **kwargs: Any
-    ) -> Any:
-        if not _needs_nccl(backend):
-            return native(group_size, group_rank, ranks, backend, *args, **kwargs)
-        if group_size > 1:
-            raise UnsupportedCall(f"a NCCL group of {group_size} processes", _ONE_PROCESS)
-        own = {**kwargs, "backend_options": None, "device_id": None}  # these are NCCL's
-        group, store = native(
-            group_size, group_rank, ranks, core.Backend(_over_gloo(backend)), *args, **own
-        )
-        if group in core._world.pg_map:  # noqa: SLF001 - where get_backend() reads the name
-            core._world.pg_map[group] = (core.Backend(backend), store)  # noqa: SLF001 - see above
-        return group, store
-
-    return new_process_group_helper
-
-
-def _needs_nccl(backend: str) -> bool:
-    return "nccl" in str(backend).lower() or str(backend) == _CHOSEN_BY_TORCH
-
-
-def _over_gloo(backend: str) -> str:
+def _new_group(
+    native: Callable[..., Any],
+    group_size: int,
+    group_rank: int,
+    ranks: list[int],
+    backend: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     name = str(backend).lower()
-    return "gloo" if name == _CHOSEN_BY_TORCH else name.replace("nccl", "gloo")
+    if "nccl" not in name and name != _CHOSEN_BY_TORCH:
+        return native(group_size, group_rank, ranks, backend, *args, **kwargs)
+    if group_size > 1:
+        raise UnsupportedCall(f"a NCCL group of {group_size} processes", _ONE_PROCESS)
+    core: Any = torch.distributed.distributed_c10d
+    over_gloo = "gloo" if name == _CHOSEN_BY_TORCH else name.replace("nccl", "gloo")
+    own = {**kwargs, "backend_options": None, "device_id": None}  # these are NCCL's
+    group, store = native(group_size, group_rank, ranks, core.Backend(over_gloo), *args, **own)
+    if group in core._world.pg_map:  # noqa: SLF001 - where get_backend() reads the name
+        core._world.pg_map[group] = (core.Backend(backend), store)  # noqa: SLF001 - see above
+    return group, store
 
 
-def _collective(native: Callable[..., Any]) -> Callable[..., Any]:
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        given = tensors_in((*args, *kwargs.values()))
-        on_gpu = [tensor for tensor in given if isinstance(tensor, CudaTensor)]
-        if not on_gpu:
-            return native(*args, **kwargs)
-        bring(on_gpu)
-        if native.__name__ in _ANSWERED_ELSEWHERE:
-            for tensor in on_gpu:
-                write_epochs.marked(tensor).untracked = True
-            return native(*args, **kwargs)
-        try:
-            work = native(*args, **kwargs)
-            if work is not None:
-                work.wait()  # a write that comes later would not be noted
-            return work
-        finally:
-            write_epochs.note_all(on_gpu)
-
-    return collective
+def _collective(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    given = tensors_in((*args, *kwargs.values()))
+    on_gpu = [tensor for tensor in given if isinstance(tensor, CudaTensor)]
+    if not on_gpu:
+        return native(*args, **kwargs)
+    bring(on_gpu)
+    if native.__name__ in _ANSWERED_ELSEWHERE:
+        for tensor in on_gpu:
+            write_epochs.marked(tensor).untracked = True
+        return native(*args, **kwargs)
+    try:
+        work = native(*args, **kwargs)
+        if work is not None:
+            work.wait()  # a write that comes later would not be noted
+        return work
+    finally:
+        write_epochs.note_all(on_gpu)
 
 
 def _refusing_group(native: type) -> type:

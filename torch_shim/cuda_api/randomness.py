@@ -5,11 +5,12 @@ the CPU.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
-from torch_shim.patching import CPU, CUDA, DeviceLike, names_cuda, set_attribute
+from torch_shim.patching import CPU, CUDA, DeviceLike, names_cuda, of_device, set_attribute
 
 _NativeGenerator = torch._C.Generator  # noqa: SLF001 - torch.Generator before its replacement
 
@@ -53,25 +54,12 @@ def _manual_seed(seed: int) -> None:
     _stream.manual_seed(seed)
 
 
-def _manual_seed_all(seed: int) -> None:
-    _stream.manual_seed(seed)
-
-
 def _seed() -> None:
-    _stream.seed()
-
-
-def _seed_all() -> None:
     _stream.seed()
 
 
 def _initial_seed() -> int:
     return _stream.initial_seed()
-
-
-def _get_rng_state(device: DeviceLike = "cuda") -> torch.Tensor:
-    names_cuda(device)
-    return _stream.get_state()
 
 
 def _set_rng_state(new_state: torch.Tensor, device: DeviceLike = "cuda") -> None:
@@ -90,11 +78,11 @@ def _set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "manual_seed": _manual_seed,
-    "manual_seed_all": _manual_seed_all,
+    "manual_seed_all": partial(_manual_seed),
     "seed": _seed,
-    "seed_all": _seed_all,
+    "seed_all": partial(_seed),
     "initial_seed": _initial_seed,
-    "get_rng_state": _get_rng_state,
+    "get_rng_state": of_device("get_rng_state", _stream.get_state),
     "set_rng_state": _set_rng_state,
     "get_rng_state_all": _get_rng_state_all,
     "set_rng_state_all": _set_rng_state_all,

@@ -10,8 +10,18 @@ from torch_shim.errors import UnsupportedCall
 from torch_shim.patching import CUDA, DeviceLike, names_cuda, set_attribute
 
 
-class Stream:
-    """A stream; work on the stream has completed when the call that submits it returns."""
+class _Completed:
+    """Work that has completed when the call that submits it returns."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once: no work is pending."""
+
+
+class Stream(_Completed):
+    """A stream of work."""
 
     def __init__(self, device: DeviceLike = None, priority: int = 0, **_: Any) -> None:
         names_cuda(device)
@@ -22,15 +32,9 @@ class Stream:
         self.stream_id = id(self)
         self.cuda_stream = 0
 
-    def query(self) -> bool:
-        return True
-
     def is_capturing(self) -> bool:
         """Return False: streams are never captured."""
         return False
-
-    def synchronize(self) -> None:
-        """Return at once: no work is pending."""
 
     def wait_event(self, event: object) -> None:
         """Return at once: no work is pending."""
@@ -56,7 +60,7 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
-class Event:
+class Event(_Completed):
     """A point in time between two pieces of work."""
 
     def __init__(
@@ -86,12 +90,6 @@ class Event:
         if self.recorded_s is None or end_event.recorded_s is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return (end_event.recorded_s - self.recorded_s) * 1e3
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once: no work is pending."""
 
     def wait(self, stream: Stream | None = None) -> None:
         """Return at once: no work is pending."""

@@ -105,16 +105,9 @@ def _convolution_transpose(
     dilation: Sequence[int],
     *rest: int,
 ) -> torch.Tensor:
+    groups = rest[0]
     return torch.convolution(
-        source,
-        weight,
-        None,
-        stride,
-        padding,
-        dilation,
-        True,
-        output_padding,
-        rest[0],
+        source, weight, None, stride, padding, dilation, True, output_padding, groups
     )
 
 
@@ -285,13 +278,6 @@ def _refuse(name: str, dropout: float, returns_mask: bool) -> None:  # noqa: FBT
         )
 
 
-ATTENTION: dict[str, Choice] = {
-    "scaled_dot_product_attention": _public,
-    "_scaled_dot_product_flash_attention": always(_flash),
-    "_scaled_dot_product_efficient_attention": always(_efficient),
-}
-
-
 SUBSTITUTES: dict[str, Choice] = {
     **{name: _product(tensors) for name, tensors in _PRODUCTS.items()},
     **{name: refusing(name, _REMEDY) for name in _REFUSED.split()},
@@ -307,4 +293,7 @@ SUBSTITUTES: dict[str, Choice] = {
     "cudnn_grid_sampler": always(_grid_sampler),
     "_fused_dropout": always(_fused_dropout),
     "_masked_scale": always(_masked_scale),
+    "scaled_dot_product_attention": _public,
+    "_scaled_dot_product_flash_attention": always(_flash),
+    "_scaled_dot_product_efficient_attention": always(_efficient),
 }

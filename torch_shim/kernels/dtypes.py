@@ -257,10 +257,7 @@ def _narrow_dtypes(leaves: list[Any]) -> dict[torch.dtype, torch.dtype]:
 
 
 def _widened(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    narrow: dict[torch.dtype, torch.dtype],
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], narrow: dict[torch.dtype, torch.dtype]
 ) -> Any:
     out = kwargs.get("out")
     wide_args, wide_kwargs = pytree.tree_map(

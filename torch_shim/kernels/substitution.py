@@ -9,7 +9,7 @@ from torch import fx
 
 from torch_shim.kernels import cuda_only, dtypes
 from torch_shim.kernels.choice import Choice, Substitute
-from torch_shim.kernels.dtypes import REDUCTIONS, is_float32, widened
+from torch_shim.kernels.dtypes import is_float32, widened
 
 Operator = Callable[..., Any]
 
@@ -89,8 +89,4 @@ def _stem(name: str) -> str:
     return name if name.endswith("__") else name.rstrip("_")
 
 
-_BY_NAME: dict[str, Choice] = {
-    **REDUCTIONS,
-    **cuda_only.ATTENTION,
-    **cuda_only.SUBSTITUTES,
-}
+_BY_NAME: dict[str, Choice] = {**dtypes.REDUCTIONS, **cuda_only.SUBSTITUTES}

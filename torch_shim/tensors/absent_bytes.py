@@ -20,6 +20,7 @@ from torch_shim.raised_failures import error_of
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Operator, names
 from torch_shim.wire.shared_memory import LentPages, ProtectedMemory, flat, tensor_over
+from torch_shim.wire.worker_peer import Fetched
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
 NO_BYTES = names(
@@ -39,26 +40,6 @@ _REMEDY = (
 _BASIC_INDEX = (int, slice, type(None), type(...))
 
 
-class Arrived(Protocol):
-    """Bytes as a worker hands them over: a file, whose descriptor is the receiver's, or memory."""
-
-    @property
-    def descriptor(self) -> int | None:
-        """The file whose pages become the storage's."""
-
-    @property
-    def memory(self) -> memoryview:
-        """The bytes, if there is no file."""
-
-    @property
-    def lent(self) -> LentPages | None:
-        """Held while the file is mapped, if it is to be given back."""
-
-    @property
-    def left(self) -> bool:
-        """Whether a worker sent them as it ended, instead of when they were asked for."""
-
-
 class BytesHolder(write_epochs.StorageHolder, Protocol):
     """A worker that has bytes which this process has not."""
 
@@ -70,7 +51,7 @@ class BytesHolder(write_epochs.StorageHolder, Protocol):
     def channel_for(self, channel: Any) -> AbstractContextManager[Any]:
         """Yield this channel, or an idle one while the block runs; None if the worker is lost."""
 
-    def fetch(self, key: int, channel: Any) -> Arrived:
+    def fetch(self, key: int, channel: Any) -> Fetched:
         """Return the bytes of a key; RemoteFailure if they are lost."""
 
 
@@ -152,11 +133,14 @@ class AbsentBytes:
         # The channel before the lock: who has the lock may be waiting for this very channel.
         with holder.channel_for(channel) as using, self._lock:
             if self._still_absent():
-                arrived = holder.fetch(self.key, using)
-                self._take(arrived)
+                fetched = holder.fetch(self.key, using)
+                if fetched.descriptor is None:
+                    self._memory.fill(fetched.memory)
+                else:
+                    self._memory.fill_from(fetched.descriptor, fetched.lent)
                 self._note_here()
                 report.add("bytes_out", len(self._memory))
-                return not arrived.left
+                return not fetched.left
         return False
 
     def _restore(self, failure: RemoteFailure | BadFrame) -> bool:
@@ -174,12 +158,6 @@ class AbsentBytes:
         self.absent = False
         self.call = None
         waiting.pop(self.key, None)
-
-    def _take(self, arrived: Arrived) -> None:
-        if arrived.descriptor is None:
-            self._memory.fill(arrived.memory)
-        else:
-            self._memory.fill_from(arrived.descriptor, arrived.lent)
 
     def _still_absent(self) -> bool:
         return self.absent
@@ -238,7 +216,10 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
     name = getattr(func, "__name__", "")
     if name in NO_BYTES or (name == "__getitem__" and _is_basic(args[1])):
         return None
-    lacking = _lacking(args[0]) if args else None
+    first = args[0] if args else None
+    if isinstance(first, list | tuple) and first:
+        first = first[0]
+    lacking = absent_of(first) if isinstance(first, torch.Tensor) else None
     answer = None if lacking is None else lacking.run_there(func, args, kwargs)
     if answer is None:
         bring(args)
@@ -247,21 +228,14 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
     return answer
 
 
-def _lacking(first: Any) -> AbsentBytes | None:
-    if isinstance(first, list | tuple) and first:
-        first = first[0]
-    return absent_of(first) if isinstance(first, torch.Tensor) else None
-
-
 def _nowhere(*_: Any) -> None:
     """Nothing runs anywhere else."""
 
 
 def _is_basic(index: Any) -> bool:
     """Whether indexing so gives a view."""
-    if type(index) is tuple:
-        return all(type(part) in _BASIC_INDEX for part in index)
-    return type(index) in _BASIC_INDEX
+    parts = index if type(index) is tuple else (index,)
+    return all(type(part) in _BASIC_INDEX for part in parts)
 
 
 def bring_all() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules import activation
 
 from torch_shim.kernels.padded_encoder import padded_encoder
-from torch_shim.patching import replace
+from torch_shim.patching import redirect
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 
 Forward = Callable[..., Any]
@@ -29,8 +29,8 @@ _untraced: list[Forward] = []
 def install() -> None:
     """Let the layers run as one operator on handles in evaluation."""
     for kind in (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder):
-        replace(kind, "forward", _stepping_aside)
-    replace(nn.TransformerEncoder, "forward", _traced_encoder)
+        redirect(kind, "forward", _step_aside)
+    redirect(nn.TransformerEncoder, "forward", _encode)
 
 
 def follow_in_traces() -> None:
@@ -41,21 +41,17 @@ def follow_in_traces() -> None:
     _untraced.append(torch.compiler.disable(nn.TransformerEncoder.forward))  # type: ignore[no-untyped-call] # torch leaves it untyped
 
 
-def _stepping_aside(native: Forward) -> Forward:
-    """Wrap a layer's forward, which in evaluation sees CPU tensors where it is given handles."""
-    is_tracing = torch.compiler.is_dynamo_compiling
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or self.training or not _has_only_handles((*args, *kwargs.values())):
-            return native(self, *args, **kwargs)
-        with NoTorchFunction():
-            result = native(self, *args, **kwargs)
-        for value in result if isinstance(result, tuple) else (result,):
-            if isinstance(value, torch.Tensor):
-                become_cuda(value)
-        return result
-
-    return forward
+def _step_aside(native: Forward, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer's forward, which in evaluation sees CPU tensors where it is given handles."""
+    is_tracing = torch.compiler.is_dynamo_compiling()
+    if is_tracing or self.training or not _has_only_handles((*args, *kwargs.values())):
+        return native(self, *args, **kwargs)
+    with NoTorchFunction():
+        result = native(self, *args, **kwargs)
+    for value in result if isinstance(result, tuple) else (result,):
+        if isinstance(value, torch.Tensor):
+            become_cuda(value)
+    return result
 
 
 def _has_only_handles(values: tuple[Any, ...]) -> bool:
@@ -64,33 +60,30 @@ def _has_only_handles(values: tuple[Any, ...]) -> bool:
     return bool(tensors) and not plain and not torch._C._is_tracing()  # noqa: SLF001 - torch.jit.is_tracing
 
 
-def _traced_encoder(native: Forward) -> Forward:
-    """Wrap the encoder's forward, which leaves padding out in a graph too."""
-    is_tracing = torch.compiler.is_dynamo_compiling
-
-    def forward(
-        self: nn.TransformerEncoder,
-        src: torch.Tensor,
-        mask: torch.Tensor | None = None,
-        src_key_padding_mask: torch.Tensor | None = None,
-        is_causal: bool | None = None,  # noqa: FBT001 - as torch has it
-    ) -> Any:
-        if not is_tracing() or not _leaves_padding_out(self, src, mask, src_key_padding_mask):
-            return native(self, src, mask, src_key_padding_mask, is_causal)
-        if not _is_one_operator(self):
-            return _untraced[0](self, src, mask, src_key_padding_mask, is_causal)
-        padding = _padding(src, src_key_padding_mask)
-        first = self.layers[0]
-        output = _OPERATOR(
-            src,
-            padding,
-            getattr(self, "mask_check", True),
-            *_numbers(first),
-            [weight for layer in self.layers for weight in _weights(layer)],
-        )
-        return output if self.norm is None else self.norm(output)
-
-    return forward
+def _encode(
+    native: Forward,
+    self: nn.TransformerEncoder,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,  # noqa: FBT001 - as torch has it
+) -> Any:
+    """Run the encoder's forward, which leaves padding out in a graph too."""
+    is_tracing = torch.compiler.is_dynamo_compiling()
+    if not is_tracing or not _leaves_padding_out(self, src, mask, src_key_padding_mask):
+        return native(self, src, mask, src_key_padding_mask, is_causal)
+    if not _is_one_operator(self):
+        return _untraced[0](self, src, mask, src_key_padding_mask, is_causal)
+    padding = _padding(src, src_key_padding_mask)
+    first = self.layers[0]
+    output = _OPERATOR(
+        src,
+        padding,
+        getattr(self, "mask_check", True),
+        *_numbers(first),
+        [weight for layer in self.layers for weight in _weights(layer)],
+    )
+    return output if self.norm is None else self.norm(output)
 
 
 def _leaves_padding_out(

@@ -1,6 +1,6 @@
 """The table of operators that need special handling on handles; filled at their first use."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Operator: TypeAlias = Callable[..., Any]
@@ -40,8 +40,3 @@ def handles(*operators: Operator) -> Callable[[Handler], Handler]:
 def names(text: str) -> frozenset[str]:
     """Return the words of a text; for long lists of operator names."""
     return frozenset(text.split())
-
-
-def existing(owner: object, names: Iterable[str]) -> list[Any]:
-    """Return the named attributes of an object that exist in this version of PyTorch."""
-    return [getattr(owner, name) for name in names if hasattr(owner, name)]

@@ -1,6 +1,7 @@
 """Replaces the functions that create tensors on a named device, nested ones among them."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch_shim.patching import (
     CUDA,
     DeviceLike,
     names_cuda,
+    redirect,
     replace,
     seen_by_modes,
     set_attribute,
@@ -22,12 +24,7 @@ from torch_shim.tensors import advertised_memory, write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.foreign_classes import brings_operators, cpu_class
-from torch_shim.tensors.handles import (
-    CudaTensor,
-    NoTorchFunction,
-    Tensor,
-    become_cuda,
-)
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
 
 # Their device is the named one or the default one, whatever numbers or sizes they are given.
 _OF_NUMBERS = names(
@@ -66,24 +63,29 @@ def install() -> None:
     for name in _INDICES:
         _replace(torch, name, _sparse)
     for name in _FROM_DATA:
-        _replace(torch, name, _converter)
+        _replace(torch, name, _from_data)
     for name in _METHODS:
         _replace(Tensor, name, _factory)
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
-    replace(Tensor, "__new__", _constructor)
-    replace(torch, "from_dlpack", _from_dlpack)
+    redirect(Tensor, "__new__", _new)
+    redirect(torch, "from_dlpack", _from_dlpack)
     # Python passes the replacements to the default device's mode, C++ passes the native functions.
     constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
+    for name in ("nested_tensor", "as_nested_tensor"):
+        redirect(torch.nested, name, _nested)
+    for name in ("nested_tensor_from_jagged", "narrow"):
+        redirect(torch.nested, name, _jagged)
 
 
-def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+def _replace(owner: object, name: str, function: Callable[..., Tensor]) -> None:
     native = getattr(owner, name, None)
     if native is None:
         return
+    made = partial(function, native)
     seen = name != "range"  # torch's own goes to no mode
-    replace(owner, name, lambda of: seen_by_modes(make(of)) if seen else make(of))
+    replace(owner, name, lambda _: seen_by_modes(made) if seen else made)
     _replacements[native] = getattr(owner, name)
     scripts: Any = _builtins  # TorchScript's table of builtin functions
     scripted = scripts._find_builtin(native)  # noqa: SLF001 - no public way
@@ -91,19 +93,16 @@ def _replace(owner: object, name: str, make: Callable[[Any], Callable[..., Any]]
         scripts._register_builtin(getattr(owner, name), scripted)  # noqa: SLF001 - see above
 
 
-def _factory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def factory(*args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
-            return native(*args, **kwargs)
-        on_gpu = names_cuda(kwargs.get("device"))
-        if not (on_gpu or kwargs.get("pin_memory")) or tracing_fakes():
-            return native(*args, **kwargs)
-        if on_gpu:
-            return _make(native, args, kwargs)
-        kwargs["pin_memory"] = False  # it needs a real GPU
-        return write_epochs.pin(native(*args, **kwargs))
-
-    return factory
+def _factory(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return native(*args, **kwargs)
+    on_gpu = names_cuda(kwargs.get("device"))
+    if not (on_gpu or kwargs.get("pin_memory")) or tracing_fakes():
+        return native(*args, **kwargs)
+    if on_gpu:
+        return _make(native, args, kwargs)
+    kwargs["pin_memory"] = False  # it needs a real GPU
+    return write_epochs.pin(native(*args, **kwargs))
 
 
 def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -122,22 +121,14 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
     return become_cuda(result)
 
 
-def _of_numbers(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    make = _factory(native)
-
-    def factory(*args: Any, **kwargs: Any) -> Tensor:
-        named = kwargs.get("device") is not None or kwargs.get("out") is not None
-        if (
-            named
-            or not _has_handle((*args, *kwargs.values()))
-            or torch.compiler.is_dynamo_compiling()
-        ):
-            return make(*args, **kwargs)
-        bring((*args, *kwargs.values()))
-        with NoTorchFunction():
-            return native(*args, **kwargs)
-
-    return factory
+def _of_numbers(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    named = kwargs.get("device") is not None or kwargs.get("out") is not None
+    on_gpu = not named and _has_handle((*args, *kwargs.values()))
+    if not on_gpu or torch.compiler.is_dynamo_compiling():
+        return _factory(native, *args, **kwargs)
+    bring((*args, *kwargs.values()))
+    with NoTorchFunction():
+        return native(*args, **kwargs)
 
 
 def _has_handle(values: Iterable[Any]) -> bool:
@@ -147,24 +138,18 @@ def _has_handle(values: Iterable[Any]) -> bool:
     )
 
 
-def _sparse(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    make = _factory(native)
-    kinds = (*_INDICES[native.__name__], "values")
-
-    def build(*args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
-            return native(*args, **kwargs)
-        if kwargs.get("device") is None and not tracing_fakes():
-            parts = dict(zip(kinds, args, strict=False)) | kwargs
-            values = parts.get("values")
-            on_gpu = isinstance(values, CudaTensor)
-            for name in kinds[:-1]:
-                _check_index(name, parts.get(name), on_gpu=on_gpu)
-            if on_gpu:
-                kwargs["device"] = CUDA
-        return make(*args, **kwargs)
-
-    return build
+def _sparse(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return native(*args, **kwargs)
+    if kwargs.get("device") is None and not tracing_fakes():
+        indices = _INDICES[native.__name__]
+        parts = dict(zip((*indices, "values"), args, strict=False)) | kwargs
+        on_gpu = isinstance(parts.get("values"), CudaTensor)
+        for name in indices:
+            _check_index(name, parts.get(name), on_gpu=on_gpu)
+        if on_gpu:
+            kwargs["device"] = CUDA
+    return _factory(native, *args, **kwargs)
 
 
 def _check_index(name: str, index: Any, *, on_gpu: bool) -> None:
@@ -175,53 +160,40 @@ def _check_index(name: str, index: Any, *, on_gpu: bool) -> None:
         )
 
 
-def _constructor(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _new(native: Callable[..., Tensor], cls: type, *args: Any, **kwargs: Any) -> Tensor:
     """Make `torch.Tensor(data)`, or a subclass of it, on the GPU if that is where the data is."""
-
-    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
-        cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
-        made = native(cls, *args, **kwargs)
-        on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
-        return become_cuda(made) if on_gpu and not brings_operators(cls) else made
-
-    return new
+    cls = cpu_class(cls)  # `type(tensor)(data)` is on the GPU if the data is
+    made = native(cls, *args, **kwargs)
+    on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
+    return become_cuda(made) if on_gpu and not brings_operators(cls) else made
 
 
-def _from_dlpack(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def from_dlpack(ext_tensor: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(ext_tensor, CudaTensor):
-            return native(ext_tensor, **kwargs)
-        if ext_tensor.requires_grad:
-            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return _convert_tensor(ext_tensor.detach(), **kwargs)
-
-    return from_dlpack
+def _from_dlpack(native: Callable[..., Tensor], ext_tensor: Any, **kwargs: Any) -> Tensor:
+    if not isinstance(ext_tensor, CudaTensor):
+        return native(ext_tensor, **kwargs)
+    if ext_tensor.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    return _convert_tensor(ext_tensor.detach(), **kwargs)
 
 
-def _converter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Replace tensor, as_tensor or asarray: a tensor passed as data keeps its device."""
-    copies = native.__name__ == "tensor"
-    make = _factory(native)
-
-    def convert(data: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
-            return native(data, *args, **kwargs)
-        if not isinstance(data, Tensor):
-            return make(data, *args, **kwargs)
-        if tracing_fakes():
-            return native(data, *args, **kwargs)
-        device = kwargs.get("device")
-        if not (isinstance(data, CudaTensor) or names_cuda(device)):
-            return make(data, *args, **kwargs)
-        if copies:
-            on_gpu = device is None or names_cuda(device)
-            bring((data,))
-            with NoTorchFunction():
-                made = native(data, *args, **{**kwargs, "device": CPU if on_gpu else device})
-            return become_cuda(made) if on_gpu else made
-        return _convert_tensor(data, *args, **kwargs)
-
-    return convert
+def _from_data(native: Callable[..., Tensor], data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Call tensor, as_tensor or asarray: a tensor passed as data keeps its device."""
+    if torch.compiler.is_dynamo_compiling():
+        return native(data, *args, **kwargs)
+    if not isinstance(data, Tensor):
+        return _factory(native, data, *args, **kwargs)
+    if tracing_fakes():
+        return native(data, *args, **kwargs)
+    device = kwargs.get("device")
+    if not (isinstance(data, CudaTensor) or names_cuda(device)):
+        return _factory(native, data, *args, **kwargs)
+    if native.__name__ == "tensor":  # it copies
+        on_gpu = device is None or names_cuda(device)
+        bring((data,))
+        with NoTorchFunction():
+            made = native(data, *args, **{**kwargs, "device": CPU if on_gpu else device})
+        return become_cuda(made) if on_gpu else made
+    return _convert_tensor(data, *args, **kwargs)
 
 
 def _convert_tensor(
@@ -261,37 +233,24 @@ def _default_device_function(
 _REMEDY = "use the layout torch.strided, or a padded tensor and its mask"
 
 
-def install_nested() -> None:
-    for name in ("nested_tensor", "as_nested_tensor"):
-        replace(torch.nested, name, _maker)
-    for name in ("nested_tensor_from_jagged", "narrow"):
-        replace(torch.nested, name, _jagged)
+def _nested(native: Callable[..., Any], ts: Any, *args: Any, **kwargs: Any) -> Any:
+    device = kwargs.get("device")
+    given = ts if isinstance(ts, list | tuple) else [ts]
+    held = any(isinstance(value, CudaTensor) for value in given)
+    if not (held if device is None else names_cuda(device)):
+        return native(ts, *args, **kwargs)
+    if kwargs.get("layout") is torch.jagged:
+        raise _refused()
+    with NoTorchFunction():
+        made = native(ts, *args, **{**kwargs, "device": CPU})
+    return become_cuda(made)
 
 
-def _maker(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make(ts: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        given = ts if isinstance(ts, list | tuple) else [ts]
-        held = any(isinstance(value, CudaTensor) for value in given)
-        if not (held if device is None else names_cuda(device)):
-            return native(ts, *args, **kwargs)
-        if kwargs.get("layout") is torch.jagged:
-            raise _refused()
-        with NoTorchFunction():
-            made = native(ts, *args, **{**kwargs, "device": CPU})
-        return become_cuda(made)
-
-    return make
-
-
-def _jagged(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make(values: Any, *args: Any, **kwargs: Any) -> Any:
-        strided = native.__name__ == "narrow" and kwargs.get("layout") is not torch.jagged
-        if isinstance(values, CudaTensor) and not strided:
-            raise _refused()
-        return native(values, *args, **kwargs)
-
-    return make
+def _jagged(native: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    strided = native.__name__ == "narrow" and kwargs.get("layout") is not torch.jagged
+    if isinstance(values, CudaTensor) and not strided:
+        raise _refused()
+    return native(values, *args, **kwargs)
 
 
 def _refused() -> UnsupportedCall:

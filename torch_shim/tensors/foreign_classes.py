@@ -14,7 +14,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_shim.errors import UnsupportedCall
 from torch_shim.kernels.choice import is_in_place
-from torch_shim.patching import CPU, CUDA, names_cuda, set_attribute, tracing_fakes
+from torch_shim.patching import (
+    CPU,
+    CUDA,
+    assigned,
+    names_cuda,
+    redirect,
+    set_attribute,
+    tracing_fakes,
+)
 
 # Where a handle class and its program's class name each other.
 _PROGRAMS_CLASS, _HANDLE_CLASS = "_gpufaas_programs_class", "_gpufaas_handle_class"
@@ -108,9 +116,9 @@ _ON_GPU = "_gpufaas_on_gpu"
 
 
 class Running(threading.local):
-    """How many operators of such classes this thread is in; C++ made plain tensors for them."""
+    """Whether this thread is in an operator of such a class; C++ made plain tensors for it."""
 
-    depth = 0
+    inside = False
 
 
 running = Running()
@@ -118,14 +126,14 @@ running = Running()
 
 def install() -> None:
     """Watch for classes whose tensors are made on the GPU."""
-    name = "_make_wrapper_subclass"
-    native = getattr(torch.Tensor, name)
-    replacement = functools.update_wrapper(_make(native), native)
-    set_attribute(torch.Tensor, name, staticmethod(replacement))
-    distributed: Any = getattr(torch.Tensor, "_dtensor__new__", None)  # how a DTensor is made
-    if distributed is not None:
-        made = functools.update_wrapper(_refuse_handles(distributed), distributed)
-        set_attribute(torch.Tensor, "_dtensor__new__", staticmethod(made))
+    _redirect_static("_make_wrapper_subclass", _make)
+    _redirect_static("_dtensor__new__", _refuse_handles)  # how a DTensor is made
+
+
+def _redirect_static(name: str, function: Callable[..., Any]) -> None:
+    redirect(torch.Tensor, name, function)
+    if hasattr(torch.Tensor, name):
+        set_attribute(torch.Tensor, name, staticmethod(getattr(torch.Tensor, name)))
 
 
 def brings_operators(kind: type) -> bool:
@@ -165,12 +173,8 @@ def _with_handles(native: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if tracing_fakes():
             return native(cls, func, types, args, kwargs)
-        with torch._C._EnableTorchFunction():  # noqa: SLF001 - no public way
-            running.depth += 1
-            try:
-                return native(cls, func, types, args, kwargs)
-            finally:
-                running.depth -= 1
+        with torch._C._EnableTorchFunction(), assigned(running, inside=True):  # noqa: SLF001 - no public way
+            return native(cls, func, types, args, kwargs)
 
     return dispatch
 
@@ -184,30 +188,24 @@ def _answering(name: str, answer: Any) -> Callable[[Any], Any]:
     return read
 
 
-def _make(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make_wrapper_subclass(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is None or tracing_fakes() or not names_cuda(device):
-            return native(cls, *args, **kwargs)
-        adapt(cls)
-        # C++ asks the driver about a tensor on CUDA, and ends the process if there is none.
-        made = native(cls, *args, **{**kwargs, "device": CPU})
-        made.__dict__[_ON_GPU] = True
-        return made
-
-    return make_wrapper_subclass
+def _make(native: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+    device = kwargs.get("device")
+    if device is None or tracing_fakes() or not names_cuda(device):
+        return native(cls, *args, **kwargs)
+    adapt(cls)
+    # C++ asks the driver about a tensor on CUDA, and ends the process if there is none.
+    made = native(cls, *args, **{**kwargs, "device": CPU})
+    made.__dict__[_ON_GPU] = True
+    return made
 
 
-def _refuse_handles(native: Callable[..., Any]) -> Callable[..., Any]:
-    def make_distributed(cls: Any, local_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        # Its operators run in C++, which would lose the device.
-        if local_tensor.is_cuda and not tracing_fakes():
-            raise UnsupportedCall(
-                "a DTensor of a CUDA tensor", "there is one GPU: use plain tensors"
-            )
-        return native(cls, local_tensor, *args, **kwargs)
-
-    return make_distributed
+def _refuse_handles(
+    native: Callable[..., Any], cls: Any, local_tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # Its operators run in C++, which would lose the device.
+    if local_tensor.is_cuda and not tracing_fakes():
+        raise UnsupportedCall("a DTensor of a CUDA tensor", "there is one GPU: use plain tensors")
+    return native(cls, local_tensor, *args, **kwargs)
 
 
 # Leaves an operator to another library's tensor class, as torch would beside a CUDA tensor.
@@ -232,10 +230,7 @@ def decides(kind: type) -> bool:
     method: Any = getattr(kind, "__torch_function__", None)
     own = getattr(method, "__func__", method)
     of_torch: Any = torch.Tensor.__torch_function__
-    return own is not None and own not in {
-        of_torch.__func__,
-        _DISABLED,
-    }
+    return own is not None and own not in {of_torch.__func__, _DISABLED}
 
 
 def takes_part(kind: type) -> bool:

@@ -17,7 +17,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torch_shim.patching import CPU, replace, set_attribute
+from torch_shim.patching import CPU, redirect, set_attribute
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import Operator, handles, names
 from torch_shim.tensors.handles import (
@@ -44,16 +44,17 @@ def install() -> None:
     set_attribute(CudaTensor, "backward", _backward)
     set_attribute(CudaTensor, "register_hook", _register_hook)
     context = functions.FunctionCtx
-    replace(context, "save_for_backward", _save_for_backward)
+    redirect(context, "save_for_backward", _save_for_backward)
     backward = functions.BackwardCFunction
     set_attribute(backward, "saved_tensors", property(_saved_tensors))
-    replace(backward, "apply", _apply_backward)
+    redirect(backward, "apply", _apply_backward)
     native = inspect.getattr_static(torch.autograd.Function, "apply")
     set_attribute(torch.autograd.Function, "apply", classmethod(_apply_forward(native)))
-    replace(torch.autograd.graph.saved_tensors_hooks, "__init__", _pack_with_handles)
+    redirect(torch.autograd.graph.saved_tensors_hooks, "__init__", _pack_with_handles)
     hook = torch.utils.hooks.BackwardHook
-    replace(hook, "setup_input_hook", _watch_inputs)
-    replace(hook, "_set_user_hook", _class_user_hooks)
+    redirect(hook, "setup_input_hook", _watch_inputs)
+    redirect(hook, "_set_user_hook", _class_user_hooks)
+    _install_transforms()
 
 
 def _backward(
@@ -123,14 +124,11 @@ def _register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any
         return _native_register_hook(self, on_gpu)
 
 
-def _save_for_backward(native: Callable[..., None]) -> Callable[..., None]:
-    def save_for_backward(self: Any, *tensors: Tensor | None) -> None:
-        native(self, *tensors)
-        flags = tuple(isinstance(tensor, CudaTensor) for tensor in tensors)
-        if any(flags):
-            setattr(self, _SAVED, flags)
-
-    return save_for_backward
+def _save_for_backward(native: Callable[..., None], self: Any, *tensors: Tensor | None) -> None:
+    native(self, *tensors)
+    flags = tuple(isinstance(tensor, CudaTensor) for tensor in tensors)
+    if any(flags):
+        setattr(self, _SAVED, flags)
 
 
 def _saved_tensors(self: Any) -> tuple[Tensor | None, ...]:
@@ -139,17 +137,12 @@ def _saved_tensors(self: Any) -> tuple[Tensor | None, ...]:
     return tensors
 
 
-def _apply_backward(native: Callable[..., Any]) -> Callable[..., Any]:
-    enabled = _enabling(native)
-
-    def apply(self: Any, *gradients: Any) -> Any:
-        flags = getattr(self, _RESULTS, None)
-        if flags is None:
-            return native(self, *gradients)
-        _class_flagged(gradients, flags)
-        return enabled(self, *gradients)
-
-    return apply
+def _apply_backward(native: Callable[..., Any], self: Any, *gradients: Any) -> Any:
+    flags = getattr(self, _RESULTS, None)
+    if flags is None:
+        return native(self, *gradients)
+    _class_flagged(gradients, flags)
+    return _enabling(native)(self, *gradients)
 
 
 def _enabling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,38 +200,27 @@ def _address(tensor: Any) -> int | None:
         return tensor.data_ptr() or None
 
 
-def _pack_with_handles(native: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any) -> None:
-        native(self, _enabling(pack_hook), _enabling(unpack_hook))
-
-    return init
-
-
-def _watch_inputs(native: Callable[..., Any]) -> Callable[..., Any]:
-    def setup_input_hook(self: Any, args: Any) -> Any:
-        self.on_gpu = any(isinstance(value, CudaTensor) for value in args)
-        return native(self, args)
-
-    return setup_input_hook
+def _pack_with_handles(
+    native: Callable[..., None], self: Any, pack_hook: Callable[[Tensor], Any], unpack_hook: Any
+) -> None:
+    native(self, _enabling(pack_hook), _enabling(unpack_hook))
 
 
-def _class_user_hooks(native: Callable[..., None]) -> Callable[..., None]:
+def _watch_inputs(native: Callable[..., Any], self: Any, args: Any) -> Any:
+    self.on_gpu = any(isinstance(value, CudaTensor) for value in args)
+    return native(self, args)
+
+
+def _class_user_hooks(native: Callable[..., None], self: Any, node: Any) -> None:
     """Pass handles to module hooks if the inputs or outputs of the module are on the GPU."""
 
     def on_gpu(hook: Callable[..., Any]) -> Callable[..., Any]:
-        def classed(module: Any, *gradients: Any) -> Any:
-            wrap(gradients)
-            return hook(module, *gradients)
+        return lambda module, *gradients: hook(module, *wrap(gradients))
 
-        return classed
-
-    def set_user_hook(self: Any, node: Any) -> None:
-        if self.on_gpu:
-            self.user_hooks = [on_gpu(hook) for hook in self.user_hooks]
-            self.user_pre_hooks = [on_gpu(hook) for hook in self.user_pre_hooks]
-        native(self, node)
-
-    return set_user_hook
+    if self.on_gpu:
+        self.user_hooks = [on_gpu(hook) for hook in self.user_hooks]
+        self.user_pre_hooks = [on_gpu(hook) for hook in self.user_pre_hooks]
+    native(self, node)
 
 
 # torch.func: tensors that a transform passes to the user's function keep their device.
@@ -250,51 +232,39 @@ _ONE_TENSOR = names(
 _OF_NUMBERS = torch.ops.aten.lift_fresh_copy.default  # what `torch.tensor` leaves in a trace
 
 
-def install_transforms() -> None:
+def _install_transforms() -> None:
     """Make the functions that wrap and unwrap tensors for a transform preserve the class."""
     for module in (vmap, eager_transforms, autograd_function):
         for name in _ONE_TENSOR:
-            replace(module, name, _with_bytes)
-    replace(torch.autograd.forward_ad, "make_dual", _keeping_class)
-    replace(torch.autograd.forward_ad, "unpack_dual", _keeping_class)
+            redirect(module, name, _with_bytes)
+    redirect(torch.autograd.forward_ad, "make_dual", _keeping_class)
+    redirect(torch.autograd.forward_ad, "unpack_dual", _keeping_class)
     # Tensors that a trace by make_fx, as in `linearize`, meets and was not given: constants.
     constants = (*proxy_tensor.HANDLED_TYPES, CudaTensor, CudaParameter)
     set_attribute(proxy_tensor, "HANDLED_TYPES", constants)
-    replace(eager_transforms, "lazy_dynamo_disallow", _linearize_on_gpu)
+    redirect(eager_transforms, "lazy_dynamo_disallow", _linearize_on_gpu)
 
 
-def _with_bytes(native: Callable[..., Any]) -> Callable[..., Any]:
+def _with_bytes(native: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Fetch a tensor's bytes first: operators on wrapped tensors do not show that they read it."""
-    convert = _keeping_class(native)
-
-    def fetch_and_convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            bring((tensor,))
-        return convert(tensor, *args, **kwargs)
-
-    return fetch_and_convert
+    if not torch.compiler.is_dynamo_compiling():
+        bring((tensor,))
+    return _keeping_class(native, tensor, *args, **kwargs)
 
 
-def _keeping_class(native: Callable[..., Any]) -> Callable[..., Any]:
-    def convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        result = native(tensor, *args, **kwargs)
-        if isinstance(tensor, CudaTensor):
-            for value in result if isinstance(result, tuple) else (result,):
-                if isinstance(value, Tensor):
-                    become_cuda(value)
-        return result
-
-    return convert
+def _keeping_class(native: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    result = native(tensor, *args, **kwargs)
+    if isinstance(tensor, CudaTensor):
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, Tensor):
+                become_cuda(value)
+    return result
 
 
-def _linearize_on_gpu(native: Callable[..., Any]) -> Callable[..., Any]:
+def _linearize_on_gpu(native: Callable[..., Any], function: Any) -> Any:
     """Wrap what `linearize` traces by: what a derivative makes is where its tensors are."""
-
-    def lazy_dynamo_disallow(function: Any) -> Any:
-        disallowed = native(function)
-        return _traced_on_gpu(disallowed) if function is proxy_tensor.make_fx else disallowed
-
-    return lazy_dynamo_disallow
+    disallowed = native(function)
+    return _traced_on_gpu(disallowed) if function is proxy_tensor.make_fx else disallowed
 
 
 def _traced_on_gpu(make_fx: Callable[..., Any]) -> Callable[..., Any]:

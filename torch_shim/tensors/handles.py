@@ -284,7 +284,7 @@ def _made_by_autograd() -> bool:
     Such tensors are plain even if they belong on the GPU.
     """
     return (
-        running.depth > 0
+        running.inside
         or torch._C._is_tracing()  # noqa: SLF001 - no public question
         or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public question
         or torch._C._functorch.maybe_current_level() is not None  # noqa: SLF001 - see above
@@ -368,7 +368,11 @@ def _derive(kind: type) -> type:
     own = {name: getattr_static(kind, name) for name in _overrides(kind)}
     if foreign_classes.is_asked(kind):
         own = {**_FACTS, **own, "__torch_function__": classmethod(_leave_to(kind))}
-    elif foreign_classes.takes_part(kind) and not foreign_classes.decides(kind) and _is_plain(kind):
+    elif (
+        foreign_classes.takes_part(kind)
+        and not foreign_classes.decides(kind)
+        and kind.__basicsize__ == Tensor.__basicsize__  # with slots no tensor can become of it
+    ):
         own["__torch_function__"] = classmethod(_compute_as(kind))
     base = CudaParameter if issubclass(kind, Parameter) else CudaTensor
     return make_handle_class(base, kind, own)
@@ -408,11 +412,6 @@ def _compute_as(kind: type) -> Callable[..., Any]:
         return result
 
     return compute
-
-
-def _is_plain(kind: type) -> bool:
-    """Whether tensors can become of the class: not of one with slots."""
-    return kind.__basicsize__ == Tensor.__basicsize__
 
 
 def _asked(types: Any) -> tuple[type, ...]:

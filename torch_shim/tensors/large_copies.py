@@ -84,7 +84,8 @@ def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     size = tensor.numel() * tensor.element_size()
     if origin is None or size < LEAST_BYTES or 2 * size < storage.nbytes():
         return None
-    if origin.content != _content(tensor) or not tensor.is_contiguous() or _is_lazy(tensor):
+    is_lazy = tensor.is_conj() or tensor.is_neg()  # the storage has other values than the tensor
+    if origin.content != _content(tensor) or not tensor.is_contiguous() or is_lazy:
         return None
     descriptor = os.dup(origin.lent.descriptor)
     memory = map_privately(descriptor, origin.start + storage.nbytes(), origin.lent)
@@ -97,8 +98,3 @@ def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _content(tensor: torch.Tensor) -> tuple[int, int]:
     return write_epochs.marked(tensor).epoch, write_epochs.version_of(tensor)
-
-
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the storage has other values than the tensor."""
-    return tensor.is_conj() or tensor.is_neg()

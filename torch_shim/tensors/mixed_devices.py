@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
+from torch_shim.tensors.dispatch import names
+
 Tensor = torch.Tensor
 OnGpu = Callable[[Any], bool]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # No device matters to these, or the operator itself looks at it.
-_ANYWHERE = _names(
+_ANYWHERE = names(
     "__get__ __set__ _foreach_copy_ _has_compatible_shallow_copy_type _pack_padded_sequence "
     "_pad_packed_sequence _weight_norm_interface as_nested_tensor as_tensor asarray can_cast "
     "copy_ cpu ctc_loss cuda data detach element_size expand_as full full_like get_device "
@@ -29,24 +27,24 @@ _ANYWHERE = _names(
     "type_as unsafe_chunk view_as"
 )
 # Every tensor among their arguments keeps its own device.
-EACH = _names("atleast_1d atleast_2d atleast_3d broadcast_tensors")
+EACH = names("atleast_1d atleast_2d atleast_3d broadcast_tensors")
 # The result is where the first argument is, whatever the others are.
-FIRST = _names(
+FIRST = names(
     "__getitem__ __setitem__ copy_ expand_as getitem index index_put index_put_ reshape_as "
     "resize_as_ setitem tensor_split view_as"
 )
-_RECURRENT = _names("gru lstm rnn_relu rnn_tanh")
-_READ_INDEX = _names("__getitem__ getitem index")
-_WRITE_INDEX = _names("__setitem__ setitem index_put index_put_")
+_RECURRENT = names("gru lstm rnn_relu rnn_tanh")
+_READ_INDEX = names("__getitem__ getitem index")
+_WRITE_INDEX = names("__setitem__ setitem index_put index_put_")
 # These want one device even of a tensor without dimensions.
-_STRICT = _names(
+_STRICT = names(
     "block_diag bucketize cat column_stack concat concatenate cross_entropy dstack embedding "
     "embedding_bag equal gather hstack index_add index_copy index_select isin meshgrid nll_loss "
     "put row_stack scatter scatter_add scatter_reduce searchsorted stack take take_along_dim vstack"
 )
 # Functions in Python, which leave arguments alone that have no elements.
-_IGNORE_EMPTY = _names("multi_head_attention_forward")
-_IN_PLACE = _names(
+_IGNORE_EMPTY = names("multi_head_attention_forward")
+_IN_PLACE = names(
     "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
     "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ iadd iand ifloordiv ilshift imatmul imod "
     "imul ior ipow irshift isub itruediv ixor"
@@ -73,7 +71,8 @@ def conflicts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], on_gpu: 
         return False
     if name in _RECURRENT:  # the sizes of a packed batch stay on the CPU
         return any(tensor.dtype is not torch.int64 for tensor in on_cpu)
-    if _stem(name) in _STRICT or any(tensor.dim() for tensor in on_cpu):
+    stem = name if name.endswith("__") else name.rstrip("_")
+    if stem in _STRICT or any(tensor.dim() for tensor in on_cpu):
         return True
     return any(tensor is written for tensor in on_cpu for written in _written(name, args, kwargs))
 
@@ -118,10 +117,6 @@ def _is_number(index: Tensor) -> bool:
     """Whether an index is read as a number, wherever it is."""
     integer = not index.dtype.is_floating_point and index.dtype is not torch.bool
     return index.dim() == 0 and integer
-
-
-def _stem(name: str) -> str:
-    return name if name.endswith("__") else name.rstrip("_")
 
 
 def _two_devices(name: str) -> RuntimeError:

@@ -5,7 +5,8 @@ A move copies the data, so that CPU and GPU tensors never share storage, as with
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -15,6 +16,7 @@ from torch_shim.patching import (
     CPU,
     CUDA,
     names_cuda,
+    redirect,
     replace,
     seen_by_modes,
     set_attribute,
@@ -41,25 +43,28 @@ _OWN = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
 _functions_are_on = torch._C._is_torch_function_enabled  # noqa: SLF001 - no public question
 
 
-class MoveTarget(NamedTuple):
-    """The device and the other arguments of a call of `to`."""
-
-    device: torch.device | str | int | None
-    keywords: dict[str, Any]
-
-
 def install() -> None:
-    moves = {"to": _to, "cuda": _cuda, "cpu": _cpu, "type": _type, "type_as": _type_as}
-    for name, make in {**moves, "pin_memory": _pin_memory, "is_pinned": _is_pinned}.items():
-        replace(Tensor, name, _asking_first(name, make))
-    replace(Tensor, "as_subclass", _as_subclass)  # torch shows it to no mode
+    moves: dict[str, Callable[..., Any]] = {
+        "to": _to,
+        "cuda": _cuda,
+        "cpu": _cpu,
+        "type": _type,
+        "type_as": _type_as,
+        "pin_memory": _pin_memory,
+        "is_pinned": _is_pinned,
+    }
+    for name, move in moves.items():
+        replace(Tensor, name, _asking_first(name, move))
+    redirect(Tensor, "as_subclass", _as_subclass)  # torch shows it to no mode
+    _install_types()
+    _install_modules()
 
 
-def _asking_first(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+def _asking_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Let modes and a class with `__torch_function__` decide first, as about methods of C."""
 
     def asking(native: Callable[..., Any]) -> Callable[..., Any]:
-        move = make(native)
+        move = partial(function, native)
 
         def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             kind: Any = type(self)
@@ -76,21 +81,22 @@ def _asking_first(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
     return asking
 
 
-def _to(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        target = _parse(args, kwargs)
-        if _stays_fake(self):
-            return native(self, **_native_keywords(target))
-        wrapper = not isinstance(self, CudaTensor) and brings_operators(type(self))
-        from_gpu = isinstance(self, CudaTensor) or (wrapper and self.is_cuda)
-        to_gpu = from_gpu if target.device is None else names_cuda(target.device)
-        if wrapper and (from_gpu or to_gpu) and target.device is not None:
-            return moved(self, target.device, target.keywords)
-        if not from_gpu and not to_gpu:
-            return native(self, *args, **kwargs)
-        return _move(native, self, target, to_gpu=to_gpu)
-
-    return to
+def _to(native: Callable[..., Tensor], self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    device, keywords = _parse(args, kwargs)
+    if _stays_fake(self):
+        if device is not None:  # with an index: without it torch calls the driver
+            keywords["device"] = CUDA if names_cuda(device) else device
+        return native(self, **keywords)
+    wrapper = not isinstance(self, CudaTensor) and brings_operators(type(self))
+    from_gpu = isinstance(self, CudaTensor) or (wrapper and self.is_cuda)
+    to_gpu = from_gpu if device is None else names_cuda(device)
+    if wrapper and (from_gpu or to_gpu) and device is not None:
+        return moved(self, device, keywords)
+    if not from_gpu and not to_gpu:
+        return native(self, *args, **kwargs)
+    if device is not None:
+        keywords["device"] = CPU if to_gpu else device
+    return _move(native, self, keywords, to_gpu=to_gpu)
 
 
 def _stays_fake(tensor: Tensor) -> bool:
@@ -98,20 +104,9 @@ def _stays_fake(tensor: Tensor) -> bool:
     return tracing_fakes() or isinstance(tensor, FakeTensor)
 
 
-def _is_wrapper_on_gpu(tensor: Tensor) -> bool:
-    return brings_operators(type(tensor)) and tensor.is_cuda
-
-
 def _move(
-    native: Callable[..., Tensor], self: Tensor, target: MoveTarget, *, to_gpu: bool
+    native: Callable[..., Tensor], self: Tensor, keywords: dict[str, Any], *, to_gpu: bool
 ) -> Tensor:
-    keywords = target.keywords
-    if target.device is None:
-        pass
-    elif to_gpu:
-        keywords["device"] = CPU
-    else:
-        keywords["device"] = target.device
     if to_gpu != isinstance(self, CudaTensor):
         keywords["copy"] = True
     if to_gpu:
@@ -133,8 +128,11 @@ def _move(
     return become_cuda(result) if to_gpu else result
 
 
-def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
-    """Parse the three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...)."""
+def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the device and the other arguments of a call of `to`.
+
+    It has three forms: to(dtype, ...), to(device, dtype, ...), to(other, ...).
+    """
     keywords = dict(kwargs)
     device = keywords.pop("device", None)
     other = keywords.pop("other", None)
@@ -152,7 +150,7 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> MoveTarget:
         _name(keywords, "dtype", other.dtype)
     for name, value in zip(("non_blocking", "copy"), rest, strict=False):
         _name(keywords, name, value)
-    return MoveTarget(device, keywords)
+    return device, keywords
 
 
 def _name(keywords: dict[str, Any], name: str, value: Any) -> None:
@@ -160,98 +158,77 @@ def _name(keywords: dict[str, Any], name: str, value: Any) -> None:
         keywords[name] = value
 
 
-def _native_keywords(target: MoveTarget) -> dict[str, Any]:
-    """Return keywords for fake tensors, with a device index: without it torch calls the driver."""
-    device = CUDA if names_cuda(target.device) else target.device
-    return target.keywords if device is None else {"device": device, **target.keywords}
+def _cuda(
+    native: Callable[..., Tensor],
+    self: Tensor,
+    device: Any = None,
+    non_blocking: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+    **kwargs: Any,
+) -> Tensor:
+    if _stays_fake(self):
+        return native(self, CUDA, non_blocking, **kwargs)
+    names_cuda(device)  # raises for a GPU that does not exist
+    return self.to(CUDA, non_blocking=non_blocking, **kwargs)
 
 
-def _cuda(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
-        if _stays_fake(self):
-            return native(self, CUDA, non_blocking, **kwargs)
-        names_cuda(device)  # raises for a GPU that does not exist
-        return self.to(CUDA, non_blocking=non_blocking, **kwargs)
-
-    return cuda
+def _cpu(native: Callable[..., Tensor], self: Tensor, **kwargs: Any) -> Tensor:
+    if _stays_fake(self):
+        return native(self, **kwargs)
+    on_gpu = isinstance(self, CudaTensor) or (brings_operators(type(self)) and self.is_cuda)
+    return self.to(CPU, **kwargs) if on_gpu else native(self, **kwargs)
 
 
-def _cpu(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def cpu(self: Tensor, **kwargs: Any) -> Tensor:
-        if _stays_fake(self) or not (isinstance(self, CudaTensor) or _is_wrapper_on_gpu(self)):
-            return native(self, **kwargs)
-        return self.to(CPU, **kwargs)
-
-    return cpu
-
-
-def _type(native: Callable[..., Any]) -> Callable[..., Any]:
-    def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - PyTorch's signature
-        name = dtype if isinstance(dtype, str) else getattr(dtype, "__tensor_name__", None)
-        name = _tensor_type_name(dtype) if name is None else name
-        on_gpu = isinstance(self, CudaTensor)
-        if tracing_fakes() or not (on_gpu or (name or "").startswith("torch.cuda.")):
-            return native(self, dtype, non_blocking, **kwargs)
-        if dtype is None:
-            with NoTorchFunction():
-                return native(self).replace("torch.", "torch.cuda.", 1)
-        if name is None:
-            return self.to(dtype, non_blocking=non_blocking)
-        device = CUDA if name.startswith("torch.cuda.") else CPU
-        return self.to(device, DTYPES[name.rpartition(".")[2]], non_blocking=non_blocking)
-
-    return type_
+def _type(
+    native: Callable[..., Any],
+    self: Tensor,
+    dtype: Any = None,
+    non_blocking: bool = False,  # noqa: FBT001, FBT002 - PyTorch's signature
+    **kwargs: Any,
+) -> Any:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__tensor_name__", None)
+    if name is None and dtype is not None and not isinstance(dtype, torch.dtype):
+        name = f"{dtype.__module__}.{dtype.__name__}"  # a type such as torch.FloatTensor
+    on_gpu = isinstance(self, CudaTensor)
+    if tracing_fakes() or not (on_gpu or (name or "").startswith("torch.cuda.")):
+        return native(self, dtype, non_blocking, **kwargs)
+    if dtype is None:
+        with NoTorchFunction():
+            return native(self).replace("torch.", "torch.cuda.", 1)
+    if name is None:
+        return self.to(dtype, non_blocking=non_blocking)
+    device = CUDA if name.startswith("torch.cuda.") else CPU
+    return self.to(device, DTYPES[name.rpartition(".")[2]], non_blocking=non_blocking)
 
 
-def _tensor_type_name(kind: Any) -> str | None:
-    """Return the name of a type such as torch.FloatTensor; None for a dtype."""
-    if isinstance(kind, torch.dtype) or kind is None:
-        return None
-    return f"{kind.__module__}.{kind.__name__}"
+def _type_as(native: Callable[..., Tensor], self: Tensor, other: Tensor) -> Tensor:
+    if tracing_fakes() or not isinstance(self, CudaTensor) ^ isinstance(other, CudaTensor):
+        return native(self, other)
+    return self.to(other)
 
 
-def _type_as(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def type_as(self: Tensor, other: Tensor) -> Tensor:
-        if tracing_fakes() or not isinstance(self, CudaTensor) ^ isinstance(other, CudaTensor):
-            return native(self, other)
-        return self.to(other)
-
-    return type_as
+def _as_subclass(native: Callable[..., Tensor], self: Tensor, cls: type[Tensor]) -> Tensor:
+    result = native(self, cpu_class(cls))
+    if not isinstance(self, CudaTensor) or tracing_fakes():
+        return result
+    return become_cuda(result) if type(result) in PLAIN else like_handles(result)
 
 
-def _as_subclass(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def as_subclass(self: Tensor, cls: type[Tensor]) -> Tensor:
-        result = native(self, cpu_class(cls))
-        if not isinstance(self, CudaTensor) or tracing_fakes():
-            return result
-        return become_cuda(result) if type(result) in PLAIN else like_handles(result)
-
-    return as_subclass
+# The native functions of these two need a real GPU.
 
 
-def _pin_memory(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    del native  # it needs a real GPU
-
-    def pin_memory(self: Tensor, device: Any = None) -> Tensor:  # noqa: ARG001 - PyTorch's signature
-        if isinstance(self, CudaTensor):
-            kind = self.type()
-            raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
-        if self.is_pinned():
-            return self
-        return write_epochs.pin(self.clone())
-
-    return pin_memory
+def _pin_memory(_native: object, self: Tensor, device: Any = None) -> Tensor:  # noqa: ARG001 - PyTorch's signature
+    if isinstance(self, CudaTensor):
+        kind = self.type()
+        raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
+    if self.is_pinned():
+        return self
+    return write_epochs.pin(self.clone())
 
 
-def _is_pinned(native: Callable[..., bool]) -> Callable[..., bool]:
-    del native  # it needs a real GPU
-
-    def is_pinned(self: Tensor, device: Any = None) -> bool:  # noqa: ARG001 - PyTorch's signature
-        if isinstance(self, CudaTensor) or self.layout is not torch.strided:
-            return False
-        return write_epochs.is_pinned(self)
-
-    return is_pinned
+def _is_pinned(_native: object, self: Tensor, device: Any = None) -> bool:  # noqa: ARG001 - PyTorch's signature
+    if isinstance(self, CudaTensor) or self.layout is not torch.strided:
+        return False
+    return write_epochs.is_pinned(self)
 
 
 # torch.cuda.FloatTensor and similar types, torch.set_default_tensor_type, and Variable.
@@ -284,22 +261,19 @@ class CudaTensorType(type):
         return native(*args, **kwargs).cuda()  # type: ignore[no-any-return] # it makes tensors
 
 
-def install_types() -> None:
+def _install_types() -> None:
     for name, dtype in DTYPES.items():
         kind = CudaTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         set_attribute(torch.cuda, name, kind)
-    replace(torch, "set_default_tensor_type", _set_default_tensor_type)
+    redirect(torch, "set_default_tensor_type", _set_default_tensor_type)
     set_attribute(type(torch.autograd.Variable), "__call__", _make_variable)
 
 
-def _set_default_tensor_type(native: Callable[[Any], None]) -> Callable[[Any], None]:
-    def set_default_tensor_type(t: Any) -> None:
-        name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
-        on_gpu = name.startswith("torch.cuda.")
-        native(name.replace("torch.cuda.", "torch."))
-        torch.set_default_device("cuda" if on_gpu else None)
-
-    return set_default_tensor_type
+def _set_default_tensor_type(native: Callable[[Any], None], t: Any) -> None:
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    on_gpu = name.startswith("torch.cuda.")
+    native(name.replace("torch.cuda.", "torch."))
+    torch.set_default_device("cuda" if on_gpu else None)
 
 
 def _make_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -315,18 +289,18 @@ alias_of = Tensor._make_subclass  # noqa: SLF001 - its only location; of a class
 _native_data = Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]  # noqa: SLF001 - its only location
 
 
-def install_modules() -> None:
+def _install_modules() -> None:
     """Make `.data =` and Parameter follow the device; disable flat RNN weights, unused here."""
     set_attribute(Tensor, "data", property(_native_data.__get__, _set_data))
-    replace(torch._C._autograd, "_get_data_attr", _data_function)  # noqa: SLF001 - traced `.data`
-    replace(Parameter, "__new__", _new_parameter)
+    redirect(torch._C._autograd, "_get_data_attr", _get_data)  # noqa: SLF001 - traced `.data`
+    redirect(Parameter, "__new__", _new_parameter)
     set_attribute(Tensor, "_make_subclass", staticmethod(_make_subclass))
     lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stubs
-    replace(lazy, "materialize", _materialize)
+    redirect(lazy, "materialize", _materialize)
     for kind in (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer):
-        replace(kind, "__new__", _new_uninitialized)
-    replace(torch.nn.RNNBase, "flatten_parameters", _nothing)
-    replace(torch.utils, "swap_tensors", _swap)
+        redirect(kind, "__new__", _new_uninitialized)
+    redirect(torch.nn.RNNBase, "flatten_parameters", _flatten_nothing)
+    redirect(torch.utils, "swap_tensors", _swap)
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
@@ -341,24 +315,22 @@ def _set_data(self: Tensor, value: Tensor) -> None:
     write_epochs.note_write(self)
 
 
-def _data_function(native: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def get_data(tensor: Tensor) -> Tensor:
-        data = native(tensor)
-        return become_cuda(data) if isinstance(tensor, CudaTensor) else data
-
-    return get_data
+def _get_data(native: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    data = native(tensor)
+    return become_cuda(data) if isinstance(tensor, CudaTensor) else data
 
 
-def _new_parameter(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def new(cls: type, data: Any = None, requires_grad: bool = True) -> Tensor:  # noqa: FBT001, FBT002 - PyTorch's signature
-        if not isinstance(data, CudaTensor) and cls is not CudaParameter:
-            return native(cls, data, requires_grad)
-        if brings_operators(cls) or type(data) not in _ORDINARY:
-            return native(cls, data, requires_grad)
-        with NoTorchFunction():
-            return alias_of(cuda_class(cpu_class(cls)), data, requires_grad)
-
-    return new
+def _new_parameter(
+    native: Callable[..., Tensor],
+    cls: type,
+    data: Any = None,
+    requires_grad: bool = True,  # noqa: FBT001, FBT002 - PyTorch's signature
+) -> Tensor:
+    on_gpu = isinstance(data, CudaTensor) or cls is CudaParameter
+    if not on_gpu or brings_operators(cls) or type(data) not in _OWN:
+        return native(cls, data, requires_grad)
+    with NoTorchFunction():
+        return alias_of(cuda_class(cpu_class(cls)), data, requires_grad)
 
 
 def _make_subclass(cls: type, data: Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - Dynamo compares the signature with its own
@@ -368,50 +340,37 @@ def _make_subclass(cls: type, data: Tensor, requires_grad: bool = False, **kwarg
     return become_cuda(made) if on_gpu else made
 
 
-def _materialize(native: Callable[..., None]) -> Callable[..., None]:
-    def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        on_gpu = isinstance(self, CudaTensor) if device is None else names_cuda(device)
-        native(self, shape, device, dtype)
-        if on_gpu:  # the native function has set the plain class, whatever the device
-            become_cuda(self)
-
-    return materialize
-
-
-def _new_uninitialized(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def new(cls: type, *args: Any, **kwargs: Any) -> Tensor:
-        made = native(cls, *args, **kwargs)
-        return become_cuda(made) if names_cuda(kwargs.get("device")) else made
-
-    return new
+def _materialize(
+    native: Callable[..., None], self: Any, shape: Any, device: Any = None, dtype: Any = None
+) -> None:
+    on_gpu = isinstance(self, CudaTensor) if device is None else names_cuda(device)
+    native(self, shape, device, dtype)
+    if on_gpu:  # the native function has set the plain class, whatever the device
+        become_cuda(self)
 
 
-_ORDINARY = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
+def _new_uninitialized(
+    native: Callable[..., Tensor], cls: type, *args: Any, **kwargs: Any
+) -> Tensor:
+    made = native(cls, *args, **kwargs)
+    return become_cuda(made) if names_cuda(kwargs.get("device")) else made
 
 
-def _nothing(native: Callable[..., None]) -> Callable[..., None]:
-    del native  # it arranges memory for cuDNN
-
-    def flatten_parameters(self: torch.nn.RNNBase) -> None:
-        """Do nothing: the worker arranges its own copy."""
-
-    return flatten_parameters
+def _flatten_nothing(_native: object, self: torch.nn.RNNBase) -> None:
+    """Arrange no memory for cuDNN: the worker arranges its own copy."""
 
 
-def _swap(native: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
-    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
-        """Swap two tensors, including parameters that a graph's guards reference weakly."""
-        referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
-        if not referred or not isinstance(t1, CudaTensor) | isinstance(t2, CudaTensor):
-            native(t1, t2)
-            return
-        if not (t1.is_leaf and t2.is_leaf):
-            raise RuntimeError("cannot swap handles that have a history while graphs refer to them")
-        first, second = (_contents(t1), _contents(t2))
-        _fill(t1, second)
-        _fill(t2, first)
-
-    return swap_tensors
+def _swap(native: Callable[[Tensor, Tensor], None], t1: Tensor, t2: Tensor) -> None:
+    """Swap two tensors, including parameters that a graph's guards reference weakly."""
+    referred = weakref.getweakrefs(t1) or weakref.getweakrefs(t2)
+    if not referred or not isinstance(t1, CudaTensor) | isinstance(t2, CudaTensor):
+        native(t1, t2)
+        return
+    if not (t1.is_leaf and t2.is_leaf):
+        raise RuntimeError("cannot swap handles that have a history while graphs refer to them")
+    first, second = (_contents(t1), _contents(t2))
+    _fill(t1, second)
+    _fill(t2, first)
 
 
 def _contents(tensor: Tensor) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from torch_shim.patching import CPU, CUDA, names_cuda, replace, set_attribute
+from torch_shim.patching import CPU, CUDA, names_cuda, redirect, set_attribute
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.foreign_classes import cpu_class
@@ -30,14 +30,16 @@ def install() -> None:
     """Make storages report their device, and handles pickle as PyTorch's tensors do."""
     native_device = _Storage.device
     set_attribute(_Storage, "device", property(lambda self: _device(self, native_device)))
-    replace(_Storage, "__new__", _new_storage)
+    redirect(_Storage, "__new__", _new_storage)
     for name in ("copy_", "fill_", "resize_", "__setitem__"):
-        replace(_Storage, name, _noting)
+        redirect(_Storage, name, _write)
     torch.serialization.register_package(_PRIORITY, _tag, _restore)  # type: ignore[arg-type] # it passes storages
-    replace(Tensor, "set_", _set)
+    redirect(Tensor, "set_", _set)
     set_attribute(CudaTensor, "__reduce_ex__", _reduce_ex)
     set_attribute(CudaTensor, "__deepcopy__", _deepcopy)
     set_attribute(CudaTensor, "_typed_storage", _typed_storage)
+    for kind in (CudaTensor, CudaParameter):
+        ForkingPickler.register(kind, _reduce)
 
 
 def _device(storage: torch.UntypedStorage, native: Any) -> torch.device:
@@ -46,25 +48,21 @@ def _device(storage: torch.UntypedStorage, native: Any) -> torch.device:
     return native.__get__(storage)  # type: ignore[no-any-return] # a descriptor of C
 
 
-def _new_storage(native: Callable[..., Any]) -> Callable[..., Any]:
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not names_cuda(kwargs.get("device")):
-            return native(cls, *args, **kwargs)
-        made = native(cls, *args, **{**kwargs, "device": CPU})
-        write_epochs.mark_storage(made)
-        return made
-
-    return new
+def _new_storage(native: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+    if not names_cuda(kwargs.get("device")):
+        return native(cls, *args, **kwargs)
+    made = native(cls, *args, **{**kwargs, "device": CPU})
+    write_epochs.mark_storage(made)
+    return made
 
 
-def _noting(native: Callable[..., Any]) -> Callable[..., Any]:
-    def write(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return native(self, *args, **kwargs)
-        finally:
-            write_epochs.note_storage_write(self)
-
-    return write
+def _write(
+    native: Callable[..., Any], self: torch.UntypedStorage, *args: Any, **kwargs: Any
+) -> Any:
+    try:
+        return native(self, *args, **kwargs)
+    finally:
+        write_epochs.note_storage_write(self)
 
 
 def _tag(storage: Any) -> None:
@@ -79,18 +77,17 @@ def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStora
     return storage
 
 
-def _set(native: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def set_(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        if source is None:
-            return native(self, *args, **kwargs)
-        if isinstance(source, Tensor | _Storage) and self.is_cpu and source.is_cuda:
-            raise RuntimeError(
-                f'Attempted to set the storage of a tensor on device "{self.device}" to a storage '
-                f'on different device "{source.device}".'
-            )
-        return native(self, source, *args, **kwargs)
-
-    return set_
+def _set(
+    native: Callable[..., Tensor], self: Tensor, source: Any = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    if source is None:
+        return native(self, *args, **kwargs)
+    if isinstance(source, Tensor | _Storage) and self.is_cpu and source.is_cuda:
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{self.device}" to a storage '
+            f'on different device "{source.device}".'
+        )
+    return native(self, source, *args, **kwargs)
 
 
 def _typed_storage(self: CudaTensor) -> Any:
@@ -155,11 +152,6 @@ def _copied(self: CudaTensor, memo: dict[int, Any]) -> Tensor:
 _rebuild_storage: Any = reductions.rebuild_storage_fd
 
 
-def install_sharing() -> None:
-    for kind in (CudaTensor, CudaParameter):
-        ForkingPickler.register(kind, _reduce)
-
-
 def _reduce(tensor: CudaTensor) -> Any:
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
@@ -176,12 +168,7 @@ def _reduce(tensor: CudaTensor) -> Any:
     return _rebuild, (DupFd(descriptor), size, *layout, *flags)
 
 
-def _rebuild(
-    descriptor: Any,
-    size: int,
-    dtype: torch.dtype,
-    *rest: Any,
-) -> Tensor:
+def _rebuild(descriptor: Any, size: int, dtype: torch.dtype, *rest: Any) -> Tensor:
     offset, shape, strides, is_parameter, requires_grad = rest
     storage = _rebuild_storage(torch.UntypedStorage, descriptor, size)
     with NoTorchFunction():

@@ -1,14 +1,16 @@
 """The handlers for operators that write to tensors or may mix devices."""
 
+import functools
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from torch_shim.kernels.substitution import name_of
 from torch_shim.process_report import report
 from torch_shim.tensors import mixed_devices, write_epochs
 from torch_shim.tensors.absent_bytes import NO_BYTES
-from torch_shim.tensors.dispatch import Handler, Operator, existing, handles, names, special
+from torch_shim.tensors.dispatch import Handler, Operator, handles, names, special
 from torch_shim.tensors.handles import (
     PLAIN,
     CudaTensor,
@@ -60,29 +62,27 @@ def install() -> None:
 
 
 def _classify(operator: Operator) -> Handler | None:
-    name = _name_of(operator)
+    name = name_of(operator)
     if name not in NO_BYTES:
         report.note_operator()
-    if name in _LISTS or name.startswith("_foreach_"):
-        return _write_list if _writes(operator, name) else _run_list
     if name in mixed_devices.EACH:
         return _run_each
-    if name in _ANYWHERE:
-        return _write_anywhere if _writes(operator, name) else run_anywhere
+    how: Handler = run
+    if name in _LISTS or name.startswith("_foreach_"):
+        how = _run_list
+    elif name in _ANYWHERE:
+        how = run_anywhere
     if not _writes(operator, name):
-        return None
-    return _write_first if isinstance(operator, _METHOD) and name.endswith("_") else _write
+        return None if how is run else how
+    if how is run and isinstance(operator, _METHOD) and name.endswith("_"):
+        return _write_first
+    return functools.partial(_write, how)
 
 
 def _run_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator whose tensors may stand in lists, which `run` does not look into."""
     refuse_mixed_devices(func, args, kwargs)
     return run(func, args, kwargs)
-
-
-def _write_list(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    refuse_mixed_devices(func, args, kwargs)
-    return _write(func, args, kwargs)
 
 
 def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,13 +95,6 @@ def _run_each(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if isinstance(source, CudaTensor):
             wrap(made)
     return result
-
-
-def _name_of(operator: Operator) -> str:
-    if isinstance(operator, torch._ops.OpOverload):  # noqa: SLF001 - the type's only location
-        operator = operator.overloadpacket
-    name: str = getattr(operator, "__name__", "")
-    return name
 
 
 def _writes(operator: Operator, name: str) -> bool:
@@ -120,7 +113,7 @@ def _writes(operator: Operator, name: str) -> bool:
 def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the usual case fast: a method that writes to its tensor, all arguments on the GPU."""
     if kwargs or any(type(argument) in PLAIN for argument in args):
-        return _write(func, args, kwargs)
+        return _write(run, func, args, kwargs)
     first = args[0]
     try:
         with NoTorchFunction():
@@ -132,16 +125,9 @@ def _write_first(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return result if result is first else wrap(result)
 
 
-def _write_anywhere(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _write(how: Handler, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        return run_anywhere(func, args, kwargs)
-    finally:
-        _note(func, args, kwargs)
-
-
-def _write(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return run(func, args, kwargs)
+        return how(func, args, kwargs)
     finally:
         _note(func, args, kwargs)
 
@@ -168,20 +154,12 @@ def _writes_hidden(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return given is not None and given is not False
 
 
-@handles(*existing(torch, ["_pack_padded_sequence"]))
-def _pack_padded_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pack; the batch sizes stay on the CPU."""
+@handles(torch._pack_padded_sequence, torch._pad_packed_sequence)  # noqa: SLF001 - `torch.nn.utils.rnn` calls them
+def _pack_or_pad(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pack or unpack; the sizes of batches, or the lengths, stay on the CPU."""
     with NoTorchFunction():
-        data, batch_sizes = func(*args, **kwargs)
-    return become_cuda(data), batch_sizes
-
-
-@handles(*existing(torch, ["_pad_packed_sequence"]))
-def _pad_packed_sequence(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unpack; the lengths stay on the CPU."""
-    with NoTorchFunction():
-        data, lengths = func(*args, **kwargs)
-    return become_cuda(data), lengths
+        data, sizes = func(*args, **kwargs)
+    return become_cuda(data), sizes
 
 
 @handles(Tensor.module_load)

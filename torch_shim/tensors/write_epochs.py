@@ -109,25 +109,18 @@ def note_write(tensor: torch.Tensor) -> None:
     try:
         storage = storage_of(tensor)
     except (NotImplementedError, RuntimeError):  # sparse and functorch's tensors have no storage
-        note_unknown_write()
-        return
+        storage = None
     note_storage_write(storage)
 
 
-def note_storage_write(storage: torch.UntypedStorage) -> None:
-    """Count a write to a storage, after the write."""
+def note_storage_write(storage: torch.UntypedStorage | None) -> None:
+    """Count a write to a storage, or to one that nobody can name, after the write."""
     global writes  # noqa: PLW0603 - one number for the whole process
     number = next(_numbers)
-    mark = storage.__dict__.get(_MARK)
+    mark = None if storage is None else storage_mark(storage)
     if mark is not None:
         mark.epoch = number
     writes = number
-
-
-def note_unknown_write() -> None:
-    """Count a write to a storage that cannot be identified."""
-    global writes  # noqa: PLW0603 - see above
-    writes = next(_numbers)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -23,7 +23,7 @@ from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
 from gateway_ext.runtime.template.own_states import RandomStates, SingleThread
 
-_SHIM = "torch_shim.fork_steps"
+_SHIM = "torch_shim.capture.module_calls"
 # A template waits for its traces: a thread that makes them would keep it from being forked.
 _TRACING, _WAIT = "GPUFAAS_TRACING", "wait"
 # The orders to make the example calls, and the pauses in which calls that are put off, as by a

@@ -20,42 +20,29 @@ class CallInLine:
     Calls of equal `likeness` can run as one; None is like no other.
     """
 
-    __slots__ = (
-        "answer",
-        "asked",
-        "asked_s",
-        "error",
-        "is_done",
-        "likeness",
-        "stands_alone",
-        "turn",
-    )
+    __slots__ = ("asked", "asked_s", "likeness", "result", "stands_alone", "turn")
 
     def __init__(self, asked: ChannelCall) -> None:
         self.asked = asked
         self.asked_s = time.perf_counter()
         self.likeness: Hashable = None
         self.stands_alone = False  # whatever waits beside it
-        self.answer: CallAnswer | None = None
-        self.error: BaseException | None = None
-        self.is_done = False
+        self.result: CallAnswer | BaseException | None = None  # once it is done
         self.turn: threading.Event | None = None
 
-    def answered(self, answer: CallAnswer) -> None:
-        self.answer, self.is_done = answer, True
-
-    def failed(self, error: BaseException) -> None:
-        self.error, self.is_done = error, True
+    @property
+    def is_done(self) -> bool:
+        return self.result is not None
 
     def wake(self) -> None:
         if self.turn is not None:  # else it is the one that had the turn at once
             self.turn.set()
 
     def outcome(self) -> CallAnswer:
-        if self.error is not None:
-            raise self.error
-        assert self.answer is not None, "it is asked for when the call is done"
-        return self.answer
+        assert self.result is not None, "it is asked for when the call is done"
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
 
 
 class CallLine:

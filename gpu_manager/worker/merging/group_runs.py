@@ -17,12 +17,12 @@ from gpu_manager.worker.merging.merged_run import (
     run_merged,
     writes_to_shared,
 )
+from gpu_manager.worker.merging.records import CannotMerge, Singly
 from gpu_manager.worker.merging.step_run import (
-    KnownSteps,
+    KnownProgram,
     StepFunctions,
     StepRun,
     Uneven,
-    WritesElsewhere,
     WritesShared,
     leaves_of,
     made_for,
@@ -37,10 +37,6 @@ from torch_shim.wire.programs import Ref
 _MOST_PROGRAMS, _MOST_PLANS = 4096, 64
 _STEPS_PER_DOUBLING = 4  # of a group's bytes: each step's need of memory is measured
 _MOST_FORCED = 64  # steps that have to run apart although they touch weights
-
-
-class OtherShapes(Exception):
-    """Calls of other shapes cannot run as one: too much of them is uneven."""
 
 
 class Found(NamedTuple):
@@ -58,25 +54,12 @@ class Found(NamedTuple):
     loops: bool
 
 
-class _Program:
-    """What is known of a program, and its plan once it was watched."""
-
-    def __init__(self) -> None:
-        self.steps = KnownSteps()
-        self.plan: list[StepFunctions] | None = None
-
-    def add(self, own: set[int]) -> None:
-        if not own <= self.steps.inputs:
-            self.steps.inputs |= own
-            self.plan = None
-
-
 class GroupRuns:
     """Runs groups of the calls of one model. One at a time."""
 
     def __init__(self) -> None:
-        self._programs: dict[str, _Program] = {}
-        self._plans: OrderedDict[str, _Program] = OrderedDict()
+        self._programs: dict[str, KnownProgram] = {}
+        self._plans: OrderedDict[str, KnownProgram] = OrderedDict()
 
     def note_own(self, digest: str, written: set[int], returned: set[int]) -> bool:
         """A single call wrote to these inputs; outputs lie in those: they stay each call's own.
@@ -87,14 +70,14 @@ class GroupRuns:
             return True
         if digest not in self._programs and len(self._programs) >= _MOST_PROGRAMS:
             return False
-        known = self._programs.setdefault(digest, _Program())
-        known.steps.written |= written
-        known.add(written | returned)
+        known = self._programs.setdefault(digest, KnownProgram())
+        known.written |= written
+        known.add_own(written | returned)
         return True
 
     def written(self, digest: str) -> set[int]:
-        found = self._programs.get(digest)
-        return found.steps.written if found is not None else set()
+        known = self._programs.get(digest)
+        return set() if known is None else known.written
 
     def is_ready(self, program: BuiltProgram, calls: Sequence[Inputs]) -> bool:
         """Whether such a group was watched; else it has to be tried first."""
@@ -102,12 +85,12 @@ class GroupRuns:
         found = self._programs.get(program.digest)
         if found is None:
             return not own
-        return own <= found.steps.inputs and (found.plan is not None or not found.steps.any_own)
+        return own <= found.inputs and (found.plan is not None or not found.any_own)
 
     def key_of(self, digest: str, calls: Sequence[Inputs]) -> Hashable:
         """Equal for groups of the same need of memory, or nearly so where shapes grow."""
         found = self._programs.get(digest)
-        if found is None or not found.steps.inputs:
+        if found is None or not found.inputs:
             return calls[0].shapes
         size_bytes = sum(entry.tensor.nbytes for each in calls for entry in each.sent)
         return round(_STEPS_PER_DOUBLING * math.log2(1 + size_bytes))
@@ -131,23 +114,23 @@ class GroupRuns:
                 except RuntimeError as error:
                     if full or not writes_to_shared(error):
                         raise
-            known = self._programs[program.digest] = _Program()
-        known.add(own)
+            known = self._programs[program.digest] = KnownProgram()
+        known.add_own(own)
         if known.plan is None:
             self._watch(program, known, calls)
-        return self._timed(program, known, calls, layouts, _copies(calls, known.steps.written))
+        return self._timed(program, known, calls, layouts, _copies(calls, known.written))
 
     def _timed(
         self,
         program: BuiltProgram,
-        known: "_Program | None",
+        known: KnownProgram | None,
         calls: Sequence[Inputs],
         layouts: Sequence[Any],
         copies: Sequence[dict[int, torch.Tensor]],
     ) -> Found:
         hear_loops()
         begun_s = time.perf_counter()
-        apart = known is not None and known.steps.any_own
+        apart = known is not None and known.any_own
         if known is not None and apart:
             outputs = self._run(program, known, calls, _with(calls, copies), layouts)
         else:
@@ -158,18 +141,17 @@ class GroupRuns:
     def _run(
         self,
         program: BuiltProgram,
-        known: _Program,
+        known: KnownProgram,
         calls: Sequence[Inputs],
         values: list[list[Any]],
         layouts: Sequence[Any],
     ) -> list[tuple[Any, ...]]:
-        leaves = [[each.number] if isinstance(each, Ref) else each for each in _leaves(program)]
+        leaves = [
+            [leaf.number] if isinstance(leaf, Ref) else leaf
+            for leaf in leaves_of(program.source.output)
+        ]
         while True:
-            if known.plan is None:
-                plan = _functions(program, known, calls, one_by_one=False)
-                self._planned(program.digest, known, plan)
-            else:
-                plan = known.plan
+            plan = known.plan or self._make_plan(program, known, calls)
             run = _step_run(program, known, calls, values)
             try:
                 run.run(plan)
@@ -182,40 +164,42 @@ class GroupRuns:
                     raise
                 self._force(program, known, error)
 
-    def _watch(self, program: BuiltProgram, known: _Program, calls: Sequence[Inputs]) -> None:
+    def _watch(self, program: BuiltProgram, known: KnownProgram, calls: Sequence[Inputs]) -> None:
         while True:
             plan = _functions(program, known, calls, one_by_one=True)
-            values = _with(calls, _copies(calls, known.steps.written))
+            values = _with(calls, _copies(calls, known.written))
             try:
-                known.steps.writes |= _step_run(program, known, calls, values).watch(plan)
+                known.writes |= _step_run(program, known, calls, values).watch(plan)
             except Uneven as uneven:
                 self._force(program, known, uneven)
             except WritesShared as shared:
                 makers = made_for(program.source, shared.step)
-                if not makers or makers <= known.steps.made:
-                    raise WritesElsewhere from shared
-                known.steps.made |= makers
+                if not makers or makers <= known.made:
+                    raise CannotMerge(Singly.WRITES) from shared
+                known.made |= makers
             else:
                 break
-        plan = _functions(program, known, calls, one_by_one=False)
-        self._planned(program.digest, known, plan)
+        self._make_plan(program, known, calls)
 
-    def _force(self, program: BuiltProgram, known: _Program, uneven: Uneven) -> None:
+    def _force(self, program: BuiltProgram, known: KnownProgram, uneven: Uneven) -> None:
         steps = users_of(program.source, uneven.segment.numbers, uneven.value)
-        if steps <= known.steps.steps or len(known.steps.steps) >= _MOST_FORCED:
-            known.steps.steps.clear()
+        if steps <= known.forced or len(known.forced) >= _MOST_FORCED:
+            known.forced.clear()
             known.plan = None
-            raise OtherShapes
-        known.steps.steps |= steps
+            raise CannotMerge(Singly.SHAPES)
+        known.forced |= steps
         known.plan = None
 
-    def _planned(self, digest: str, known: _Program, plan: list[StepFunctions]) -> None:
-        """Keep a plan; that of another program leaves if there are too many."""
-        known.plan = plan
-        self._plans[digest] = known
-        self._plans.move_to_end(digest)
+    def _make_plan(
+        self, program: BuiltProgram, known: KnownProgram, calls: Sequence[Inputs]
+    ) -> list[StepFunctions]:
+        """Make a plan and keep it; that of another program leaves if there are too many."""
+        plan = known.plan = _functions(program, known, calls, one_by_one=False)
+        self._plans[program.digest] = known
+        self._plans.move_to_end(program.digest)
         if len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)[1].plan = None
+        return plan
 
 
 def _own(calls: Sequence[Inputs]) -> set[int]:
@@ -235,9 +219,9 @@ def _own(calls: Sequence[Inputs]) -> set[int]:
 
 
 def _functions(
-    program: BuiltProgram, known: _Program, calls: Sequence[Inputs], *, one_by_one: bool
+    program: BuiltProgram, known: KnownProgram, calls: Sequence[Inputs], *, one_by_one: bool
 ) -> list[StepFunctions]:
-    segments = plan_steps(program.source, known.steps, _weights(calls[0]), one_by_one=one_by_one)
+    segments = plan_steps(program.source, known, _weights(calls[0]), one_by_one=one_by_one)
     some = program.some_steps
     return [
         StepFunctions(
@@ -251,9 +235,9 @@ def _functions(
 
 
 def _step_run(
-    program: BuiltProgram, known: _Program, calls: Sequence[Inputs], values: list[list[Any]]
+    program: BuiltProgram, known: KnownProgram, calls: Sequence[Inputs], values: list[list[Any]]
 ) -> StepRun:
-    own = known.steps.inputs
+    own = known.inputs
     tensors = {entry.position for entry in calls[0].sent if entry.held.image is None}
     first = calls[0].values
     shared = {
@@ -274,10 +258,6 @@ def _weights(inputs: Inputs) -> set[int]:
         for position, value in enumerate(inputs.values)
         if isinstance(value, torch.Tensor) and position not in sent
     }
-
-
-def _leaves(program: BuiltProgram) -> list[Any]:
-    return leaves_of(program.source.output)
 
 
 def _copies(calls: Sequence[Inputs], positions: set[int]) -> list[dict[int, torch.Tensor]]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpu_manager.worker.calls.call import ChannelCall, GraphCall
 from gpu_manager.worker.merging.records import Singly
-from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
 from gpu_manager.worker.program.inputs import AREA, IMAGE, KEPT
 from gpu_manager.worker.program.tensor_specs import identity
@@ -31,15 +30,11 @@ def why_singly(asked: ChannelCall) -> Singly | None:
         return Singly.RANDOM
     if call.options.arithmetic.deterministic or call.options.arithmetic.cudnn_deterministic:
         return Singly.EXACT
-    return _why_never(call.program)
-
-
-def _why_never(program: BuiltProgram) -> Singly | None:
-    if program.random:
+    if call.program.random:
         return Singly.RANDOM
-    if program.has_parts:
+    if call.program.has_parts:
         return Singly.PARTS
-    if any(name.endswith(_NESTED) for name in program.operators):
+    if any(name.endswith(_NESTED) for name in call.program.operators):
         return Singly.NESTED
     return None
 
@@ -114,21 +109,8 @@ def _roughly(described: Any) -> Hashable:
 
 
 def _bound(entry: TensorInput) -> Hashable:
-    if entry.held.image is not None:
-        return _in_image(entry)
-    return identity(entry.tensor.untyped_storage()), _layout(entry)
-
-
-def _kept_layout(entry: TensorInput) -> Hashable:
-    return _layout(entry) if entry.held.image is None else _in_image(entry)
-
-
-def _in_image(entry: TensorInput) -> Hashable:
-    image = entry.held.image
-    assert image is not None, "asked of tensors of an image"
-    return image.digest, *entry.held.place, _layout(entry)
-
-
-def _layout(entry: TensorInput) -> Hashable:
-    spec = entry.spec
-    return entry.position, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset
+    image, spec = entry.held.image, entry.spec
+    layout = entry.position, spec.dtype, tuple(spec.shape), tuple(spec.strides), spec.offset
+    if image is not None:
+        return image.digest, *entry.held.place, layout
+    return identity(entry.tensor.untyped_storage()), layout

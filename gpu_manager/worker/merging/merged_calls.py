@@ -12,18 +12,18 @@ from gpu_manager.worker.calls.call import CallAnswer, computing
 from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.group_runs import Found, GroupRuns, OtherShapes
+from gpu_manager.worker.merging.group_runs import Found, GroupRuns
 from gpu_manager.worker.merging.likeness import why_singly
-from gpu_manager.worker.merging.merged_run import OtherOutputs, attention_rules, writes_to_shared
+from gpu_manager.worker.merging.merged_run import attention_rules, writes_to_shared
 from gpu_manager.worker.merging.records import (
     USUAL_MOST,
+    CannotMerge,
     MergeCounts,
     MergeRecord,
     MergeRecords,
     Plan,
     Singly,
 )
-from gpu_manager.worker.merging.step_run import WritesElsewhere
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
@@ -128,13 +128,7 @@ class MergedCalls:
         return answer
 
     def _watch(
-        self,
-        call: CallInLine,
-        record: MergeRecord,
-        inputs: Inputs,
-        run: ProgramRun,
-        *,
-        wrote: bool,
+        self, call: CallInLine, record: MergeRecord, inputs: Inputs, run: ProgramRun, *, wrote: bool
     ) -> None:
         """Note what a single call of this kind gives, or that such calls are never merged."""
         program = call.asked.call.program
@@ -258,7 +252,7 @@ class MergedCalls:
         for place in checked:
             member = group.members[place]
             answers.append(self._compared(member, found.outputs[place], found.copies[place]))
-            lost = member.waiting.error
+            lost = member.waiting.result
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
         if any(equal is False for _, equal in answers):
@@ -354,9 +348,10 @@ class MergedCalls:
     def _note_refusal(self, group: _Group, error: Exception, *, first: bool = False) -> None:
         """`first`: the group never ran before."""
         program = group.members[0].waiting.asked.call.program
-        certain = first or isinstance(error, (OtherShapes, WritesElsewhere))
-        why = reason_of(error) if certain else Singly.FAILED
-        if isinstance(error, OtherShapes) and not program.merges_equal_shapes:
+        why = reason_of(error)
+        if not first and not (isinstance(error, CannotMerge) and why is not Singly.DIFFERS):
+            why = Singly.FAILED
+        if why is Singly.SHAPES and not program.merges_equal_shapes:
             program.merges_equal_shapes = True
         elif why is Singly.FAILED:  # perhaps for one of the calls alone
             group.record.note_failed(group.size)
@@ -372,10 +367,7 @@ class MergedCalls:
         self.counts.singly[why] += group.size
 
     def _done(self, call: CallInLine, outcome: CallAnswer | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            call.failed(outcome)
-        else:
-            call.answered(outcome)
+        call.result = outcome
         if not call.asked.terms.slots:  # else when the slots' emulated time is over
             call.wake()
 
@@ -423,23 +415,17 @@ def checked_places(size: int) -> list[int]:
 
 
 # A group that failed so runs singly.
-REFUSALS = (CallRefused, OtherOutputs, OtherShapes, WritesElsewhere)
+REFUSALS = (CallRefused, CannotMerge)
 
-_WHY = {
-    OtherOutputs: Singly.DIFFERS,
-    OtherShapes: Singly.SHAPES,
-    WritesElsewhere: Singly.WRITES,
-}
 _OF_VALUES = ("data-dependent control flow", ".item()", "dynamic shape")
 _OF_RULES = ("Batching rule not implemented", "batching rule")
 _OF_CHANCE = "randomness"
 
 
 def reason_of(error: Exception) -> Singly:
+    if isinstance(error, CannotMerge):
+        return error.why
     text = str(error)
-    for kind, why in _WHY.items():
-        if isinstance(error, kind):
-            return why
     if any(words in text for words in _OF_VALUES):
         return Singly.VALUES
     if _OF_CHANCE in text:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from gpu_manager.worker.merging.records import Layout
+from gpu_manager.worker.merging.records import CannotMerge, Layout, Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
@@ -34,10 +34,6 @@ _SAYS_LOOPS = f".*{_LOOPS}"
 # What it says where something is written, for each call, to what all calls have.
 _OF_WRITES = ("out-of-place operators", "in-place", "doesn't match the broadcast shape")
 _TENSOR = object()  # stands where an output is a tensor
-
-
-class OtherOutputs(Exception):
-    """A merged run gave outputs of other kinds than single calls do."""
 
 
 def layouts_of(outputs: Sequence[Any]) -> list[Any]:
@@ -262,14 +258,14 @@ def _apart(
     found: list[torch.Tensor], plain: list[Any], layouts: Sequence[Any], calls: int
 ) -> list[tuple[Any, ...]]:
     if len(plain) != len(layouts):
-        raise OtherOutputs
+        raise CannotMerge(Singly.DIFFERS)
     tensors = iter(found)
     by_output: list[Sequence[Any]] = []
     for value, layout in zip(plain, layouts, strict=True):
         if value is _TENSOR and isinstance(layout, Layout):
             by_output.append(_pieces(next(tensors), layout))
         elif type(value) is not type(layout) or repr(value) != repr(layout):
-            raise OtherOutputs
+            raise CannotMerge(Singly.DIFFERS)
         else:
             by_output.append([value] * calls)
     return list(zip(*by_output, strict=True)) if by_output else [()] * calls
@@ -277,7 +273,7 @@ def _apart(
 
 def _pieces(whole: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
     if whole.dtype != layout.dtype or tuple(whole.shape[1:]) != layout.shape:
-        raise OtherOutputs
+        raise CannotMerge(Singly.DIFFERS)
     whole = whole.detach().resolve_conj().resolve_neg()
     pieces: Sequence[torch.Tensor] = whole.unbind(0)
     if layout.strides is None:

@@ -46,6 +46,14 @@ class Singly(StrEnum):
     TOO_MANY = "too_many_programs"
 
 
+class CannotMerge(Exception):
+    """These calls cannot run as one, for a reason that their first run shows."""
+
+    def __init__(self, why: Singly) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class Plan(NamedTuple):
     """A group of this size; one that `compares` runs its calls singly as well."""
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.worker.merging.merged_run import OtherOutputs, as_laid_out, writes_to_shared
-from gpu_manager.worker.merging.records import Layout
+from gpu_manager.worker.merging.merged_run import as_laid_out, writes_to_shared
+from gpu_manager.worker.merging.records import CannotMerge, Layout, Singly
 from gpu_manager.worker.program.build import references
 from gpu_manager.worker.program.tensor_specs import identity
 from gpu_manager.worker.usage import Run
@@ -36,18 +36,24 @@ _PERHAPS_VIEW = "o:setitem"  # what is read there may be no copy
 
 
 @dataclass
-class KnownSteps:
-    """What was found out about a program: it only grows."""
+class KnownProgram:
+    """What was found out about a program, which only grows, and its plan once it was watched."""
 
     inputs: set[int] = field(default_factory=set)  # that are each call's own
     written: set[int] = field(default_factory=set)  # of these: inputs that the program writes to
-    steps: set[int] = field(default_factory=set)  # that run apart although they touch weights
+    forced: set[int] = field(default_factory=set)  # steps to run apart that touch weights
     writes: set[int] = field(default_factory=set)  # steps that write to their first argument
     made: set[int] = field(default_factory=set)  # steps that make, of nothing, what is written to
+    plan: "list[StepFunctions] | None" = None
 
     @property
     def any_own(self) -> bool:
         return bool(self.inputs or self.made)
+
+    def add_own(self, inputs: set[int]) -> None:
+        if not inputs <= self.inputs:
+            self.inputs |= inputs
+            self.plan = None
 
 
 class Undo(NamedTuple):
@@ -76,7 +82,7 @@ class Segment(NamedTuple):
 
 
 def plan_steps(
-    program: Program, known: KnownSteps, weights: Iterable[int], *, one_by_one: bool = False
+    program: Program, known: KnownProgram, weights: Iterable[int], *, one_by_one: bool = False
 ) -> list[Segment]:
     """The segments of a program without parts; `weights` are the inputs that all calls share."""
     first = program.inputs + len(program.constants)
@@ -153,13 +159,13 @@ def leaves_of(output: Any) -> list[Any]:
 
 
 def _apart(
-    program: Program, uses: Sequence[Sequence[int]], known: KnownSteps, shared: set[int]
+    program: Program, uses: Sequence[Sequence[int]], known: KnownProgram, shared: set[int]
 ) -> list[bool]:
     first = program.inputs + len(program.constants)
     own, found = set(known.inputs), []
     for number, used in enumerate(uses):
         meets_weights = not shared.isdisjoint(used)
-        forced = number in known.steps or number in known.writes
+        forced = number in known.forced or number in known.writes
         is_apart = number in known.made or (
             not own.isdisjoint(used) and (forced or not meets_weights)
         )
@@ -208,8 +214,7 @@ def _undo(step: ProgramStep, takes: Sequence[int]) -> Undo:
         restore = ProgramStep(step.operator, [*arguments[:indexed], saved])
     end = Ref(count + len(save) - 1)
     return Undo(
-        ProgramPart(count, tuple(save), Tuple([end])),
-        ProgramPart(count + 1, (restore,), Tuple([])),
+        ProgramPart(count, tuple(save), Tuple([end])), ProgramPart(count + 1, (restore,), Tuple([]))
     )
 
 
@@ -240,10 +245,6 @@ class WritesShared(Exception):
     def __init__(self, step: int) -> None:
         super().__init__(f"step {step}")
         self.step = step
-
-
-class WritesElsewhere(Exception):
-    """A step writes to what is not its call's own, or not to its first argument."""
 
 
 class StepFunctions(NamedTuple):
@@ -316,7 +317,7 @@ class StepRun:
     def outputs(self, leaves: Sequence[Any], layouts: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Each call's outputs: `leaves` are numbers of values in a list of one, or values."""
         if len(leaves) != len(layouts):
-            raise OtherOutputs
+            raise CannotMerge(Singly.DIFFERS)
         columns = [
             self._output(leaf[0], layout) if isinstance(leaf, list) else [leaf] * self._size
             for leaf, layout in zip(leaves, layouts, strict=True)
@@ -409,7 +410,7 @@ class StepRun:
     def _check_copies(self) -> None:
         """A program that writes to a copy should have written to the calls' own tensors."""
         if any(_version(copy) != version for copy, version in self._copies):
-            raise WritesElsewhere
+            raise CannotMerge(Singly.WRITES)
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -431,7 +432,7 @@ class StepRun:
         found = self._for_each_of(value)
         for each in found:
             if isinstance(each, torch.Tensor) != isinstance(layout, Layout):
-                raise OtherOutputs
+                raise CannotMerge(Singly.DIFFERS)
         return found
 
 
@@ -450,7 +451,7 @@ def _wrote(
     others = {identity(tensor.untyped_storage()) for _, tensor in wrote} - storages
     reshaped = any(_state(tensor)[1:] != state[1:] for _, tensor, state in before)
     if target not in own or others or reshaped:
-        raise WritesElsewhere
+        raise CannotMerge(Singly.WRITES)
     return True
 
 
@@ -519,10 +520,10 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _laid_out(value: Any, layout: Any) -> list[Any]:
     """The calls' parts of an output, each in memory of its own, laid out as a single call's."""
     if not isinstance(value, _Stacked) or not isinstance(layout, Layout):
-        raise OtherOutputs
+        raise CannotMerge(Singly.DIFFERS)
     whole = value.tensor.detach().resolve_conj().resolve_neg()
     if whole.dtype != layout.dtype or whole.dim() != 1 + len(layout.shape):
-        raise OtherOutputs
+        raise CannotMerge(Singly.DIFFERS)
     # Of another shape than the output that was looked at, contiguous is as good as any.
     strides = layout.strides if tuple(whole.shape[1:]) == layout.shape else None
     return [as_laid_out(piece, strides) for piece in whole.unbind(0)]

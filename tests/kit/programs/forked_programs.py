@@ -29,8 +29,8 @@ def main() -> NoReturn:
     """Serve orders until standard input ends."""
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    if "torch_shim.fork_steps" in sys.modules:  # as in a function's template
-        sys.modules["torch_shim.fork_steps"].import_tracing()
+    if "torch_shim.capture.module_calls" in sys.modules:  # as in a function's template
+        sys.modules["torch_shim.capture.module_calls"].import_tracing()
     gc.collect()
     gc.freeze()  # a fork's collections then write to none of the pages that it shares
     counts = os.environ.get("GPUFAAS_STATS")  # noqa: TID251 - set by `gpufaas exec` alone

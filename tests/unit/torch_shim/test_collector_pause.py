@@ -27,8 +27,8 @@ def test_collector_is_on_when_torch_and_what_traces_need_are_imported(
 ) -> None:
     tracing_shim("""
     import gc
-    from torch_shim import fork_steps
+    from torch_shim.capture import module_calls
     assert gc.isenabled()
-    fork_steps.import_tracing()
+    module_calls.import_tracing()
     assert gc.isenabled()
     """)

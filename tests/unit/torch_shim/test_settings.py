@@ -9,14 +9,12 @@ from torch_shim.settings import ShimSettings
 def test_settings_have_defaults_when_the_environment_is_empty() -> None:
     settings = ShimSettings.from_environment({})
     assert settings == ShimSettings()
-    assert not settings.enabled
     assert settings.capture
 
 
 def test_settings_are_read_when_the_environment_has_them() -> None:
     settings = ShimSettings.from_environment(
         {
-            "GPUFAAS_ENABLED": "1",
             "GPUFAAS_ADDRESS": "unix:/run/gpufaas",
             "GPUFAAS_CREDENTIAL": "secret",
             "GPUFAAS_GPU_MEMORY": "1024",
@@ -28,7 +26,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
         }
     )
     assert settings == ShimSettings(
-        enabled=True,
         address="unix:/run/gpufaas",
         credential="secret",
         gpu_memory_bytes=1024,
@@ -42,7 +39,6 @@ def test_settings_are_read_when_the_environment_has_them() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("GPUFAAS_ENABLED", "yes"),
         ("GPUFAAS_CAPTURE", "2"),
         ("GPUFAAS_GPU_MEMORY", "0"),
         ("GPUFAAS_GPU_MEMORY", "80GiB"),

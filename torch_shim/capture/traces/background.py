@@ -21,13 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from torch_shim.errors import (
-    GpuQueueFull,
-    GpuUnavailable,
-    QuotaUsedUp,
-    RemoteFailure,
-    WireError,
-)
+from torch_shim.errors import GpuQueueFull, GpuUnavailable, QuotaUsedUp, RemoteFailure, WireError
 
 log = logging.getLogger("gpufaas")
 

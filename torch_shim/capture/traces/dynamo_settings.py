@@ -10,22 +10,20 @@ import functools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import (
-    get_eval_frame_callback,
-)
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import config, convert_frame
 from torch._dynamo.eval_frame import OptimizeContext, TorchPatcher, skip_code
 from torch._dynamo.exc import ResumePrologueTracingError, UncapturedHigherOrderOpError
 from torch.distributions import Distribution
 
-from torch_shim.patching import replace
+from torch_shim.patching import assigned, redirect, replace
 
 # A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
 RECOMPILE_LIMIT = 64
@@ -44,7 +42,7 @@ class _Traces(threading.local):
     in_background = False
 
 
-_traces = _Traces()
+traces = _Traces()
 
 
 def for_gpu(backend: Backend) -> Backend:
@@ -59,65 +57,34 @@ def of_user(backend: Backend) -> Backend:
     return backend
 
 
-def traces_for_gpu() -> bool:
-    return _traces.ours
-
-
-def traces_in_background() -> bool:
-    return _traces.in_background
-
-
-@contextlib.contextmanager
-def in_background() -> Iterator[None]:
-    """Mark this thread as one that traces while its caller goes on."""
-    _traces.in_background = True
-    try:
-        yield
-    finally:
-        _traces.in_background = False
-
-
-@contextlib.contextmanager
-def tracing(*, ours: bool) -> Iterator[None]:
-    """Mark what this thread does of Dynamo's as the shim's, or as the program's."""
-    before, _traces.ours = _traces.ours, ours
-    try:
-        yield
-    finally:
-        _traces.ours = before
-
-
 def in_users_region() -> bool:
     """Whether this thread runs code that a user compiles with a backend of their own."""
     return _is_marked(get_eval_frame_callback(), _USERS)
 
 
 def install() -> None:
-    native = convert_frame.CatchErrorsWrapper.__call__
+    redirect(convert_frame.CatchErrorsWrapper, "__call__", _trace)
+    redirect(OptimizeContext, "__init__", _learn_ends_of_calls)
 
-    def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_marked(self, _OURS):
-            with tracing(ours=False):
-                return native(self, *args, **kwargs)
-        # The lock that Dynamo takes for a trace: in torch 2.10 the settings are global, and two
-        # threads that save and restore them in turn would leave the wrong ones behind.
-        with convert_frame.compile_lock, tracing(ours=True), config.patch(_settings()):
+
+def _trace(native: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_marked(self, _OURS):
+        with assigned(traces, ours=False):
             return native(self, *args, **kwargs)
+    # The lock that Dynamo takes for a trace: in torch 2.10 the settings are global, and two
+    # threads that save and restore them in turn would leave the wrong ones behind.
+    with convert_frame.compile_lock, assigned(traces, ours=True), config.patch(_settings()):
+        return native(self, *args, **kwargs)
 
-    convert_frame.CatchErrorsWrapper.__call__ = trace  # type: ignore[method-assign]
-    replace(OptimizeContext, "__init__", _with_ends_of_calls)
 
-
-def _with_ends_of_calls(native: Callable[..., None]) -> Callable[..., None]:
+def _learn_ends_of_calls(
+    native: Callable[..., None], self: OptimizeContext, callback: Any, *args: Any, **kwargs: Any
+) -> None:
     """Have failed traces learn how the calls end of what is compiled for a marked backend."""
-
-    def make(self: OptimizeContext, callback: Any, *args: Any, **kwargs: Any) -> None:
-        native(self, callback, *args, **kwargs)
-        if _is_marked(callback, _OURS):
-            is_one_graph = bool(kwargs.get("fullgraph"))
-            self.enter_exit_hooks.append(partial(begin_call, is_one_graph=is_one_graph))
-
-    return make
+    native(self, callback, *args, **kwargs)
+    if _is_marked(callback, _OURS):
+        is_one_graph = bool(kwargs.get("fullgraph"))
+        self.enter_exit_hooks.append(partial(begin_call, is_one_graph=is_one_graph))
 
 
 def _settings() -> dict[str, Any]:
@@ -204,11 +171,11 @@ Context: TypeAlias = AbstractContextManager[None]
 
 def leave_process_state() -> None:
     """Ignore, inside traces, the functions by which Dynamo restores shared state."""
-    replace(torch.random, "set_rng_state", functools.partial(_ignored_if, traces_for_gpu))
-    replace(torch.cuda, "set_rng_state", functools.partial(_ignored_if, traces_for_gpu))
+    redirect(torch.random, "set_rng_state", _restore_unless_for_gpu)
+    redirect(torch.cuda, "set_rng_state", _restore_unless_for_gpu)
     # While a trace runs, `torch.compiler.is_compiling()` is true in all threads, and code that asks
     # takes another way there. What is traced is told so by Dynamo itself.
-    replace(torch.compiler, "_compile_session_context", _quietly)
+    redirect(torch.compiler, "_compile_session_context", _begin_session)
     # Python's generator is restored around each compiled frame, and code that draws from it is
     # traced by drawing: only where other threads surely draw meanwhile is it left alone.
     for owner, name in (
@@ -216,22 +183,20 @@ def leave_process_state() -> None:
         (torch, "set_default_dtype"),
         (torch, "use_deterministic_algorithms"),
     ):
-        replace(owner, name, functools.partial(_ignored_if, traces_in_background))
+        redirect(owner, name, _restore_unless_in_background)
     replace(TorchPatcher, "patch", _patch)
 
 
-def _quietly(native: Callable[[], Context]) -> Callable[[], Context]:
-    def session() -> Context:
-        return contextlib.nullcontext() if traces_for_gpu() else native()
-
-    return session
+def _begin_session(native: Callable[[], Context]) -> Context:
+    return contextlib.nullcontext() if traces.ours else native()
 
 
-def _ignored_if(tracing: Callable[[], bool], native: Callable[..., Any]) -> Callable[..., Any]:
-    def restore(*args: Any, **kwargs: Any) -> Any:
-        return None if tracing() else native(*args, **kwargs)
+def _restore_unless_for_gpu(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return None if traces.ours else native(*args, **kwargs)
 
-    return restore
+
+def _restore_unless_in_background(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return None if traces.in_background else native(*args, **kwargs)
 
 
 def _patch(native: Callable[[], None]) -> Callable[[], None]:
@@ -241,7 +206,7 @@ def _patch(native: Callable[[], None]) -> Callable[[], None]:
     def patch() -> None:
         before = Distribution._validate_args  # noqa: SLF001 - no public way to ask
         native()
-        if traces_for_gpu():
+        if traces.ours:
             Distribution.set_default_validate_args(before)
         else:
             program_starts()

@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
-_AS_THEY_ARE = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.Generator,
+_UNCHANGING = (
     type,
     types.ModuleType,
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
 )
+_AS_THEY_ARE = (torch.Tensor, torch.nn.Module, torch.Generator, *_UNCHANGING)
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -163,13 +161,6 @@ _version_of_dict: Callable[[dict[Any, Any]], int] | None = getattr(
     "dict_version",
     None,
 )
-_UNCHANGING = (
-    type,
-    types.ModuleType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-)
 
 
 class TraceReads:
@@ -190,25 +181,12 @@ class TraceReads:
 
 
 class _Current(threading.local):
+    """What this thread's trace has read, if it traces."""
+
     reads: TraceReads | None = None
 
 
-_current = _Current()
-
-
-@contextlib.contextmanager
-def reads_noted_in(reads: TraceReads) -> Iterator[None]:
-    before, _current.reads = _current.reads, reads
-    try:
-        yield
-    finally:
-        _current.reads = before
-
-
-def note_read(value: Any) -> None:
-    """Note an object that this thread's trace is about to read, if it traces."""
-    if _current.reads is not None:
-        _current.reads.note(value)
+current = _Current()
 
 
 def _state_of(value: Any) -> list[Any]:

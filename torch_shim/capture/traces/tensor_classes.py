@@ -4,21 +4,22 @@ Dynamo follows such a class as torch does: its `__torch_function__`, methods and
 in the trace, and outputs become of the class after the graph has run.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from inspect import getattr_static
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo import utils
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables import builder, torch_function
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
-from torch_shim.capture.traces.dynamo_settings import traces_for_gpu
-from torch_shim.patching import CUDA
+from torch_shim.capture.traces.dynamo_settings import traces
+from torch_shim.patching import CUDA, redirect
 from torch_shim.tensors import foreign_classes
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.foreign_classes import cpu_class
@@ -38,16 +39,17 @@ _NO_OPERATORS = names(
 
 def install() -> None:
     """Let `type(x)` and `x.__class__` be the program's class in traces, and `x.device` the GPU."""
-    replaced: Any = BuiltinVariable
-    replaced.call_type = _class_of(replaced.call_type)
-    replaced = VariableBuilder
-    replaced.wrap_tensor = _asking_no_class(replaced.wrap_tensor)
-    replaced = TensorWithTFOverrideVariable
-    name = "tp_getattro_impl" if hasattr(replaced, "tp_getattro_impl") else "var_getattr"
-    setattr(replaced, name, _attribute_of(getattr(replaced, name), getattr(TensorVariable, name)))
+    redirect(builder, "infer_subclass_type", _class_to_dynamo)
+    redirect(utils, "to_subclass", _to_subclass)
+    redirect(torch_function, "call_torch_function", _call_function_of_class)
+    redirect(BuiltinVariable, "call_type", _call_type)
+    redirect(builder.VariableBuilder, "wrap_tensor", _wrap_tensor)
+    kind = TensorWithTFOverrideVariable
+    name = "tp_getattro_impl" if hasattr(kind, "tp_getattro_impl") else "var_getattr"
+    redirect(kind, name, partial(_read, getattr(TensorVariable, name)))
 
 
-def class_to_dynamo(native: Native, value: Any) -> Any:
+def _class_to_dynamo(native: Native, value: Any) -> Any:
     """Return the class that Dynamo follows; None for a plain tensor."""
     if not isinstance(value, CudaTensor):
         return native(value)
@@ -62,14 +64,14 @@ def class_to_dynamo(native: Native, value: Any) -> Any:
     return None if kind in PLAIN else kind
 
 
-def to_subclass(native: Native, value: Any, kind: type) -> Any:
+def _to_subclass(native: Native, value: Any, kind: type) -> Any:
     """Give an output its class, unless it is an input of this class that the graph wrote to."""
     return value if cpu_class(type(value)) is kind else native(value, kind)
 
 
-def call_function_of_class(native: Native, *args: Any, **options: Any) -> Any:
+def _call_function_of_class(native: Native, *args: Any, **options: Any) -> Any:
     """Trace a class's `__torch_function__`, in which operators ask the class again, as in C++."""
-    if traces_for_gpu():
+    if traces.ours:
         options.pop("is_subclass_dispatch", None)  # Dynamo's word for asking no class inside of it
     return native(*args, **options)
 
@@ -87,40 +89,27 @@ def has_operators(value: Any) -> bool:
     return bool(special - _NO_OPERATORS) or "__getattr__" in defined
 
 
-def _class_of(native: Native) -> Native:
-    @functools.wraps(native)
-    def call_type(self: Any, tx: Any, variable: Any) -> Any:
-        if isinstance(variable, TensorWithTFOverrideVariable):
-            return variable.class_type_var(tx)
-        return native(self, tx, variable)
-
-    return call_type
+def _call_type(native: Native, self: Any, tx: Any, variable: Any) -> Any:
+    if isinstance(variable, TensorWithTFOverrideVariable):
+        return variable.class_type_var(tx)
+    return native(self, tx, variable)
 
 
-def _asking_no_class(native: Native) -> Native:
+def _wrap_tensor(native: Native, self: Any, value: Any) -> Any:
     """Let no class see what Dynamo reads of its tensors: what the class notes may be guarded."""
-
-    @functools.wraps(native)
-    def wrap_tensor(self: Any, value: Any) -> Any:
-        if not (traces_for_gpu() and foreign_classes.is_asked(cpu_class(type(value)))):
-            return native(self, value)
-        with NoTorchFunction():
-            return native(self, value)
-
-    return wrap_tensor
+    if not (traces.ours and foreign_classes.is_asked(cpu_class(type(value)))):
+        return native(self, value)
+    with NoTorchFunction():
+        return native(self, value)
 
 
-def _attribute_of(native: Native, of_plain: Native) -> Native:
-    @functools.wraps(native)
-    def read(self: Any, tx: Any, name: str) -> Any:
-        if name == "__class__":
-            return self.class_type_var(tx)
-        of_handles = name in _OF_HANDLES and self.device == CUDA
-        if of_handles or _is_torch_s_function(self.class_type, name):
-            return of_plain(self, tx, name)
-        return native(self, tx, name)
-
-    return read
+def _read(of_plain: Native, native: Native, self: Any, tx: Any, name: str) -> Any:
+    if name == "__class__":
+        return self.class_type_var(tx)
+    of_handles = name in _OF_HANDLES and self.device == CUDA
+    if of_handles or _is_torch_s_function(self.class_type, name):
+        return of_plain(self, tx, name)
+    return native(self, tx, name)
 
 
 def _is_torch_s_function(kind: type, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_shim.capture.compiled_functions import Methods
+from torch_shim.capture.root_calls import Methods
 
 
 def make() -> tuple[type[torch.nn.Module], type, torch.nn.Module]:

@@ -25,13 +25,14 @@ def test_cuda_answers_for_one_gpu_when_asked(shim: Snippet) -> None:
 
 def test_accelerator_answers_for_the_gpu_when_not_tracing(shim: Snippet) -> None:
     shim("""
-    from torch_shim.cuda_api.cuda_module import tracing
+    from torch_shim.cuda_api.cuda_module import hidden
+    from torch_shim.patching import assigned
     a = torch.accelerator
     assert a.is_available() and a.device_count() == 1 and a.current_device_index() == 0
     assert a.current_accelerator() == torch.device("cuda")
     a.synchronize(), a.set_device_index(0)
-    with tracing():
-        with tracing():
+    with assigned(hidden, accelerator=True):
+        with assigned(hidden, accelerator=True):
             pass
         assert not a.is_available() and a.current_accelerator() is None
         assert torch.cuda.is_available()  # user code is traced too

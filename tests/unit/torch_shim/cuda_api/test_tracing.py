@@ -9,7 +9,8 @@ warnings.simplefilter("ignore")
 import torch._dynamo.variables.builder as builder
 from torch_shim.patching import original_of
 from torch_shim.tensors.handles import CudaParameter, CudaTensor
-from torch_shim.cuda_api.cuda_module import tracing
+from torch_shim.cuda_api.cuda_module import hidden
+from torch_shim.patching import assigned
 native = builder.infer_subclass_type
 builder.infer_subclass_type = (
     lambda value: None if type(value) in (CudaTensor, CudaParameter) else native(value)
@@ -23,7 +24,7 @@ def backend(module, examples):
     graphs.append(module.graph)
     return module.forward
 def both(work, *args):
-    with tracing():
+    with assigned(hidden, accelerator=True):
         traced = torch.compile(work, backend=backend, fullgraph=True)(*args)
     assert len(graphs) == 1
     assert traced.is_cuda and torch.equal(traced, work(*args)), (traced, work(*args))

@@ -45,7 +45,7 @@ class Streams:
             self.line.note_group(first)
         self.now_s += group_s if others else SINGLE_S
         for call in others:
-            call.failed(TimeoutError())
+            call.result = TimeoutError()
         self.line.leave()
         return [self._calls[call] for call in (first, *others)]
 

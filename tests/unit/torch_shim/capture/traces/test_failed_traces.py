@@ -137,13 +137,13 @@ def test_background_traces_the_next_call_when_the_module_refused_the_first(
 ) -> None:
     tracing_shim(f"""{MODELS}
 import threading
-from torch_shim import fork_steps
-from torch_shim.capture import compiled_functions
+from torch_shim.capture import module_calls
+from torch_shim.capture import root_calls
 from torch_shim.capture import root_calls
 graphs_run(Key().cuda())  # from now on there is something that traces
-fork_steps.trace_in_background()
+module_calls.trace_in_background()
 ended = threading.Semaphore(0)
-ends = compiled_functions.CompiledFunctions.end_trace
+ends = root_calls.CompiledFunctions.end_trace
 makes, threads = root_calls.Graph, []
 
 def end_trace(*arguments):
@@ -154,7 +154,7 @@ def graph(*arguments):
     threads.append(threading.current_thread())
     return makes(*arguments)
 
-compiled_functions.CompiledFunctions.end_trace, root_calls.Graph = end_trace, graph
+root_calls.CompiledFunctions.end_trace, root_calls.Graph = end_trace, graph
 for kind in (Shapes, Refusing):
     model = kind().cuda()
     for size in (3, 3, 4):

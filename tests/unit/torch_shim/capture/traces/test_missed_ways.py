@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_shim.capture.compiled_functions import MissedWays
+from torch_shim.capture.root_calls import MissedWays
 
 PROMPT, TOKEN = torch.ones(1, 12), torch.ones(1, 1)
 

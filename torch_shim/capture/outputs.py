@@ -1,16 +1,14 @@
 """A captured graph's outputs: their devices, their gradients, what they are views of."""
 
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch.autograd_function import autograd_function_apply
 
-from torch_shim.capture.dynamo import on_gpu
-from torch_shim.capture.traces.snapshots import CallState
-from torch_shim.remote.call_settings import as_state, turns
+from torch_shim.capture.local_run import example_of, on_gpu
 from torch_shim.tensors import write_epochs
 
 _ENTER = torch.autograd.grad_mode._enter_inference_mode  # noqa: SLF001 - as it stands in graphs
@@ -24,8 +22,8 @@ def with_bases(module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModul
     """
     if not torch.is_grad_enabled():
         return module
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    bases = bases_of(output.args[0], _reached_by_gradients(module, examples))
+    output: Any = module.graph.output_node().args[0]
+    bases = _bases_of(output, _reached_by_gradients(module, examples))
     if not bases:
         return module
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -40,11 +38,11 @@ class Outputs:
     """The outputs of one graph, by their positions."""
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        (output,) = (node for node in module.graph.nodes if node.op == "output")
-        nodes = list(output.args[0])
+        returned: Any = module.graph.output_node().args[0]
+        nodes = list(returned)
         reached = _reached_by_gradients(module, examples)
         self.on_gpu = [on_gpu(example_of(node)) for node in nodes]
-        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        inputs = module.graph.find_nodes(op="placeholder")
         traced = {id(example_of(node)): number for number, node in enumerate(inputs)}
         # Outputs that are inputs, written to or not, by position: the numbers of the inputs.
         self.given = {
@@ -68,15 +66,15 @@ class Outputs:
             for source in node.all_input_nodes
             for mode in _modes_of(source, memory)
         }
-        self._sources = sources_of(module, nodes, reached)
+        self._sources = _sources_of(module, nodes, reached)
         computed = {node for node in nodes if node in reached and node.op != "placeholder"}
         # The positions in the order in which one output may be computed from those before it.
         self.stages = _stages(module, nodes, reached, computed)
         depth = sum(not self._sources.keys() >= set(stage) for stage in self.stages)
         self.obstacle = ""  # to answering in stages
-        if depth > 1 and any(map(is_written, computed)):
+        if depth > 1 and any(map(_is_written, computed)):
             self.obstacle = "it changes its outputs while gradients are recorded"
-        elif share_memory(module, computed - {nodes[place] for place in self._sources}):
+        elif _share_memory(module, computed - {nodes[place] for place in self._sources}):
             self.obstacle = "its outputs share memory while gradients are recorded"
 
     def are_recorded(self) -> bool:
@@ -96,7 +94,7 @@ class Outputs:
             source = self._sources.get(position)
             if source is not None:
                 base = values[source] if source >= 0 else args[-1 - source]
-                values[position] = as_view(values[position], base)
+                values[position] = _as_view(values[position], base)
 
     def in_their_modes(self, values: list[Any]) -> list[Any]:
         """Return the outputs, each an inference tensor or none as the program made it."""
@@ -128,7 +126,7 @@ def _stages(
 
 def _reached_by_gradients(module: fx.GraphModule, examples: Sequence[Any]) -> set[Any]:
     """Return the nodes through which gradients flow; the fake tensors do not record this."""
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = module.graph.find_nodes(op="placeholder")
     reached: set[Any] = {
         node for node, value in zip(inputs, examples, strict=True) if differentiable(value)
     }
@@ -173,7 +171,7 @@ def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
             before[node], mode = mode, bool(node.args[0])
         elif node.target is _EXIT:
             mode = before.get(node.args[0])
-        for storage in storages_of(example_of(node)):
+        for storage in _storages_of(example_of(node)):
             modes.setdefault(storage, mode)
             inputs.update({storage} if node.op == "placeholder" else ())
     return {storage: mode for storage, mode in modes.items() if storage not in inputs}
@@ -181,7 +179,7 @@ def _modes_of_memory(module: fx.GraphModule) -> dict[int, bool | None]:
 
 def _modes_of(node: Any, memory: Mapping[int, bool | None]) -> list[bool | None]:
     """Return the modes of a node's tensors; a view has that of its memory."""
-    return [memory[storage] for storage in storages_of(example_of(node)) if storage in memory]
+    return [memory[storage] for storage in _storages_of(example_of(node)) if storage in memory]
 
 
 def _made_in(mode: bool, value: torch.Tensor) -> torch.Tensor:  # noqa: FBT001 - torch's own word
@@ -206,30 +204,29 @@ def _is_or_has_float(example: Any) -> bool:
 # share.
 
 
-def example_of(node: Any) -> Any:
-    """Return the fake value with which a node was traced."""
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
-
-
-def sources_of(
+def _sources_of(
     module: fx.GraphModule, outputs: Sequence[Any], reached: Container[Any]
 ) -> dict[int, int]:
     """Return which output is a view of which, by their positions; -1 - n is input n.
 
     Sources are views of no other source. Both have a history, as `reached` nodes do, or neither.
     """
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = module.graph.find_nodes(op="placeholder")
     places = {node: position for position, node in enumerate(outputs)}
     places |= {node: -1 - number for number, node in enumerate(inputs)}
     sources: dict[int, int] = {}
     for position, node in enumerate(outputs):
         viewed = [source for source in _viewed(node, reached)[1:] if source in places]
-        if viewed and _are_alike(example_of(viewed[-1]), example_of(node)):
+        if not viewed:
+            continue
+        one, other = example_of(viewed[-1]), example_of(node)
+        lazy_alike = one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
+        if lazy_alike and one.dtype == other.dtype:  # the same bytes are the same values in both
             sources[position] = places[viewed[-1]]
     return sources
 
 
-def bases_of(outputs: Sequence[Any], reached: Container[Any]) -> list[fx.Node]:
+def _bases_of(outputs: Sequence[Any], reached: Container[Any]) -> list[fx.Node]:
     """Return what several outputs are views of, and is none itself.
 
     What one operator splits into pieces is left out: torch lets nobody write to those.
@@ -249,7 +246,7 @@ def bases_of(outputs: Sequence[Any], reached: Container[Any]) -> list[fx.Node]:
     ]
 
 
-def as_view(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+def _as_view(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """Return a tensor as a view of another one, unless it is that one, in whose memory it lies."""
     if value is base:
         return value
@@ -259,9 +256,9 @@ def as_view(value: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     return base.as_strided(value.size(), value.stride(), value.storage_offset())
 
 
-def is_written(node: fx.Node) -> bool:
+def _is_written(node: fx.Node) -> bool:
     """Whether another node writes to the memory of this one, so that it is no one value."""
-    memory, version = storages_of(example_of(node)), example_of(node)._version  # noqa: SLF001 - raised by every write, in traces too
+    memory, version = _storages_of(example_of(node)), example_of(node)._version  # noqa: SLF001 - raised by every write, in traces too
     made_by = [node, *_nodes_below(node)][-1]
     if not version or not memory or any(at.op == "get_attr" for at in made_by.all_input_nodes):
         return bool(version)  # a graph of its own may write
@@ -272,21 +269,21 @@ def is_written(node: fx.Node) -> bool:
         target = getattr(args[0], target)
     elif made_by.op != "call_function":
         return True
-    place = storages_of(example_of(made_by)).index(memory[0])
+    place = _storages_of(example_of(made_by)).index(memory[0])
     made = target(*args, **kwargs)
     return bool(_tensors_of(made)[place]._version != version)  # noqa: SLF001 - see above
 
 
-def share_memory(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> bool:
+def _share_memory(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> bool:
     """Whether some of these nodes lie in one memory, or in an input's.
 
     Those that one operator splits a tensor into are left out: torch lets nobody write to them.
     """
-    inputs = (node for node in module.graph.nodes if node.op == "placeholder")
-    taken = {storage for node in inputs for storage in storages_of(example_of(node))}
+    inputs = module.graph.find_nodes(op="placeholder")
+    taken = {storage for node in inputs for storage in _storages_of(example_of(node))}
     split: set[int] = set()
     for node in nodes:
-        mine = set(storages_of(example_of(node)))
+        mine = set(_storages_of(example_of(node)))
         if _is_split(node):
             split |= mine
         elif mine & taken:
@@ -296,7 +293,7 @@ def share_memory(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> bool:
     return not split.isdisjoint(taken)
 
 
-def storages_of(example: Any) -> list[int]:
+def _storages_of(example: Any) -> list[int]:
     """Return what tells the storages of a node's tensors from others."""
     return [
         value.untyped_storage()._cdata  # noqa: SLF001 - its identity
@@ -326,211 +323,15 @@ def _viewed(node: Any, reached: Container[Any]) -> list[Any]:
 def _nodes_below(node: Any) -> Iterator[fx.Node]:
     """Yield the nodes in whose memory a node's value lies, the nearest first."""
     while isinstance(node, fx.Node):
-        mine = set(storages_of(example_of(node)))
+        mine = set(_storages_of(example_of(node)))
         sources = node.all_input_nodes
         node = next(
-            (at for at in sources if not mine.isdisjoint(storages_of(example_of(at)))), None
+            (at for at in sources if not mine.isdisjoint(_storages_of(example_of(at)))), None
         )
         if node is not None:
             yield node
 
 
-def _are_alike(one: Any, other: Any) -> bool:
-    """Whether the same bytes are the same values in both tensors."""
-    lazy = one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
-    return bool(lazy and one.dtype == other.dtype)
-
-
 def _is_split(node: fx.Node) -> bool:
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(example_of(source), (tuple, list))
-
-
-# A graph's answer with a history: backward repeats the forward pass in the function.
-#
-# A program may ask for gradients at an output from which another one follows, as at the
-# activations that a hook keeps. So outputs that follow from each other have a history of several
-# stages, and each stage takes the outputs of those before as inputs.
-
-_NoHandles = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - the documented way to step aside
-
-
-class AnsweredGraph(Protocol):
-    """A graph, as far as gradients concern it."""
-
-    @property
-    def random(self) -> bool:
-        """Whether running the graph may draw random numbers."""
-
-    def answer(self, args: Sequence[Any]) -> list[Any]:
-        """Run the graph where it is fastest."""
-
-    def run_locally(
-        self,
-        args: Sequence[Any],
-        reason: str,
-        given: Mapping[int, Any] | None = None,
-        what: str = "",
-    ) -> list[Any]:
-        """Run the graph in this process, from the outputs that are given on."""
-
-    def note_training(self, root: Any) -> None:
-        """Learn that gradients were asked for."""
-
-
-class _Call:
-    """One answered call: what its backward needs besides tensors."""
-
-    def __init__(self, graph: AnsweredGraph, root: Any, outputs: Outputs) -> None:
-        self.graph = graph
-        self.root = root
-        self.outputs = outputs
-        self.random_state = torch.default_generator.get_state() if graph.random else None
-        self.state = CallState()
-
-
-def answer_in_stages(
-    graph: AnsweredGraph, root: Any, outputs: Outputs, args: Sequence[Any]
-) -> list[Any]:
-    """Run the forward pass on a worker; gradients come from this process if they are asked for."""
-    call = _Call(graph, root, outputs)
-    if torch.is_grad_enabled():
-        return _answered(call, args)
-    with torch.inference_mode(mode=False):  # gradients are recorded inside of the program
-        return _answered(call, args)
-
-
-def _answered(call: _Call, args: Sequence[Any]) -> list[Any]:
-    outputs = call.outputs
-    turns.forget_sent()
-    with torch.no_grad():
-        values = call.graph.answer(args)
-    if turns.sent is not None:
-        call.random_state = as_state(turns.sent)
-    done: list[int] = []
-    for positions in outputs.stages:
-        before = [position for position in done if outputs.differentiable[position]]
-        given = [values[position] for position in before]
-        answers = [values[position] for position in positions]
-        results = _Stage.apply(call, positions, before, answers, *args, *given)
-        for position, result in zip(positions, results, strict=True):
-            values[position] = result
-        outputs.make_views(values, positions, args)
-        done += positions
-    return values
-
-
-def run_with_given(
-    module: fx.GraphModule, args: Sequence[Any], given: Mapping[int, Any]
-) -> list[Any]:
-    """Run a graph; what follows from outputs that are given is computed from those."""
-    if not given:
-        return list(module.forward(*args))
-    (output,) = (node for node in module.graph.nodes if node.op == "output")
-    values = {output.args[0][position]: value for position, value in given.items()}
-    return list(_FromGiven(module, values).run(*args))
-
-
-class _FromGiven(fx.Interpreter):
-    """Runs every node, and takes the values of some from elsewhere."""
-
-    def __init__(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> None:
-        super().__init__(module)
-        self._values = values
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run a node, as random numbers are drawn in order; its value may be a given one."""
-        value = super().run_node(n)
-        return self._values.get(n, value)
-
-
-class _Stage(torch.autograd.Function):
-    """Some outputs of an answered call, which follow from its inputs and from other outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: _Call,
-        positions: Sequence[int],
-        before: Sequence[int],
-        answers: Sequence[Any],
-        *args: Any,
-    ) -> tuple[Any, ...]:
-        ctx.call, ctx.positions, ctx.before = call, positions, before
-        ctx.tensors = [isinstance(value, torch.Tensor) for value in args]
-        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in args]
-        ctx.save_for_backward(*(value for value in args if isinstance(value, torch.Tensor)))
-        fixed = [
-            value
-            for value, position in zip(answers, positions, strict=True)
-            if isinstance(value, torch.Tensor) and not call.outputs.differentiable[position]
-        ]
-        ctx.mark_non_differentiable(*fixed)
-        return tuple(answers)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        call: _Call = ctx.call
-        call.graph.note_training(call.root)
-        again = torch.is_grad_enabled()  # the caller needs gradients of these gradients
-        with _NoHandles(), call.state.restored():
-            with torch.enable_grad():
-                values = _inputs_again(ctx, detached=not again)
-            outputs = _with_state(call.random_state, lambda: _outputs_again(ctx, values))
-            wanted = [value for value in values if differentiable(value)]
-            pairs = [
-                (outputs[position], gradient)
-                for position, gradient in zip(ctx.positions, gradients, strict=True)
-                if gradient is not None and differentiable(outputs[position])
-            ]
-            found = iter(
-                torch.autograd.grad(
-                    [output for output, _ in pairs],
-                    wanted,
-                    [gradient for _, gradient in pairs],
-                    allow_unused=True,
-                    create_graph=again,
-                )
-                if pairs
-                else [None] * len(wanted)
-            )
-        given = (next(found) if differentiable(value) else None for value in values)
-        return (None, None, None, None, *given)
-
-
-_FIRST_TENSOR = 4  # of the arguments of `_Stage.forward`, `ctx` not counted
-
-
-def _inputs_again(ctx: Any, *, detached: bool) -> list[Any]:
-    saved = iter(ctx.saved_tensors)
-    args: list[Any] = []
-    for position, tensor in enumerate(ctx.tensors):
-        value = next(saved) if tensor else ctx.others[position]
-        if tensor and detached:
-            needed = ctx.needs_input_grad[position + _FIRST_TENSOR]
-            value = value.detach().requires_grad_(needed)
-        elif tensor and value.requires_grad:
-            # One input may follow from another: gradients stop at what is an input itself.
-            value = value.view_as(value)
-        args.append(value)
-    return args
-
-
-def _outputs_again(ctx: Any, values: Sequence[Any]) -> list[Any]:
-    count = len(values) - len(ctx.before)
-    given = dict(zip(ctx.before, values[count:], strict=True))
-    call: _Call = ctx.call
-    what = f"the backward pass of {call.root.name}"
-    return call.graph.run_locally(values[:count], "backward", given, what)
-
-
-def _with_state(state: torch.Tensor | None, run: Callable[[], list[Any]]) -> list[Any]:
-    if state is None:
-        return run()
-    with turns.alone():
-        now = torch.default_generator.get_state()
-        torch.default_generator.set_state(state)
-        try:
-            return run()
-        finally:
-            torch.default_generator.set_state(now)
