@@ -22,8 +22,12 @@ from gateway_ext.providers.managed.instance import (
 )
 from gateway_ext.providers.managed.logs import OutputPipe
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import InstanceProcess, StartedProcess
-from gateway_ext.providers.process.launch import LaunchedProcess, LaunchOrders, launch
+from gateway_ext.providers.process.launch import (
+    InstanceProcess,
+    LaunchedProcess,
+    LaunchOrders,
+    launch,
+)
 from gateway_ext.providers.process.template.function import FunctionTemplate
 from gateway_ext.providers.process.template.run import (
     TemplatePlace,
@@ -87,7 +91,7 @@ class ChildInstance:
         listener = _listener(path)
         try:
             forked = await template.fork(name, listener.fileno())
-            process: InstanceProcess = forked or StartedProcess(
+            process: InstanceProcess = forked or InstanceProcess.started(
                 _started(orders, name, listener, place)
             )
         except BaseException:

@@ -22,10 +22,7 @@ from gateway_ext.providers.process.function import (
     secrets_folder,
 )
 from gateway_ext.providers.process.launch import users_refused
-from gateway_ext.providers.process.python_environments import (
-    BuildOfNamespace,
-    PythonEnvironments,
-)
+from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessProviderSettings
 from gateway_ext.providers.process.template.function import enforce_bounds
 from gateway_ext.providers.process.users import MachineUsers
@@ -204,7 +201,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         async with self._pruning:
             await self._environments.prune(
                 {
-                    BuildOfNamespace(id_.namespace, build)
+                    (id_.namespace, build)
                     for id_, function in self._functions.items()
                     for build in function.builds
                 }

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from common.time_limits import time_limit
@@ -31,9 +30,9 @@ from gateway_ext.providers.disk import TreeRefused
 from gateway_ext.providers.managed.logs import OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.builds import requirements_of
-from gateway_ext.providers.process.instance_process import StartedProcess
 from gateway_ext.providers.process.launch import (
     MARK,
+    InstanceProcess,
     LaunchOrders,
     interpreter_folders,
     launch,
@@ -45,13 +44,6 @@ log = logging.getLogger(__name__)
 
 _MADE = ".made"  # a file in an environment that is complete
 _BARE_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class BuildOfNamespace(NamedTuple):
-    """The copied build of a function, whose requirements.txt is meant."""
-
-    namespace: str
-    build: Path
 
 
 # A build runs what packages bring with them, so it is as hostile as a function. Root writes into
@@ -118,7 +110,7 @@ class EnvironmentBuilds:
 
         if wanted.requirements:
             note("installing what requirements.txt asks for")
-        started = StartedProcess(launch(self._orders(wanted, uid)))
+        started = InstanceProcess.started(launch(self._orders(wanted, uid)))
         pipe = OutputPipe(started.output, store)
         try:
             async with time_limit(self._limits.timeout_s):
@@ -141,7 +133,7 @@ class EnvironmentBuilds:
             raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
 
     async def _watch(
-        self, wanted: WantedEnvironment, uid: int | None, started: StartedProcess
+        self, wanted: WantedEnvironment, uid: int | None, started: InstanceProcess
     ) -> None:
         """EnvironmentFailed if it uses too much."""
         now_s = asyncio.get_running_loop().time
@@ -288,11 +280,12 @@ class PythonEnvironments:
                     await self._make(folder, requirements, note)
         return folder / "bin" / "python"
 
-    async def prune(self, builds: Collection[BuildOfNamespace]) -> None:
+    async def prune(self, builds: Collection[tuple[str, Path]]) -> None:
+        """Delete what none of these needs: namespaces, and builds whose requirements.txt counts."""
         self._requested.clear()
         used = {
-            self.name_of(build.namespace, await asyncio.to_thread(requirements_of, build.build))
-            for build in builds
+            self.name_of(namespace, await asyncio.to_thread(requirements_of, build))
+            for namespace, build in builds
         }
         for folder in list(self._folder.iterdir()):
             if folder.name in used | self._requested:

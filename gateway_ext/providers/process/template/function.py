@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.launch import LaunchOrders
+from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
 from gateway_ext.providers.process.processes import ProcessUsage
 from gateway_ext.providers.process.template.keeper import TemplateKeeper
 from gateway_ext.providers.process.template.run import TemplatePlace, TemplateRun
@@ -99,7 +98,7 @@ class FunctionTemplate:
             return f"imported, and not warm: {self.bad_examples}"
         return "warm" if self.warm else "imported"
 
-    async def fork(self, name: str, listener: int) -> KeptProcess | None:
+    async def fork(self, name: str, listener: int) -> InstanceProcess | None:
         """An instance of this name that serves this socket; None if it must be started anew."""
         # A cancelled fork must not leave a process behind that nobody knows.
         forking = asyncio.ensure_future(self._fork_in_turn(name, listener))
@@ -170,7 +169,7 @@ class FunctionTemplate:
 
     # -- inside --------------------------------------------------------------------------------
 
-    async def _fork_in_turn(self, name: str, listener: int) -> KeptProcess | None:
+    async def _fork_in_turn(self, name: str, listener: int) -> InstanceProcess | None:
         try:
             await self._ensure()
             async with self._one_at_a_time:
@@ -187,7 +186,7 @@ class FunctionTemplate:
             self.used_s = time.monotonic()
             self._spare_soon()
 
-    async def _forked_now(self, name: str, listener: int) -> KeptProcess | None:
+    async def _forked_now(self, name: str, listener: int) -> InstanceProcess | None:
         run = self._run
         if run is None:
             return None
@@ -215,7 +214,7 @@ class FunctionTemplate:
                 self._fail(str(error))
             return None
 
-    def _forked(self, run: TemplateRun, process: KeptProcess) -> None:
+    def _forked(self, run: TemplateRun, process: InstanceProcess) -> None:
         if process is run.process:
             self._run = None
             self._spare.drop()
@@ -342,7 +341,7 @@ def _took(usage: processes.ProcessUsage, limit_bytes: int) -> str:
     return f"took {used} MiB of memory, the limit of an instance is {most} MiB"
 
 
-def _end_unwanted(forking: asyncio.Future[KeptProcess | None]) -> None:
+def _end_unwanted(forking: asyncio.Future[InstanceProcess | None]) -> None:
     if forking.cancelled() or forking.exception() is not None:
         return
     process = forking.result()
@@ -411,7 +410,7 @@ class SpareFork:
             self._stop_making()
             self._making = self._tasks.start(self._made(make))
 
-    async def become(self, name: str, listener: int) -> KeptProcess | None:
+    async def become(self, name: str, listener: int) -> InstanceProcess | None:
         """An instance of this name that serves this socket; None without a spare.
 
         OSError if the spare lives and does not do as ordered.

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.launch import LaunchOrders, launch
+from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders, launch
 
 _REPORT = struct.Struct("=ii")
 _AT_ONCE = 512 * _REPORT.size
@@ -32,9 +31,9 @@ class TemplateKeeper:
     def __init__(self, orders: LaunchOrders, pass_on: Sequence[int]) -> None:
         """Start the keeper, and the process that the orders describe below it."""
         self._uid = orders.uid
-        self._known: dict[int, KeptProcess] = {}
+        self._known: dict[int, InstanceProcess] = {}
         self._rest = b""
-        self.first: asyncio.Future[KeptProcess] = asyncio.get_running_loop().create_future()
+        self.first: asyncio.Future[InstanceProcess] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reports, theirs = os.pipe()
         try:
@@ -49,14 +48,14 @@ class TemplateKeeper:
         os.set_blocking(self._reports, False)
         asyncio.get_running_loop().add_reader(self._reports, self._read)
 
-    def take(self, pid: int, output: int) -> KeptProcess:
+    def take(self, pid: int, output: int) -> InstanceProcess:
         """A child of the keeper; ProcessLookupError unless it is one, and nobody has it yet.
 
         Its end is still to be reported: the keeper reports it after the child is gone from /proc.
         """
         if pid in self._known or not self._is_child(pid):
             raise ProcessLookupError(f"{pid} is no new process of this template")
-        process = self._known[pid] = KeptProcess(pid, output)
+        process = self._known[pid] = InstanceProcess(pid, output)
         if not self._is_child(pid):
             del self._known[pid]
             process.ended(0)
@@ -109,7 +108,7 @@ class TemplateKeeper:
 
     def _note_first(self, pid: int) -> None:
         try:
-            self._known[pid] = KeptProcess(pid, self._output)
+            self._known[pid] = InstanceProcess(pid, self._output)
         except OSError as error:  # it has ended, or no descriptor is left
             os.close(self._output)
             self.first.set_exception(error)

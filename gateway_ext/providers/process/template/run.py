@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Self
 from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.launch import MARK, LaunchOrders
+from gateway_ext.providers.process.launch import MARK, InstanceProcess, LaunchOrders
 from gateway_ext.providers.process.template.keeper import TemplateKeeper
 from gateway_ext.runtime.template.fork_line import (
     VARIABLE,
@@ -46,7 +45,7 @@ class TemplateRun:
     def __init__(
         self,
         name: str,
-        process: KeptProcess,
+        process: InstanceProcess,
         keeper: TemplateKeeper,
         line: OrderLine,
         place: TemplatePlace,
@@ -100,7 +99,7 @@ class TemplateRun:
             raise TemplateBroken("sent a report that nobody expects")
         return report
 
-    async def fork(self, name: str, listener: int) -> KeptProcess:
+    async def fork(self, name: str, listener: int) -> InstanceProcess:
         """An instance of this name that serves this socket; TemplateBroken if it does not come."""
         process, line = await self._forked("serve", name, [listener])
         line.close()
@@ -138,7 +137,7 @@ class TemplateRun:
             self.process.send_signal(signal.SIGKILL)
         await asyncio.shield(self._living)
 
-    def release(self) -> KeptProcess:
+    def release(self) -> InstanceProcess:
         """Give the process away, which has become an instance itself."""
         self._line.close()
         self._living.cancel()
@@ -151,7 +150,7 @@ class TemplateRun:
 
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
-    ) -> tuple[KeptProcess, OrderLine]:
+    ) -> tuple[InstanceProcess, OrderLine]:
         with contextlib.ExitStack() as unless_begun:
             output, written = os.pipe()
             unless_begun.callback(os.close, output)
@@ -167,7 +166,7 @@ class TemplateRun:
         line.confirm()
         return process, line
 
-    async def _began(self, line: OrderLine, output: int) -> KeptProcess:
+    async def _began(self, line: OrderLine, output: int) -> InstanceProcess:
         try:
             report = await _report(line, "began", within_s=_FORK_S)
             return self._new_process(report.pid, output)
@@ -175,7 +174,7 @@ class TemplateRun:
             why = "it took too long" if isinstance(error, TimeoutError) else str(error)
             raise TemplateBroken(f"did not fork: {why}") from error
 
-    def _new_process(self, pid: int, output: int) -> KeptProcess:
+    def _new_process(self, pid: int, output: int) -> InstanceProcess:
         """The process that has begun: a fork, or this one, if it cannot be forked."""
         if pid != self.process.pid:
             return self._keeper.take(pid, output)
@@ -183,7 +182,7 @@ class TemplateRun:
         return self.process
 
 
-async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
+async def _live(process: InstanceProcess, name: str, place: TemplatePlace) -> None:
     """Store the process's output until it has ended; then kill what it has started."""
     pipe = OutputPipe(process.output, lambda lines: place.log.write(name, *lines))
     try:
@@ -211,7 +210,7 @@ async def _readable(line: OrderLine) -> None:
         loop.remove_reader(line.socket)
 
 
-def _close_output(first: asyncio.Future[KeptProcess]) -> None:
+def _close_output(first: asyncio.Future[InstanceProcess]) -> None:
     if first.exception() is None:
         os.close(first.result().output)
 
