@@ -18,7 +18,6 @@ from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.engine import (
     EngineClient,
     EngineImage,
-    EngineTransport,
     ListedContainer,
 )
 from gateway_ext.providers.docker.fleet import ContainerFleet
@@ -43,8 +42,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         self._settings = settings
         self._store = ReleaseStore(settings.state)
         super().__init__(self._store)
-        self._transport = EngineTransport(settings.url, settings.tls)
-        engine = EngineClient(self._transport, settings.name, settings.pull_quiet_s)
+        engine = EngineClient(settings.url, settings.name, settings.tls, settings.pull_quiet_s)
         self._parts = DockerParts(
             settings,
             engine,
@@ -60,7 +58,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     async def start(self, listener: FunctionListener) -> None:
         """Report the stored functions, and adopt their containers as soon as the Engine answers."""
         records = await self._opened(listener)
-        self._transport.open()
+        self._parts.engine.open()
         for record in records:
             function = self._add(self._renewed(record))
             self._resuming[function.deployment.id] = function
@@ -88,7 +86,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         if not functions:
             await self._parts.fleet.remove_network()
         await self._parts.images.close()
-        await self._transport.close()
+        await self._parts.engine.close()
         self._store.lock.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,16 @@ import aiohttp
 
 from common.time_limits import time_limit
 from gateway_ext.errors import ProviderFailed
+from gateway_ext.providers import http_api
+from gateway_ext.providers.http_api import BAD, CONNECT_S, refusal, translated
 
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
 ANSWER_S = 30.0
-_CONNECT_S = 5.0
 _GOODBYE_S = 0.25
 _LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
-_LONGEST_MESSAGE, _LONGEST_REFUSAL_BYTES = 1000, 1 << 20
-_BAD = 400
+_LONGEST_MESSAGE = 1000
 
 
 class ClusterAway(ProviderFailed):
@@ -65,7 +65,7 @@ class ClusterClient:
                 raise ProviderFailed(f"{self._authority}: {error.strerror or error}") from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=secured),
-            timeout=aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S),
         )
 
     async def close(self) -> None:
@@ -86,12 +86,8 @@ class ClusterClient:
         kind: str = "application/json",
     ) -> Json:
         """The object in the answer; ClusterRefused and ClusterAway say why there is none."""
-        with self._translated():
-            async with (
-                time_limit(ANSWER_S),
-                self._answer(method, path, query, body, kind) as answer,
-            ):
-                text = await answer.read()
+        async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
+            text = await answer.read()
         return self._object(text)
 
     async def events(
@@ -104,20 +100,16 @@ class ClusterClient:
                     yield self._object(line)
 
     async def lines(
-        self, path: str, query: Mapping[str, str], quiet_s: float | None = None
+        self, path: str, query: Mapping[str, str], quiet_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        timeout = aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S, sock_read=quiet_s)
-        with self._translated():
-            async with self._answer("GET", path, query, timeout=timeout) as answer:
-                rest = b""
-                async for part in answer.content.iter_any():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        yield line
-                    if len(rest) > _LONGEST_LINE_BYTES:
-                        raise ProviderFailed(f"{path} sends lines without an end")
-                if rest:
-                    yield rest
+        def refuse() -> None:
+            raise ProviderFailed(f"{path} sends lines without an end")
+
+        async with self._answer("GET", path, query, quiet_s=quiet_s) as answer:
+            parts = http_api.lines(answer.content, _LONGEST_LINE_BYTES, refuse)
+            async with contextlib.aclosing(parts) as lines:
+                async for line in lines:
+                    yield line
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -127,7 +119,9 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: object = None,
         kind: str = "application/json",
-        timeout: aiohttp.ClientTimeout | None = None,
+        *,
+        within_s: float | None = None,
+        quiet_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "opened before"
         headers = {"Accept": "application/json"}
@@ -135,18 +129,21 @@ class ClusterClient:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(self._token_now)}"
         if body is not None:
             headers["Content-Type"] = kind
-        async with self._session.request(
+        timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=quiet_s)
+        request = self._session.request(
             method,
             self.url + path,
             params=query,
             data=None if body is None else json.dumps(body).encode(),
             headers=headers,
             allow_redirects=False,
-            timeout=timeout or self._session.timeout,
-        ) as answer:
-            if answer.status >= _BAD:
-                raise _refusal(answer.status, await _beginning(answer))
-            yield answer
+            timeout=timeout,
+        )
+        with translated(lambda why: ClusterAway(self.url, why), "no answer in time"):
+            async with time_limit(within_s), request as answer:
+                if answer.status >= BAD:
+                    raise _refusal(answer.status, await refusal(answer))
+                yield answer
 
     def _token_now(self) -> str:
         """The kubelet replaces the file before its token ends."""
@@ -163,24 +160,6 @@ class ClusterClient:
         if not isinstance(value, dict):
             raise ProviderFailed(f"{self.url} does not answer a JSON object")
         return value
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise ClusterAway(self.url, "no answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ClusterAway(self.url, str(error) or type(error).__name__) from error
-
-
-async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
-    beginning = b""
-    async for part in answer.content.iter_any():
-        beginning += part
-        if len(beginning) > _LONGEST_REFUSAL_BYTES:
-            break
-    return beginning
 
 
 def _refusal(status: int, body: bytes) -> ClusterRefused:

@@ -25,10 +25,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _PAGE = "500"  # objects of one answer
 
 
-class WatchExpired(Exception):
-    """The API server no longer has the changes since the version that was seen last."""
-
-
 class ObjectWatch(Generic[T]):
     """All objects at `path` with the labels of `selector`, as `read` understands them, by uid.
 
@@ -81,14 +77,14 @@ class ObjectWatch(Generic[T]):
                     await self.list()
                 await self._watch()
                 self._heard()
-            except WatchExpired:
-                self._version = ""
             except ClusterAway as error:
                 if not self._away:
                     log.warning("%s; retrying", error)
                 self._away = True
             except ProviderFailed as error:
-                log.error("%s: %s", self._path, error)
+                # After `_GONE` the changes since the version that was seen last are forgotten.
+                if not (isinstance(error, ClusterRefused) and error.status == _GONE):
+                    log.error("%s: %s", self._path, error)
                 self._version = ""
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -102,23 +98,16 @@ class ObjectWatch(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        try:
-            events = self._client.events(self._path, query, _QUIET_S)
-            async with contextlib.aclosing(events) as stream:
-                async for event in stream:
-                    self._take(event)
-        except ClusterRefused as refused:
-            if refused.status == _GONE:
-                raise WatchExpired from refused
-            raise
+        events = self._client.events(self._path, query, _QUIET_S)
+        async with contextlib.aclosing(events) as stream:
+            async for event in stream:
+                self._take(event)
 
     def _take(self, event: Json) -> None:
         try:
             kind, raw = event["type"], event["object"]
             if kind == "ERROR":
-                if raw.get("code") == _GONE:
-                    raise WatchExpired
-                raise ProviderFailed(f"its watch failed: {raw.get('message')}")
+                raise ClusterRefused(raw.get("code"), "", f"its watch failed: {raw.get('message')}")
             version = str(raw["metadata"]["resourceVersion"])
             uid = "" if kind == "BOOKMARK" else _uid(raw)
             value = self._read(raw) if uid and kind != "DELETED" else None

@@ -16,7 +16,7 @@ from gateway_ext.providers.kubernetes.manifest import (
     stored_function,
 )
 from gateway_ext.providers.kubernetes.settings import KubernetesSettings
-from gateway_ext.providers.kubernetes.watch import ObjectWatch, WatchExpired
+from gateway_ext.providers.kubernetes.watch import ObjectWatch
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
 from hunt.parsers.parser_target import InputForm, Target
 
@@ -52,12 +52,12 @@ def targets() -> list[Target]:
     """All of this file."""
     return [
         Target(
-            "cluster-functions", _event(_functions), (ProviderFailed, WatchExpired),
+            "cluster-functions", _event(_functions), (ProviderFailed,),
             lambda: [_as_event(_stored())], InputForm.JSON,
             (f"{_ROOM}/watch.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
         ),
         Target(
-            "cluster-pods", _event(_pods), (ProviderFailed, WatchExpired),
+            "cluster-pods", _event(_pods), (ProviderFailed,),
             lambda: [_as_event(_POD)], InputForm.JSON,
             (f"{_ROOM}/watched_functions.py",), _CLUSTER, _LINE_BOUND,
         ),

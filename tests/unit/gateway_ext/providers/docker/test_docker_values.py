@@ -12,8 +12,8 @@ from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.engine import (
+    EngineClient,
     EngineImage,
-    EngineTransport,
     OutputFrames,
     OutputLine,
     ended_with,
@@ -212,7 +212,7 @@ def test_settings_are_refused_when_they_cannot_be(wrong: Any) -> None:
 )
 def test_url_is_refused_when_it_names_no_engine(url: str) -> None:
     with pytest.raises(BadRequest, match="docker_url"):
-        EngineTransport(url)
+        EngineClient(url, "g")
 
 
 @pytest.mark.parametrize(
