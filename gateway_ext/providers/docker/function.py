@@ -20,12 +20,13 @@ from gateway_ext.providers.docker.engine import (
 from gateway_ext.providers.docker.fleet import ContainerFleet
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.docker.instance import ContainerInstance, ContainerPlace
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import gpu_environment
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.providers.managed.records import RecordStore
 from gateway_ext.providers.managed.replicas import ReplicaContext, ReplicaSet
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self,
         record: ReleaseRecord,
         parts: DockerParts,
-        store: ReleaseStore,
+        store: RecordStore[ReleaseRecord],
         listener: FunctionListener,
     ) -> None:
         super().__init__(record, store, parts.settings, listener)

@@ -16,16 +16,11 @@ from gateway_ext.providers.docker.engine import (
     OutputFrames,
     OutputLine,
 )
-from gateway_ext.providers.managed.instance import (
-    PollIntervals,
-    answers_ready,
-    wait_until_ready,
-)
+from gateway_ext.providers.managed.instance import answers, wait_until_ready
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
 
 log = logging.getLogger(__name__)
 
-_INTERVALS = PollIntervals(first_s=0.05, first_phase_s=5.0)
 _DRAIN_OUTPUT_S = 2.0
 _ENDED_S = 10.0
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
@@ -99,7 +94,7 @@ class ContainerInstance:
         await self._remove()
 
     async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
+        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
         return self.ready
 
     async def stop(self, within_s: float) -> None:
@@ -193,4 +188,4 @@ class ContainerInstance:
 
     async def _is_ready(self) -> bool:
         connecting = asyncio.open_connection(self._address, self._place.port)
-        return await answers_ready(connecting, has_our_runtime=self._place.has_our_runtime)
+        return await answers(connecting, b"ready" if self._place.has_our_runtime else b"")

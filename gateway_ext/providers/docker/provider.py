@@ -23,11 +23,12 @@ from gateway_ext.providers.docker.engine import (
 from gateway_ext.providers.docker.fleet import ContainerFleet
 from gateway_ext.providers.docker.function import ContainerFunction, DockerParts
 from gateway_ext.providers.docker.images import ImagePulls
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import injected_digest
 from gateway_ext.providers.managed.provider import ManagedProvider
+from gateway_ext.providers.managed.records import RecordStore
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     def __init__(self, settings: DockerSettings, injection: Injection | None = None) -> None:
         settings.check()
         self._settings = settings
-        self._store = ReleaseStore(settings.state)
+        self._store = RecordStore(settings.state, ReleaseRecord)
         super().__init__(self._store)
         engine = EngineClient(settings.url, settings.name, settings.tls, settings.pull_quiet_s)
         self._parts = DockerParts(
@@ -69,7 +70,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     async def close(self) -> None:
         """Leave containers running for the next gateway."""
-        if not self._store.lock.ours:
+        if not self._store.is_ours:
             return  # another gateway uses the state folder and its containers
         functions, self._functions = list(self._functions.values()), {}
         if self._leaving:  # the next gateway removes what is left after this time
@@ -87,7 +88,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             await self._parts.fleet.remove_network()
         await self._parts.images.close()
         await self._parts.engine.close()
-        self._store.lock.give_back()
+        self._store.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; a bad image is refused if it is known within `pull_answer_s`."""

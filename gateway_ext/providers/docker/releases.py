@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from gateway_ext import model
 from gateway_ext.model import Deployment
 from gateway_ext.providers.docker.engine import EngineImage
-from gateway_ext.providers.managed.records import RecordStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +39,3 @@ class ReleaseRecord:
     @property
     def releases(self) -> list[Release]:
         return [release for release in (self.before, self.release) if release is not None]
-
-
-class ReleaseStore(RecordStore[ReleaseRecord]):
-    """The state folder of the docker provider."""
-
-    def _written(self, record: ReleaseRecord) -> dict[str, Any]:
-        return {
-            "release": _release_written(record.release),
-            "before": _release_written(record.before) if record.before else None,
-            "created_at": record.created_at.isoformat(),
-            "wanted": record.wanted,
-        }
-
-    def _read(self, written: dict[str, Any], folder: Path) -> ReleaseRecord:
-        before = written["before"]
-        return ReleaseRecord(
-            release=_release_read(written["release"]),
-            before=_release_read(before) if before else None,
-            folder=folder,
-            created_at=datetime.fromisoformat(written["created_at"]),
-            wanted=written["wanted"],
-        )
-
-
-def _release_written(release: Release) -> dict[str, Any]:
-    return {
-        "id": release.id,
-        "deployment": model.written_deployment(release.deployment),
-        "image": list(release.image) if release.image else None,
-        "injected": release.injected,
-    }
-
-
-def _release_read(written: dict[str, Any]) -> Release:
-    image = written["image"]
-    return Release(
-        id=written["id"],
-        deployment=model.read_deployment(written["deployment"]),
-        image=EngineImage(*image) if image else None,
-        injected=written["injected"],
-    )

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
@@ -21,6 +23,8 @@ _MAX_AHEAD = 4096  # lines that a follower may be behind
 
 _MOST_REMEMBERED_BYTES = 256 << 10  # of lines that are remembered; longer output is never held back
 _LINE_BYTES = 100  # of memory that a line takes, beside its text
+
+_STORED = msgspec.json.Decoder(tuple[Annotated[datetime, msgspec.Meta(tz=True)], str, str])
 
 
 class StartOutput:
@@ -130,7 +134,7 @@ class FunctionLog:
     def _store(self, lines: Sequence[LogLine]) -> None:
         if self._file.closed or not lines:
             return
-        self._append("".join(_encoded(lines)).encode())
+        self._append(b"".join(map(_encoded, lines)))
         for follower in self._followers:
             follower.add(lines)
 
@@ -202,24 +206,16 @@ def _wanted(line: LogLine, query: LogQuery) -> bool:
     return query.since is None or line.at >= query.since
 
 
-def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
-    """What successive lines have in common is encoded once."""
-    head, at, instance = "", None, None
-    for line in lines:
-        if line.at is not at or line.instance is not instance:
-            at, instance = line.at, line.instance
-            head = json.dumps([at.isoformat(), instance])[:-1]
-        yield f"{head}, {json.dumps(line.text)}]\n"
+def _encoded(line: LogLine) -> bytes:
+    return msgspec.json.encode((line.at, line.instance, line.text)) + b"\n"
 
 
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
     try:
-        at, instance, line = json.loads(text)
-        log_line = LogLine(function, instance, datetime.fromisoformat(at), line)
-        is_whole = isinstance(instance, str) and isinstance(line, str)
-        return log_line if is_whole and log_line.at.tzinfo is not None else None
-    except (ValueError, TypeError, RecursionError):
+        at, instance, line = _STORED.decode(text)
+    except (ValueError, msgspec.DecodeError):
         return None  # an incomplete line: the machine stopped while it was written
+    return LogLine(function, instance, at, line)
 
 
 # Read in one turn of the event loop, so that no writer makes the others wait.

@@ -7,9 +7,7 @@ import stat
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from gateway_ext import model
 from gateway_ext.errors import BadDeployment, ProviderFailed, is_full_disk
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.function_options import PATH
@@ -204,14 +202,18 @@ _LONGEST_SOCKET = 100  # bytes; the kernel's own limit is 108
 
 @dataclass(frozen=True, slots=True)
 class BuildRecord:
-    """A function as it is stored; `build` is a folder in `folder`, `uid` the function's user."""
+    """A function as it is stored; `build` names a folder in `folder`, `uid` is its user."""
 
     deployment: Deployment
     folder: Path
-    build: Path
+    build: str
     created_at: datetime
     wanted: int
     uid: int | None
+
+    @property
+    def build_folder(self) -> Path:
+        return self.folder / self.build
 
 
 class BuildStore(RecordStore[BuildRecord]):
@@ -220,7 +222,7 @@ class BuildStore(RecordStore[BuildRecord]):
     folder_mode = 0o750
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, BuildRecord)
         self.sockets = self.folder / "run"
         self.left_users: frozenset[int] = frozenset()  # of functions' folders, when it was opened
 
@@ -243,22 +245,3 @@ class BuildStore(RecordStore[BuildRecord]):
         for left in self.sockets.iterdir():
             left.unlink()
         return records
-
-    def _written(self, record: BuildRecord) -> dict[str, Any]:
-        return {
-            "deployment": model.written_deployment(record.deployment),
-            "build": record.build.name,
-            "created_at": record.created_at.isoformat(),
-            "wanted": record.wanted,
-            "uid": record.uid,
-        }
-
-    def _read(self, written: dict[str, Any], folder: Path) -> BuildRecord:
-        return BuildRecord(
-            deployment=model.read_deployment(written["deployment"]),
-            folder=folder,
-            build=folder / written["build"],
-            created_at=datetime.fromisoformat(written["created_at"]),
-            wanted=written["wanted"],
-            uid=written["uid"],
-        )

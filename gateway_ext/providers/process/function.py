@@ -70,7 +70,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         name = record.deployment.id.name[:_NAME_LENGTH]
         processes = TemplatePlace(name, log, parts.mark, parts.leaders)
         self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
-        examples = builds.handler_of(record.build) / _EXAMPLES
+        examples = builds.handler_of(record.build_folder) / _EXAMPLES
         self.template = FunctionTemplate(
             self._orders,
             processes,
@@ -116,7 +116,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     return LaunchOrders(
         command=[str(python), str(RUNTIME)],
         environment=_environment(record, python, injected, options) | _threads(cpus),
-        cwd=str(record.build),
+        cwd=str(record.build_folder),
         uid=record.uid,
         cpus=cpus,
         secrets=str(secrets_folder(record)),
@@ -163,7 +163,7 @@ def _environment(
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
         "OPENFAAS_SECRETS_DIR": secrets,
         "secret_mount_path": secrets,
-        "GPUFAAS_HANDLER": str(builds.handler_of(record.build)),
+        "GPUFAAS_HANDLER": str(builds.handler_of(record.build_folder)),
         **runtime_settings(record.deployment.id, options),
     }
     paths = [path for path in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if path]
@@ -231,13 +231,16 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         before, self.record = self.record, record
         self._shows_old_secrets = True
         self.begin()
-        if before.build not in self.builds:
-            self._store.discard(before.build)
+        if before.build_folder not in self.builds:
+            self._store.discard(before.build_folder)
 
     @property
     def builds(self) -> set[Path]:
         """Builds that instances run in, now or soon."""
-        return {self.record.build, *(version.record.build for version in self._rollout.present)}
+        return {
+            self.record.build_folder,
+            *(version.record.build_folder for version in self._rollout.present),
+        }
 
     @property
     def secrets(self) -> set[str]:
@@ -313,12 +316,12 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
             self._show_secrets(self.record, self.secrets)
             # The next version may still be in the making, and the previous one serve meanwhile.
             self._shows_old_secrets = self.secrets != set(self.record.deployment.secrets)
-        if version.record.build not in self.builds:
-            self._store.discard(version.record.build)
+        if version.record.build_folder not in self.builds:
+            self._store.discard(version.record.build_folder)
             self._pruning = asyncio.create_task(self._prune())
 
     async def _make(self, record: BuildRecord) -> ProcessVersion:
-        requirements = await asyncio.to_thread(builds.requirements_of, record.build)
+        requirements = await asyncio.to_thread(builds.requirements_of, record.build_folder)
         namespace = record.deployment.id.namespace
         python = await self._environments.ready(namespace, requirements, self.note)
         made = ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)

@@ -13,13 +13,7 @@ from typing import NamedTuple, Self
 
 from common.liveness import LivenessTimes, signal_name, until_frozen
 from gateway_ext.model import Endpoint
-from gateway_ext.providers.managed.instance import (
-    PollIntervals,
-    answers_health,
-    answers_ready,
-    exited_with,
-    wait_until_ready,
-)
+from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
 from gateway_ext.providers.managed.logs import OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import (
@@ -37,7 +31,6 @@ from gateway_ext.providers.process.template.run import (
 )
 
 _BACKLOG = 1024
-_INTERVALS = PollIntervals(first_s=0.02, first_phase_s=2.0)
 _DRAIN_OUTPUT_S = 0.5
 # A function that is stopped is replaced soon. One that only does not answer may have a handler that
 # blocks its event loop, which no call should do for much longer than the function's time limit.
@@ -129,7 +122,7 @@ class ChildInstance:
             pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
+        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
         if self._template is not None and not self._stopping:
             self._template.fork_ended_up(ready=self.ready)
         return self.ready
@@ -194,13 +187,13 @@ class ChildInstance:
         self.kill(f"was killed: it {why}")
 
     async def _answers(self) -> bool:
-        if not self.ready:
-            return False
-        return await answers_health(asyncio.open_unix_connection(str(self._path)))
+        return self.ready and await self._answers_at(b"health")
 
     async def _is_ready(self) -> bool:
-        connecting = asyncio.open_unix_connection(str(self._path))
-        return await answers_ready(connecting, has_our_runtime=True)
+        return await self._answers_at(b"ready")
+
+    async def _answers_at(self, route: bytes) -> bool:
+        return await answers(asyncio.open_unix_connection(str(self._path)), route)
 
 
 def _started(

@@ -68,7 +68,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
 
     async def close(self) -> None:
         """Stop all functions; the next start runs them again."""
-        if not self._store.lock.ours:
+        if not self._store.is_ours:
             return  # another gateway uses the state folder and its processes
         if self._checking_memory is not None:
             self._checking_memory.cancel()
@@ -85,7 +85,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             if self._users is not None:
                 await asyncio.to_thread(self._users.close)
         finally:
-            self._store.lock.give_back()
+            self._store.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; its environment and its instances are made in the background."""
@@ -102,7 +102,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
                 if present is not None:
                     before = present.record  # it may have been scaled in the meantime
                 wanted = max(before.wanted, options.scale_min)
-                record = replace(before, deployment=deployment, build=build, wanted=wanted)
+                record = replace(before, deployment=deployment, build=build.name, wanted=wanted)
                 # The old version serves, and reads its secrets, until the new one is ready.
                 shown = present.secrets if present is not None else set()
                 self._show_secrets(record, shown | set(deployment.secrets))
@@ -169,7 +169,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         uid = None if users is None else await asyncio.to_thread(users.functions.take)
         try:
             folder = self._store.new_folder(deployment.id, uid)
-            record = BuildRecord(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
+            record = BuildRecord(deployment, folder, "none", datetime.now(UTC), 0, uid)
             _make_home(record)
         except BaseException:
             self._give_back(uid)

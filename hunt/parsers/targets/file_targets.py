@@ -331,7 +331,7 @@ def _record_file() -> Path:
     resources = Resources("1Mi", "1", "1")
     deployment = Deployment(FunctionId("n", "f"), "i", limits=resources, secrets=("s",))
     created_at = datetime.fromtimestamp(0, UTC)
-    store.save(BuildRecord(deployment, folder, folder / "b", created_at, 2, None))
+    store.save(BuildRecord(deployment, folder, "b", created_at, 2, None))
     return folder / "record.json"
 
 

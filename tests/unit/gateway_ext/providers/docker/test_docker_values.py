@@ -19,9 +19,10 @@ from gateway_ext.providers.docker.engine import (
     ended_with,
 )
 from gateway_ext.providers.docker.images import credentials_for
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import injected_digest
+from gateway_ext.providers.managed.records import RecordStore
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 USUAL = "https://index.usual.io/v1/"
@@ -228,7 +229,7 @@ def test_end_is_described_in_words(status: str, error: str, answer: str) -> None
 
 
 def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    store = ReleaseStore(tmp_path)
+    store = RecordStore(tmp_path, ReleaseRecord)
     assert store.open() == []
     deployment = deployed(limits=Resources("1Mi"), secrets=("a",), labels={"a": "b"})
     release = Release("r2", deployment, EngineImage("i", has_our_template=False), "x")
@@ -236,22 +237,22 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = ReleaseRecord(release, before, store.new_folder(deployment.id), AT, 3)
     store.save(record)
     with pytest.raises(ProviderFailed, match="another gateway"):
-        ReleaseStore(tmp_path).open()
-    store.lock.give_back()
-    found = ReleaseStore(tmp_path)
+        RecordStore(tmp_path, ReleaseRecord).open()
+    store.give_back()
+    found = RecordStore(tmp_path, ReleaseRecord)
     assert found.open() == [record]
     found.forget(record)
-    found.lock.give_back()
+    found.give_back()
     assert found.open() == []
-    found.lock.give_back()
+    found.give_back()
     assert not record.folder.exists()
 
 
 def test_damaged_record_is_reported(tmp_path: Path) -> None:
-    store = ReleaseStore(tmp_path)
+    store = RecordStore(tmp_path, ReleaseRecord)
     store.open()
     (store.new_folder(FunctionId("a", "b")) / "record.json").write_text("{")
-    store.lock.give_back()
+    store.give_back()
     with pytest.raises(ProviderFailed, match=r"record\.json is damaged"):
         store.open()
-    store.lock.give_back()
+    store.give_back()
