@@ -10,7 +10,6 @@ from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.docker.provider import DockerProvider
 from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
 from gateway_ext.providers.process.provider import ProcessProvider
 from gateway_ext.providers.process.settings import (
     BuildLimits,
@@ -42,7 +41,7 @@ def make_provider(
     if settings.provider == "docker":
         return DockerProvider(_docker(settings), injection)
     if settings.provider == "kubernetes":
-        return KubernetesProvider(_kubernetes(settings), injection)
+        return KubernetesProvider(settings, injection)
     known = "process, docker, kubernetes or upstream"
     raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")
 
@@ -87,18 +86,6 @@ def _docker(settings: GatewaySettings) -> DockerSettings:
         pull=settings.docker_pull,
         registries=Path(registries) if registries else None,
         drain_s=settings.drain_s,
-    )
-
-
-def _kubernetes(settings: GatewaySettings) -> KubernetesSettings:
-    return KubernetesSettings(
-        url=settings.kubernetes_url,
-        credentials=Path(settings.kubernetes_credentials_dir),
-        name=settings.kubernetes_name,
-        namespaces=settings.kubernetes_namespaces,
-        pull=settings.kubernetes_pull,
-        pull_secrets=settings.kubernetes_pull_secrets,
-        gpu_pod=settings.kubernetes_gpu_pod,
     )
 
 

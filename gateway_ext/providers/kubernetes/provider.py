@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from secrets import token_hex
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from common.tasks import BackgroundTasks
@@ -42,13 +45,14 @@ from gateway_ext.providers.kubernetes.client import (
 )
 from gateway_ext.providers.kubernetes.logs import PodLogs
 from gateway_ext.providers.kubernetes.manifest import (
+    FUNCTION,
     GATEWAY,
     ReleaseMarks,
     StoredFunction,
 )
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
 from gateway_ext.providers.kubernetes.watch import ObjectWatch
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +64,42 @@ _DELETION = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "
 _ATTEMPTS = 10  # at a change that others make at the same time
 
 
+_LABEL_VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
+_PULLS = frozenset({"Always", "IfNotPresent", "Never"})
+
+
+def check_settings(settings: GatewaySettings) -> None:
+    """BadRequest names the value that is not allowed."""
+    url, name, pull = settings.kubernetes_url, settings.kubernetes_name, settings.kubernetes_pull
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise BadRequest(f"kubernetes_url: {url!r}: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
+        raise BadRequest(f"kubernetes_url: {url!r}: https://HOST:PORT is expected")
+    if not _LABEL_VALUE.fullmatch(name):
+        raise BadRequest(f"kubernetes_name: {name!r} is no value of a label")
+    if pull not in _PULLS:
+        expected = ", ".join(sorted(_PULLS))
+        raise BadRequest(f"kubernetes_pull: {pull!r}: {expected} is expected")
+    manifest.further_gpu_fields(settings)
+
+
 class KubernetesProvider:
     """Implements `gateway_ext.ports.Provider`; several gateways may share the functions."""
 
     name = "kubernetes"
 
-    def __init__(self, settings: KubernetesSettings, injection: Injection | None = None) -> None:
-        settings.check()
+    def __init__(self, settings: GatewaySettings, injection: Injection | None = None) -> None:
+        check_settings(settings)
         self._settings = settings
         self._injection = injection
-        self._client = ClusterClient(settings.url, settings.credentials)
+        self._client = ClusterClient(
+            settings.kubernetes_url, Path(settings.kubernetes_credentials_dir)
+        )
         self._namespaces = ClusterNamespaces(self._client, settings)
-        self._secrets = ClusterSecrets(self._client, settings.name)
-        self._view = WatchedFunctions(settings.port)
+        self._secrets = ClusterSecrets(self._client, settings.kubernetes_name)
+        self._view = WatchedFunctions()
         self._logs = PodLogs(self._client, self._view)
         # Changes of a function reach the cluster in the order in which they were given here.
         self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
@@ -187,7 +214,7 @@ class KubernetesProvider:
 
     def _watches(self) -> list[ObjectWatch[StoredFunction] | ObjectWatch[PodState]]:
         """Functions before pods: what is unknown has no pods."""
-        chosen = manifest.selector(self._settings)
+        chosen = f"{GATEWAY}={self._settings.kubernetes_name},{FUNCTION}"
         paths = self._namespaces.paths
         view, client = self._view, self._client
         return [
@@ -267,7 +294,7 @@ class KubernetesProvider:
     def _ours(self, raw: Json) -> StoredFunction | None:
         """The function in a Deployment; None if it is none of this gateway's."""
         labels = raw["metadata"].get("labels") or {}
-        return _stored(raw) if labels.get(GATEWAY) == self._settings.name else None
+        return _stored(raw) if labels.get(GATEWAY) == self._settings.kubernetes_name else None
 
     async def _check_secrets(self, deployment: Deployment) -> None:
         namespace = deployment.id.namespace
@@ -388,10 +415,10 @@ _PATH = "/api/v1/namespaces"
 class ClusterNamespaces:
     """With names in the settings no right over the cluster's namespaces is needed, nor used."""
 
-    def __init__(self, client: ClusterClient, settings: KubernetesSettings) -> None:
+    def __init__(self, client: ClusterClient, settings: GatewaySettings) -> None:
         self._client = client
-        self._fixed = settings.namespaces
-        self._name = settings.name
+        self._fixed = settings.kubernetes_namespaces
+        self._name = settings.kubernetes_name
 
     def paths(self, group: str, kind: str) -> Sequence[str]:
         """Where all objects of a kind that may be a function's are listed."""

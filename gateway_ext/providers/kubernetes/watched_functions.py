@@ -12,7 +12,7 @@ from gateway_ext.errors import BadDeployment, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus, Troubles
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.kubernetes.client import Json
-from gateway_ext.providers.kubernetes.manifest import FUNCTION, LIFE, StoredFunction
+from gateway_ext.providers.kubernetes.manifest import FUNCTION, LIFE, PORT, StoredFunction
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +101,7 @@ def _condition(status: Json, kind: str) -> Json:
 class WatchedFunctions:
     """What this gateway knows of the cluster; changes arrive in the order of the watches."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
         self._functions: dict[FunctionId, StoredFunction] = {}
         self._pods: defaultdict[FunctionId, dict[str, PodState]] = defaultdict(dict)
         self._reported: dict[FunctionId, _Report] = {}
@@ -218,7 +217,7 @@ class WatchedFunctions:
 
     def _endpoints(self, function: FunctionId) -> tuple[Endpoint, ...]:
         return tuple(
-            Endpoint(pod.name, f"tcp:{pod.address}:{self._port}")
+            Endpoint(pod.name, f"tcp:{pod.address}:{PORT}")
             for pod in self.pods(function)
             if pod.ready
         )

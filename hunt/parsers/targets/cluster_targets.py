@@ -15,9 +15,10 @@ from gateway_ext.providers.kubernetes.manifest import (
     ReleaseMarks,
     stored_function,
 )
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.provider import check_settings
 from gateway_ext.providers.kubernetes.watch import ObjectWatch
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
+from gateway_ext.settings import GatewaySettings
 from hunt.parsers.parser_target import InputForm, Target
 
 _ROOM = "gateway_ext/providers/kubernetes"
@@ -74,14 +75,14 @@ def targets() -> list[Target]:
         Target(
             "cluster-settings", _settings, (BadRequest,),
             lambda: [b'https://[::1]:6443\n{"nodeSelector": {"gpu": "yes"}}'], InputForm.TEXT,
-            (f"{_ROOM}/settings.py",), "people", "a value of the settings",
+            (f"{_ROOM}/provider.py",), "people", "a value of the settings",
         ),
     ]  # fmt: skip
 
 
 def _stored() -> dict[str, Any]:
     deployment, marks = Deployment(_FUNCTION, "image"), ReleaseMarks("life", "release")
-    found = manifest.manifest(deployment, KubernetesSettings(), {}, marks, 1)
+    found = manifest.manifest(deployment, GatewaySettings(), {}, marks, 1)
     found["metadata"] |= {
         "uid": "u",
         "resourceVersion": "7",
@@ -101,7 +102,7 @@ def _event(watch: Callable[[WatchedFunctions], ObjectWatch[Any]]) -> Callable[[b
     """Takes one line of a watch, as the gateway does, and asks for what it then knows."""
 
     def take(data: bytes) -> Any:
-        view = WatchedFunctions(8080)
+        view = WatchedFunctions()
         watch(view)._take(_CLIENT._object(data))  # noqa: SLF001 - as above
         return [view.status(each.deployment.id) for each in view.all()]
 
@@ -118,4 +119,4 @@ def _pods(view: WatchedFunctions) -> ObjectWatch[PodState]:
 
 def _settings(data: bytes) -> None:
     url, _, gpu_pod = data.decode(errors="surrogateescape").partition("\n")
-    KubernetesSettings(url=url, gpu_pod=gpu_pod).check()
+    check_settings(GatewaySettings(kubernetes_url=url, kubernetes_gpu_pod=gpu_pod))
