@@ -45,7 +45,7 @@ class ContainerFleet:
             await self._engine.start(name)
             await self._set_started(instance)
         except BaseException:
-            await asyncio.shield(self._give_up(name))
+            await asyncio.shield(instance.remove())
             raise
         return instance
 
@@ -167,17 +167,13 @@ class ContainerFleet:
             container = present.get(instance.name)
             if container is None:
                 instance.set_ended("is gone: another program removed it")
-            elif not container.running:
-                await self._handle_listed_as_ended(instance)
+            elif not container.running:  # unless the list is older than the container's start
+                state = await self._inspected(instance)
+                if state is None or not state.running:
+                    instance.set_ended("is stopped" if state is None else state.why)
         await reconcile(
             [container for container in present.values() if container.name not in self._instances]
         )
-
-    async def _handle_listed_as_ended(self, instance: ContainerInstance) -> None:
-        """The list may be older than the container's start."""
-        state = await self._inspected(instance)
-        if state is None or not state.running:
-            instance.set_ended("is stopped" if state is None else state.why)
 
     async def _inspected(self, instance: ContainerInstance) -> ContainerState | None:
         """None also if the Engine does not answer: its end is known already."""
@@ -192,18 +188,7 @@ class ContainerFleet:
             instance.set_ended("is gone: another program removed it")
         elif not state.running:
             instance.set_ended(state.why)
-        else:
-            self._check_address(state.address)
+        elif state.address:
             instance.set_started(state.address)
-
-    def _check_address(self, address: str) -> None:
-        if not address:
+        else:
             raise ProviderFailed(f"it has no address in the network {self._settings.network}")
-
-    async def _give_up(self, name: str) -> None:
-        try:
-            await self._engine.remove(name)
-        except ProviderFailed as error:
-            log.warning("container %s is removed later: %s", name, error)
-        finally:
-            self.forget(name)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from common.tasks import BackgroundTasks
 from gateway_ext.errors import BadDeployment, ProviderFailed
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
@@ -88,7 +89,8 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
             if _NO_IMAGE not in refused.message.lower() or self.release.image is None:
                 raise
         # The image was deleted while no container of it existed.
-        image = await self._parts.images.same_or_pulled(self.release.image, self.deployment.image)
+        image = await self._parts.engine.image(self.release.image.id)
+        image = image or await self._parts.images.ready(self.deployment.image)
         self.release = replace(self.release, image=image)
         return await self._start()
 
@@ -125,7 +127,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         super().__init__(record, store, parts.settings, listener)
         self._parts = parts
         self._resumed = False  # before that its containers are not known
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._tidying = BackgroundTasks(log, "deleting secrets")
 
     def notify(self) -> None:
         self._rollout.notify()
@@ -171,24 +173,11 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     async def detach(self) -> None:
         """Leave its containers running for the next gateway."""
-        for task in self._tidying:
-            task.cancel()
+        self._tidying.cancel()
         try:
             await self._rollout.detach()
         finally:
             self.log.close()
-
-    async def refresh_secrets(self, name: str) -> None:
-        """Write the new value of a secret to the volumes of all releases that mount it."""
-        failed: list[ProviderFailed] = []
-        for release in {one.id: one for one in self.releases}.values():
-            if name in release.deployment.secrets:
-                try:
-                    await self._parts.volumes.fill(release)
-                except ProviderFailed as error:
-                    failed.append(error)  # the other releases get the value all the same
-        if failed:
-            raise failed[0]
 
     @property
     def secrets(self) -> set[str]:
@@ -211,11 +200,8 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     def instances_ended(self, version: ContainerVersion) -> None:
         """Delete the secrets of a release that no container belongs to any more."""
-        if version.release.id in {release.id for release in self.releases}:
-            return
-        task = asyncio.create_task(self._tidy(version.release))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        if version.release.id not in {release.id for release in self.releases}:
+            self._tidying.start(self._tidy(version.release))
 
     async def _adopted(
         self, containers: Iterable[ListedContainer]
@@ -257,7 +243,10 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             self.note(f"image {release.deployment.image} is on its way")
             image = await self._image(release.deployment.image)
             self._parts.check(release.deployment, image)
-            release = self._store_image(replace(release, image=image))
+            release = replace(release, image=image)
+            if self.record.release.id == release.id:
+                self.record = replace(self.record, release=release)
+                self._store.save(self.record)
         return self._version(release, running)
 
     async def _image(self, name: str) -> EngineImage:
@@ -271,12 +260,6 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
                 self._rollout.report_failure(f"{error}; it is tried again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, settings.longest_pause_s)
-
-    def _store_image(self, release: Release) -> Release:
-        if self.record.release.id == release.id:
-            self.record = replace(self.record, release=release)
-            self._store.save(self.record)
-        return release
 
     def _version(
         self, release: Release, running: Iterable[ContainerInstance] = ()

@@ -91,7 +91,16 @@ class ContainerInstance:
             with contextlib.suppress(asyncio.CancelledError):
                 await following
             self._limited.close()
-        await self._remove()
+        await self.remove()
+
+    async def remove(self) -> None:
+        """Have the Engine remove its container; the fleet does so later if that fails."""
+        try:
+            await self._engine.remove(self.name)
+        except ProviderFailed as error:
+            log.warning("container %s is removed later: %s", self.name, error)
+        finally:
+            self._removed(self.name)
 
     async def until_ready(self, within_s: float) -> bool:
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
@@ -134,14 +143,6 @@ class ContainerInstance:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self.exited), _ENDED_S)
         self.set_ended("was ended")
-
-    async def _remove(self) -> None:
-        try:
-            await self._engine.remove(self.name)
-        except ProviderFailed as error:
-            log.warning("container %s is removed later: %s", self.name, error)
-        finally:
-            self._removed(self.name)
 
     async def _follow_output(self) -> None:
         """Read the output, and read on from the newest line whenever the stream breaks."""

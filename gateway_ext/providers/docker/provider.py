@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
-from common.tasks import error_of
+from common.tasks import BackgroundTasks
 from gateway_ext.errors import BadDeployment, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
@@ -17,7 +17,6 @@ from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.engine import (
     EngineClient,
-    EngineImage,
     ListedContainer,
 )
 from gateway_ext.providers.docker.fleet import ContainerFleet
@@ -53,7 +52,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             injection,
         )
         self._resuming: dict[FunctionId, ContainerFunction] = {}  # their containers are not known
-        self._watching: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks(log, "watching containers")
         self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, listener: FunctionListener) -> None:
@@ -64,8 +63,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             function = self._add(self._renewed(record))
             self._resuming[function.deployment.id] = function
             function.notify()
-        self._watching = asyncio.create_task(self._parts.fleet.watch(self._reconcile))
-        self._watching.add_done_callback(_log_failure)
+        self._background.start(self._parts.fleet.watch(self._reconcile))
         await self._parts.fleet.first_comparison()
 
     async def close(self) -> None:
@@ -78,11 +76,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             await asyncio.wait(list(self._leaving), timeout=patience_s)
         for task in self._leaving:
             task.cancel()
-        background = [task for task in (self._watching, self._clearing) if task is not None]
-        for task in background:
-            task.cancel()
-        if background:
-            await asyncio.wait(background)
+        await self._background.close()
         await asyncio.gather(*(function.detach() for function in functions))
         if not functions:
             await self._parts.fleet.remove_network()
@@ -100,12 +94,15 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             self._parts.check(deployment, image)
         async with self._deploying:
             self._check(deployment, update=update)  # again: the pull took time
-            release = self._release(deployment, image)
+            injected = injected_digest(self._parts.injected(deployment))
+            release = Release(token_hex(6), deployment, image, injected)
             function = self._functions.get(deployment.id)
             if function is not None:
                 function.update(release, max(function.wanted, options.scale_min))
             else:
-                function = self._add(await self._new_record(release, options.scale_min))
+                folder = await asyncio.to_thread(self._store.new_folder, deployment.id)
+                now, wanted = datetime.now(UTC), options.scale_min
+                function = self._add(ReleaseRecord(release, None, folder, now, wanted))
                 function.begin()
         if passed_over := container_spec.ignored(deployment):
             text = f"constraints mean nothing to one Docker Engine: {', '.join(passed_over)}"
@@ -113,14 +110,17 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             function.note(text)
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
-        """Store a value, and write it to the files of all functions that mount the secret."""
+        """Store a value, and write it to the volumes of all releases that mount the secret."""
         self._secrets.update(namespace, name, value)
+        functions = self._using(namespace, name)
+        releases = {release.id: release for one in functions for release in one.releases}
         failed: list[ProviderFailed] = []
-        for function in self._using(namespace, name):
-            try:
-                await function.refresh_secrets(name)
-            except ProviderFailed as error:
-                failed.append(error)  # the other functions get the value all the same
+        for release in releases.values():
+            if name in release.deployment.secrets:
+                try:
+                    await self._parts.volumes.fill(release)
+                except ProviderFailed as error:
+                    failed.append(error)  # the others get the value all the same
         if failed:
             raise failed[0]
 
@@ -136,8 +136,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
                 await function.resume(by_function.get(str(function_id), []))
                 del self._resuming[function_id]
         if self._clearing is None or self._clearing.done():  # else at the next comparison
-            self._clearing = asyncio.create_task(self._clear(unclaimed))
-            self._clearing.add_done_callback(_log_failure)
+            self._clearing = self._background.start(self._clear(unclaimed))
 
     async def _clear(self, unclaimed: Sequence[ListedContainer]) -> None:
         parts = self._parts
@@ -180,21 +179,8 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         self._resuming.pop(function.deployment.id, None)
         super()._forget(function)
 
-    def _release(self, deployment: Deployment, image: EngineImage | None) -> Release:
-        injected = injected_digest(self._parts.injected(deployment))
-        return Release(token_hex(6), deployment, image, injected)
-
-    async def _new_record(self, release: Release, wanted: int) -> ReleaseRecord:
-        folder = await asyncio.to_thread(self._store.new_folder, release.deployment.id)
-        return ReleaseRecord(release, None, folder, datetime.now(UTC), wanted)
-
     async def _take_down(self, function: ContainerFunction) -> None:
         try:
             await function.stop(drain=True)
         finally:
             await asyncio.to_thread(self._store.discard, function.record.folder)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if (error := error_of(task)) is not None:
-        log.error("containers are not watched any more", exc_info=error)

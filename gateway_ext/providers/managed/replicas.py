@@ -124,7 +124,9 @@ class Replica(Generic[I]):
         self._timer = loop.call_later(_SLOW_S, self._note_slow, loop.time())
         try:
             try:
-                instance = await self._next_instance()
+                instance, self._running = self._running, None
+                if instance is None:
+                    instance = await self._make()
             except (GatewayError, OSError) as error:
                 self._name, self._last_line, self._repeats = self._start_name, "", False
                 return f"cannot be started: {error}"
@@ -205,12 +207,6 @@ class Replica(Generic[I]):
             self.trouble = self.trouble or text
         self._context.changed()
 
-    async def _next_instance(self) -> I:
-        if self._running is None:
-            return await self._make()
-        instance, self._running = self._running, None
-        return instance
-
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
         times = "" if self._deaths == 1 else f" ({self._deaths} times)"
@@ -283,20 +279,7 @@ class ReplicaSet(ABC, Generic[I]):
         return next((replica.trouble for replica in self.replicas if replica.trouble), "")
 
     @property
-    def dying(self) -> str:
-        """How instances of one replica end again and again; empty if none do."""
-        return next((replica.dying for replica in self.replicas if replica.dying), "")
-
-    @property
-    def slow(self) -> SlowStart | None:
-        return next((replica.slow for replica in self.replicas if replica.slow), None)
-
-    @property
     def broken(self) -> str:
         """Why none of its replicas starts, or need be waited for; empty while one may serve."""
-        return self.partly_broken if all(replica.broken for replica in self.replicas) else ""
-
-    @property
-    def partly_broken(self) -> str:
-        """Why one replica does not start; empty if there is none."""
-        return next((replica.broken for replica in self.replicas if replica.broken), "")
+        reasons = [replica.broken for replica in self.replicas]
+        return reasons[0] if reasons and all(reasons) else ""

@@ -297,9 +297,6 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
                 f" of memory, the limit is {limit_bytes >> 20} MiB"
             )
 
-    def took_over(self, version: ProcessVersion) -> None:
-        """Nothing to do: what the previous version had is deleted when its instances end."""
-
     async def stop(self, *, drain: bool) -> None:
         try:
             await super().stop(drain=drain)
