@@ -27,7 +27,7 @@ from gateway_ext.providers.process.instance import ChildInstance, ChildPlace
 from gateway_ext.providers.process.launch import RUNTIME, LaunchOrders, interpreter_folders
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.function import BoundedTemplate, FunctionTemplate
+from gateway_ext.providers.process.template.function import FunctionTemplate
 from gateway_ext.providers.process.template.run import TemplatePlace
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,8 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     ]
     return LaunchOrders(
         command=[str(python), str(RUNTIME)],
-        environment=_environment(record, python, injected, options) | _threads(cpus),
+        environment=_environment(record, python, injected, options)
+        | ({"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}),
         cwd=str(record.build_folder),
         uid=record.uid,
         cpus=cpus,
@@ -169,10 +170,6 @@ def _environment(
     paths = [path for path in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if path]
     joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
     return {**defaults, **own, **ours, **injected, **joined}
-
-
-def _threads(cpus: list[int]) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}
 
 
 def memory_limit_bytes(deployment: Deployment) -> int | None:
@@ -252,12 +249,9 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         return [instance for version in self._rollout.versions for instance in version.instances]
 
     @property
-    def templates(self) -> list[BoundedTemplate]:
-        return [
-            BoundedTemplate(version.template, bool(version.replicas))
-            for version in self._made
-            if version.template.alive
-        ]
+    def templates(self) -> list[tuple[FunctionTemplate, bool]]:
+        """Those that are alive, and whether their versions have instances."""
+        return [(v.template, bool(v.replicas)) for v in self._made if v.template.alive]
 
     @property
     def template_bytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from common.tasks import BackgroundTasks
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
@@ -47,7 +48,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
         self._users: MachineUsers | None = None  # without root's rights there are none
         self._kept_users: set[int] = set()  # those of records whose functions are not started yet
-        self._checking_memory: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks(log, "checking memory")
         self._pruning = asyncio.Lock()
         self._environments: PythonEnvironments
 
@@ -64,15 +65,13 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         for record in records:
             self._add(await asyncio.to_thread(self._with_user, record)).begin()
         await self._prune()
-        self._checking_memory = asyncio.create_task(self._check_memory())
+        self._background.start(self._check_memory())
 
     async def close(self) -> None:
         """Stop all functions; the next start runs them again."""
         if not self._store.is_ours:
             return  # another gateway uses the state folder and its processes
-        if self._checking_memory is not None:
-            self._checking_memory.cancel()
-            await asyncio.wait([self._checking_memory])
+        await self._background.close()
         leaving = dict(self._leaving)
         for function in leaving.values():
             function.hurry()

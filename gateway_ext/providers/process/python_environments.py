@@ -73,18 +73,105 @@ class WantedEnvironment:
     shared: tuple[str, ...]
 
 
-class EnvironmentBuilds:
-    """Makes environments; without `users` as the gateway's own user."""
+class PythonEnvironments:
+    """The environments of a provider; builds are of the gateway's own user without `users`."""
 
     def __init__(
         self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
     ) -> None:
         self._settings = settings
-        self._limits = settings.build
+        self._folder = settings.state / "envs"
         self._users = users
+        self._limits = settings.build
         self._mark = mark
+        self._requested: set[str] = set()  # since the last pruning began
+        # Of both only those that somebody has or waits for: names and namespaces come and go.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(settings.build.at_once)
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def make(self, wanted: WantedEnvironment, note: Note) -> None:
+    def name_of(self, namespace: str, requirements: bytes) -> str:
+        missing = self._missing(requirements)
+        base = os.path.realpath(self._settings.base_python)
+        identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
+        owner = f"{namespace}\n".encode() if missing else b""
+        return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
+
+    async def ready(self, namespace: str, requirements: bytes, note: Note) -> Path:
+        """The Python of an environment, which is made if there is none; progress goes to `note`."""
+        name = self.name_of(namespace, requirements)
+        self._requested.add(name)
+        folder = self._folder / name
+        async with self._lock(name):
+            if not (folder / _MADE).exists():
+                async with self._turn(namespace, note):
+                    await self._make(folder, requirements, note)
+        return folder / "bin" / "python"
+
+    async def prune(self, builds: Collection[tuple[str, Path]]) -> None:
+        """Delete what none of these needs: namespaces, and builds whose requirements.txt counts."""
+        self._requested.clear()
+        used = {
+            self.name_of(namespace, await asyncio.to_thread(requirements_of, build))
+            for namespace, build in builds
+        }
+        for folder in list(self._folder.iterdir()):
+            if folder.name in used | self._requested:
+                continue
+            async with self._lock(folder.name):
+                await asyncio.to_thread(_remove, folder)
+
+    def remove_unfinished(self) -> None:
+        """Delete environments that an earlier gateway did not complete, and end their builds."""
+        for folder in self._folder.iterdir():
+            owner = folder.lstat().st_uid
+            if owner == os.geteuid() and (folder / _MADE).exists():
+                continue
+            if self._users is not None and self._users.builds.keep(owner):
+                self._users.end([owner])
+                self._users.builds.give_back(owner)
+            _remove(folder)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
+        """Wait until a build of this namespace may run; another's builds take only some turns."""
+        most = self._settings.build.at_once_of_one
+        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
+        if own.locked() or self._turns.locked():
+            note("waiting for other builds to end")
+        async with own, self._turns:
+            yield
+
+    async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
+        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
+        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
+        await self._fill(wanted, note)
+        mark = folder / _MADE
+        mark.unlink(missing_ok=True)  # the build may have left anything in its place
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
+
+    def _missing(self, requirements: bytes) -> bytes:
+        """A package of the gateway satisfies a bare name."""
+        lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
+        asked = [line for line in lines if line and not line.startswith(b"#")]
+        ours = self._gateway_packages()
+        return b"\n".join(
+            line for line in asked if not (_BARE_NAME.fullmatch(line) and _has(line.decode(), ours))
+        )
+
+    def _gateway_packages(self) -> list[str]:
+        """Empty for another Python than the gateway's, as compiled packages would not load."""
+        if os.path.realpath(self._settings.base_python) != os.path.realpath(sys.executable):
+            return []
+        paths = sysconfig.get_paths()
+        return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
+
+    # -- one build ------------------------------------------------------------------------------
+
+    async def _fill(self, wanted: WantedEnvironment, note: Note) -> None:
         """Fill the environment's folder, or leave nothing. It is root's afterwards."""
         await asyncio.to_thread(disk.remove, wanted.folder)
         uid = None if self._users is None else await asyncio.to_thread(self._users.builds.take)
@@ -180,7 +267,7 @@ class EnvironmentBuilds:
             "folder": folder,
             "shared": wanted.shared,
             "install": bool(wanted.requirements),
-            "own_pip": bool(wanted.requirements) and not _has_pip(wanted.shared),
+            "own_pip": bool(wanted.requirements) and not _has("pip", wanted.shared),
         }
         program = _PROGRAM.read_text(encoding="utf-8")
         visible = [*interpreter_folders(settings.base_python), *map(str, settings.visible), folder]
@@ -230,8 +317,8 @@ def _prepare(wanted: WantedEnvironment, uid: int | None) -> None:
             os.chown(path, uid, uid)
 
 
-def _has_pip(folders: Sequence[str]) -> bool:
-    return next(iter(distributions(name="pip", path=list(folders))), None) is not None
+def _has(package: str, folders: Sequence[str]) -> bool:
+    return next(iter(distributions(name=package, path=list(folders))), None) is not None
 
 
 def _memory_bytes(uid: int | None, leader: int) -> int:
@@ -244,110 +331,6 @@ def _check_amount(what: str, used: int, limit: int) -> None:
         raise EnvironmentFailed(
             f"its environment takes {used >> 20} MiB of {what}, {limit >> 20} MiB are the most"
         )
-
-
-class PythonEnvironments:
-    """The environments of a provider, in one folder; builds have users of their own if `users`."""
-
-    def __init__(
-        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
-    ) -> None:
-        self._settings = settings
-        self._folder = settings.state / "envs"
-        self._users = users
-        self._builds = EnvironmentBuilds(settings, users, mark)
-        self._requested: set[str] = set()  # since the last pruning began
-        # Of both only those that somebody has or waits for: names and namespaces come and go.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turns = asyncio.Semaphore(settings.build.at_once)
-        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def name_of(self, namespace: str, requirements: bytes) -> str:
-        missing = self._missing(requirements)
-        base = os.path.realpath(self._settings.base_python)
-        identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
-        owner = f"{namespace}\n".encode() if missing else b""
-        return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
-
-    async def ready(self, namespace: str, requirements: bytes, note: Note) -> Path:
-        """The Python of an environment, which is made if there is none; progress goes to `note`."""
-        name = self.name_of(namespace, requirements)
-        self._requested.add(name)
-        folder = self._folder / name
-        async with self._lock(name):
-            if not (folder / _MADE).exists():
-                async with self._turn(namespace, note):
-                    await self._make(folder, requirements, note)
-        return folder / "bin" / "python"
-
-    async def prune(self, builds: Collection[tuple[str, Path]]) -> None:
-        """Delete what none of these needs: namespaces, and builds whose requirements.txt counts."""
-        self._requested.clear()
-        used = {
-            self.name_of(namespace, await asyncio.to_thread(requirements_of, build))
-            for namespace, build in builds
-        }
-        for folder in list(self._folder.iterdir()):
-            if folder.name in used | self._requested:
-                continue
-            async with self._lock(folder.name):
-                await asyncio.to_thread(_remove, folder)
-
-    def remove_unfinished(self) -> None:
-        """Delete environments that an earlier gateway did not complete, and end their builds."""
-        for folder in self._folder.iterdir():
-            owner = folder.lstat().st_uid
-            if owner == os.geteuid() and (folder / _MADE).exists():
-                continue
-            if self._users is not None and self._users.builds.keep(owner):
-                self._users.end([owner])
-                self._users.builds.give_back(owner)
-            _remove(folder)
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
-        """Wait until a build of this namespace may run; another's builds take only some turns."""
-        most = self._settings.build.at_once_of_one
-        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
-        if own.locked() or self._turns.locked():
-            note("waiting for other builds to end")
-        async with own, self._turns:
-            yield
-
-    async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
-        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
-        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
-        await self._builds.make(wanted, note)
-        _mark_as_made(folder)
-
-    def _missing(self, requirements: bytes) -> bytes:
-        """A package of the gateway satisfies a bare name."""
-        lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
-        asked = [line for line in lines if line and not line.startswith(b"#")]
-        return b"\n".join(line for line in asked if not self._is_met(line))
-
-    def _is_met(self, line: bytes) -> bool:
-        if not _BARE_NAME.fullmatch(line):
-            return False
-        installed = distributions(name=line.decode(), path=self._gateway_packages())
-        return next(iter(installed), None) is not None
-
-    def _gateway_packages(self) -> list[str]:
-        """Empty for another Python than the gateway's, as compiled packages would not load."""
-        if os.path.realpath(self._settings.base_python) != os.path.realpath(sys.executable):
-            return []
-        paths = sysconfig.get_paths()
-        return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
-
-
-def _mark_as_made(folder: Path) -> None:
-    """Write the mark anew: the build may have left anything in its place."""
-    mark = folder / _MADE
-    mark.unlink(missing_ok=True)
-    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
 
 
 def _remove(folder: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from common.time_limits import time_limit
@@ -353,14 +353,6 @@ def _password(settings: GatewaySettings) -> str:
 _SOON_S, _PATIENCE_S = 0.2, 60.0
 
 
-class _ReportedFunction(NamedTuple):
-    """What was reported of a function last."""
-
-    deployment: Deployment
-    available: int
-    wanted: int
-
-
 class FunctionPoll:
     """Keeps one listener up to date about all functions; polls never overlap."""
 
@@ -374,7 +366,7 @@ class FunctionPoll:
         self._everything = everything
         self._every_s = every_s
         self._listener: FunctionListener | None = None
-        self._reported: dict[FunctionId, _ReportedFunction] = {}
+        self._reported: dict[FunctionId, tuple[Deployment, int, int]] = {}
         self._unsettled = False
         self._short_until_s = 0.0
         self._polling = asyncio.Lock()
@@ -438,13 +430,13 @@ class FunctionPoll:
 
     def _report(self, listener: FunctionListener, status: FunctionStatus) -> None:
         id_ = status.deployment.id
-        now = _ReportedFunction(status.deployment, status.available_replicas, status.replicas)
+        now = (status.deployment, status.available_replicas, status.replicas)
         if self._reported.get(id_) == now:
             return
         self._reported[id_] = now
-        endpoints = [self._endpoint(id_, number) for number in range(now.available)]
+        endpoints = [self._endpoint(id_, number) for number in range(status.available_replicas)]
         try:
-            listener.function_is(status.deployment, endpoints, wanted=now.wanted)
+            listener.function_is(status.deployment, endpoints, wanted=status.replicas)
         except BadDeployment as error:
             _log.warning("%s was deployed elsewhere, and is not served: %s", id_, error)
 

@@ -208,7 +208,7 @@ class FunctionTemplate:
         if run is None or self._obstacle or self._warmed is not None:
             return None
         try:
-            return await run.fork_spare()
+            return await run.fork_run("spare")
         except OSError as error:
             if self._run is run:
                 self._fail(str(error))
@@ -263,7 +263,7 @@ class FunctionTemplate:
                     return
                 self._stop_watching()
                 try:
-                    run = self._warmed = await before.fork_template()
+                    run = self._warmed = await before.fork_run("warm")
                 finally:
                     self._watch_again(before)
             report = await run.report("warmed", "failed", within_s=_WARM_S)
@@ -351,19 +351,12 @@ def _end_unwanted(forking: asyncio.Future[InstanceProcess | None]) -> None:
         os.close(process.output)
 
 
-class BoundedTemplate(NamedTuple):
-    """A template that is alive, and whether its version has instances."""
-
-    template: FunctionTemplate
-    has_instances: bool
-
-
 def enforce_bounds(
-    templates: Collection[BoundedTemplate], *, most_bytes: int, idle_s: float
+    templates: Collection[tuple[FunctionTemplate, bool]], *, most_bytes: int, idle_s: float
 ) -> None:
     """End templates that wait for too long; then the least recently used while all take too much.
 
-    The next instance of such a function is started anew.
+    The flags say which have instances. The next instance of such a function is started anew.
     """
     now_s = time.monotonic()
     for template, has_instances in templates:
@@ -371,9 +364,9 @@ def enforce_bounds(
             template.used_s = now_s
         elif now_s - template.used_s > idle_s and not template.busy:
             template.give_up(f"its function was idle for {idle_s:g} s")
-    living = [one for one in templates if one.template.alive and not one.template.busy]
-    used_bytes = sum(one.template.memory_bytes for one in living)
-    for template, _ in sorted(living, key=lambda one: (one.has_instances, one.template.used_s)):
+    living = [pair for pair in templates if pair[0].alive and not pair[0].busy]
+    used_bytes = sum(template.memory_bytes for template, _ in living)
+    for template, _ in sorted(living, key=lambda pair: (pair[1], pair[0].used_s)):
         if used_bytes <= most_bytes:
             return
         used_bytes -= template.memory_bytes

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
@@ -105,13 +105,15 @@ class TemplateRun:
         line.close()
         return process
 
-    async def fork_template(self) -> "TemplateRun":
-        """Another template below the same keeper, which makes its example calls now."""
-        return await self._forked_run("warm")
+    async def fork_run(self, kind: Literal["warm", "spare"]) -> "TemplateRun":
+        """A fork below the same keeper.
 
-    async def fork_spare(self) -> "TemplateRun":
-        """A fork that waits for the order to be an instance, and makes no other process."""
-        return await self._forked_run("spare")
+        One to `warm` is another template, which makes its example calls now. A `spare` waits for
+        the order to be an instance, and makes no other process.
+        """
+        name = new_name(self._place)
+        process, line = await self._forked(kind, name, [])
+        return TemplateRun(name, process, self._keeper, line, self._place)
 
     async def unasked_end(self) -> str:
         """Wait until the template ends, speaks without being asked, or freezes; returns why."""
@@ -142,11 +144,6 @@ class TemplateRun:
         self._line.close()
         self._living.cancel()
         return self.process
-
-    async def _forked_run(self, kind: str) -> "TemplateRun":
-        name = new_name(self._place)
-        process, line = await self._forked(kind, name, [])
-        return TemplateRun(name, process, self._keeper, line, self._place)
 
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
