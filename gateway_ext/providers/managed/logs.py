@@ -69,7 +69,8 @@ class FunctionLog:
         self._new = folder / "log.ndjson"
         self._old = folder / "log.old.ndjson"
         self._limit_bytes = limit_bytes // 2
-        self._followers: set[_Follower] = set()
+        # New lines for those who follow, None at the end.
+        self._followers: set[asyncio.Queue[LogLine | None]] = set()
         self._starts: dict[str, StartOutput] = {}
         self._failing = False
         self._file = self._new.open("ab", buffering=0)
@@ -101,20 +102,20 @@ class FunctionLog:
         return start
 
     async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Yield the stored lines that the query selects and, with `follow`, new ones."""
-        follower = _Follower()
+        """Yield the stored lines that the query selects and, with `follow`, new ones.
+
+        A reader that is too slow misses lines.
+        """
+        follower: asyncio.Queue[LogLine | None] = asyncio.Queue(_MAX_AHEAD)
         if query.follow:
             self._followers.add(follower)
         try:
             raw = self._raw()  # before the first await: later lines reach the follower
             for line in await asyncio.to_thread(self._selected, raw, query):
                 yield line
-            while query.follow:
-                for line in await follower.lines():
-                    if _wanted(line, query):
-                        yield line
-                if follower.ended:
-                    return
+            while query.follow and (new := await follower.get()) is not None:
+                if _wanted(new, query):
+                    yield new
         finally:
             self._followers.discard(follower)
 
@@ -128,15 +129,20 @@ class FunctionLog:
 
     def close(self) -> None:
         self._file.close()
-        for follower in self._followers:
-            follower.end()
+        self._pass_on([None])
 
     def _store(self, lines: Sequence[LogLine]) -> None:
         if self._file.closed or not lines:
             return
         self._append(b"".join(map(_encoded, lines)))
+        self._pass_on(lines)
+
+    def _pass_on(self, lines: Sequence[LogLine | None]) -> None:
         for follower in self._followers:
-            follower.add(lines)
+            for line in lines:
+                if follower.full():
+                    follower.get_nowait()
+                follower.put_nowait(line)
 
     def _newest_of(self, instance: str) -> Iterator[LogLine]:
         """The newest line first; lines of other instances are not decoded."""
@@ -174,30 +180,6 @@ class FunctionLog:
         self._new.replace(self._old)
         full, self._file = self._file, self._new.open("ab", buffering=0)
         full.close()
-
-
-class _Follower:
-    """A queue of new lines for one reader; drops the oldest if the reader is too slow."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._lines: deque[LogLine] = deque(maxlen=_MAX_AHEAD)
-        self._changed = asyncio.Event()
-
-    def add(self, lines: Sequence[LogLine]) -> None:
-        self._lines.extend(lines)
-        self._changed.set()
-
-    def end(self) -> None:
-        self.ended = True
-        self._changed.set()
-
-    async def lines(self) -> list[LogLine]:
-        await self._changed.wait()
-        self._changed.clear()
-        lines = list(self._lines)
-        self._lines.clear()
-        return lines
 
 
 def _wanted(line: LogLine, query: LogQuery) -> bool:

@@ -167,20 +167,15 @@ class Replica(Generic[I]):
             try:
                 await output
             finally:
-                repeats = self._end_start(instance)
-            if not repeats:  # in a thread: the log may be full of another instance's lines
+                start = self._context.log.end_start(instance.name)
+                self._repeats = start is not None and start.repeats
+                if start is not None:
+                    self._output = start.texts
+            if not self._repeats:  # in a thread: the log may be full of another instance's lines
                 last_line = self._context.log.last_line
                 self._last_line = await asyncio.to_thread(last_line, instance.name)
         except OSError as error:  # such as too many open files
             log.warning("what %s left was not cleaned up: %s", instance.name, error)
-
-    def _end_start(self, instance: I) -> bool:
-        """Keep what a start that failed has written; whether it is what the one before wrote."""
-        start = self._context.log.end_start(instance.name)
-        self._repeats = start is not None and start.repeats
-        if start is not None:
-            self._output = start.texts
-        return self._repeats
 
     def _note_ready(self, instance: I) -> None:
         self.broken, self.slow = "", None

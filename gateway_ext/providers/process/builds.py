@@ -101,9 +101,7 @@ def _places(deployment: Deployment, settings: ProcessProviderSettings) -> list[P
 def _changed_ns(folder: Path) -> int:
     """When a file in the folder was written last, as far as it can be read."""
     newest_ns = 0
-    with contextlib.suppress(OSError), contextlib.ExitStack() as exits:
-        top = disk.open_folder(folder)
-        exits.callback(os.close, top)
+    with contextlib.suppress(OSError), disk.opened(folder) as top:
         for entry in disk.entries(top, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored):
             if entry.is_file:
                 newest_ns = max(newest_ns, entry.status.st_mtime_ns)
@@ -133,8 +131,7 @@ def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> 
     """
     digest = hashlib.sha256()
     left_bytes = most_bytes
-    source = disk.open_folder(folder)
-    try:
+    with disk.opened(folder) as source:
         if Path(f"/proc/self/fd/{source}").readlink() != folder:
             raise TreeRefused("the path was changed during the deployment")
         for entry in disk.entries(source, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored):
@@ -153,8 +150,6 @@ def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> 
                 _own(path, gid, 0o750 if entry.status.st_mode & stat.S_IXUSR else 0o640)
             else:
                 raise TreeRefused(f"{entry.path} is neither a file nor a folder")
-    finally:
-        os.close(source)
     _check_links(target)
     asked = target / _REQUIREMENTS
     if asked.is_file() and asked.stat().st_size > _MOST_REQUIREMENTS_BYTES:
@@ -177,14 +172,11 @@ def _copy_file(entry: TreeEntry, path: Path, most_bytes: int) -> bytes:
 
 def _check_links(target: Path) -> None:
     """A link must not lead out of the copy, in which nobody changes anything."""
-    top = disk.open_folder(target)
-    try:
+    with disk.opened(target) as top:
         for entry in disk.entries(top):
             leads_to = Path(os.path.realpath(target / entry.path))
             if entry.is_link and not leads_to.is_relative_to(target.resolve()):
                 raise TreeRefused(f"{entry.path} is a link that leaves the build")
-    finally:
-        os.close(top)
 
 
 def _is_ignored(name: str) -> bool:

@@ -86,8 +86,7 @@ class UpstreamProvider:
         """Poll for the first time; ProviderFailed if the other provider cannot be reached."""
         await self._http.open()
         try:
-            await self._forget_removed()
-            await self._renew_injected()
+            await self._catch_up()
             await self._poll.start(listener)
         except BaseException:
             await self._http.close()
@@ -297,17 +296,16 @@ class UpstreamProvider:
                 _log.info("the namespace %s was removed during a poll", namespace)
         return statuses
 
-    async def _forget_removed(self) -> None:
-        """Delete the extras of functions that were removed while this gateway did not run."""
-        present = {status.deployment.id for status in await self._everything()}
-        for function in self._extras.functions():
-            if function not in present:
-                await self._store(function, NOTHING)
+    async def _catch_up(self) -> None:
+        """Delete the extras of functions that were removed while this gateway did not run.
 
-    async def _renew_injected(self) -> None:
-        """Deploy GPU functions again whose injected addresses or credentials have changed."""
-        for status in await self._everything():
-            deployment = status.deployment
+        GPU functions are deployed again whose injected addresses or credentials have changed.
+        """
+        deployments = {one.deployment.id: one.deployment for one in await self._everything()}
+        for function in self._extras.functions():
+            if function not in deployments:
+                await self._store(function, NOTHING)
+        for deployment in deployments.values():
             try:
                 injected = self._injected(deployment)
                 if digest(injected) == self._extras[deployment.id].digest:
