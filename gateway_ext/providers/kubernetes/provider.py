@@ -42,6 +42,7 @@ from gateway_ext.providers.kubernetes.client import (
     ClusterClient,
     ClusterRefused,
     Json,
+    ObjectWatch,
 )
 from gateway_ext.providers.kubernetes.logs import PodLogs
 from gateway_ext.providers.kubernetes.manifest import (
@@ -50,7 +51,6 @@ from gateway_ext.providers.kubernetes.manifest import (
     ReleaseMarks,
     StoredFunction,
 )
-from gateway_ext.providers.kubernetes.watch import ObjectWatch
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
 from gateway_ext.settings import GatewaySettings
 

@@ -27,8 +27,8 @@ from gateway_ext.providers.process.instance import ChildInstance, ChildPlace
 from gateway_ext.providers.process.launch import RUNTIME, LaunchOrders, interpreter_folders
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.function import FunctionTemplate
-from gateway_ext.providers.process.template.run import TemplatePlace
+from gateway_ext.providers.process.template import FunctionTemplate
+from gateway_ext.providers.process.template_run import TemplatePlace
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from gateway_ext.providers.process.launch import (
     LaunchOrders,
     launch,
 )
-from gateway_ext.providers.process.template.function import FunctionTemplate
-from gateway_ext.providers.process.template.run import (
+from gateway_ext.providers.process.template import FunctionTemplate
+from gateway_ext.providers.process.template_run import (
     TemplatePlace,
     mark_of,
     named,

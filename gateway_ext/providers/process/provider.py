@@ -25,7 +25,7 @@ from gateway_ext.providers.process.function import (
 from gateway_ext.providers.process.launch import users_refused
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.function import enforce_bounds
+from gateway_ext.providers.process.template import enforce_bounds
 from gateway_ext.providers.process.users import MachineUsers
 
 log = logging.getLogger(__name__)

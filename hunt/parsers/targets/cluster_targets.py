@@ -8,7 +8,7 @@ from typing import Any
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.providers.kubernetes import client, logs, manifest
-from gateway_ext.providers.kubernetes.client import ClusterClient
+from gateway_ext.providers.kubernetes.client import ClusterClient, ObjectWatch
 from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
     LIFE,
@@ -16,7 +16,6 @@ from gateway_ext.providers.kubernetes.manifest import (
     stored_function,
 )
 from gateway_ext.providers.kubernetes.provider import check_settings
-from gateway_ext.providers.kubernetes.watch import ObjectWatch
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
 from gateway_ext.settings import GatewaySettings
 from hunt.parsers.parser_target import InputForm, Target
@@ -55,7 +54,7 @@ def targets() -> list[Target]:
         Target(
             "cluster-functions", _event(_functions), (ProviderFailed,),
             lambda: [_as_event(_stored())], InputForm.JSON,
-            (f"{_ROOM}/watch.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
+            (f"{_ROOM}/client.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
         ),
         Target(
             "cluster-pods", _event(_pods), (ProviderFailed,),

@@ -11,7 +11,7 @@ import pytest
 
 from gateway_ext.model import Endpoint, Resources
 from gateway_ext.openfaas.wire import status_json
-from gateway_ext.providers.process.template.run import TemplateRun
+from gateway_ext.providers.process.template_run import TemplateRun
 from tests.kit.processes.process_functions import (
     call,
     lines_with,

@@ -15,8 +15,11 @@ from common.tasks import BackgroundTasks
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
 from gateway_ext.providers.process.processes import ProcessUsage
-from gateway_ext.providers.process.template.keeper import TemplateKeeper
-from gateway_ext.providers.process.template.run import TemplatePlace, TemplateRun
+from gateway_ext.providers.process.template_run import (
+    TemplateKeeper,
+    TemplatePlace,
+    TemplateRun,
+)
 from gateway_ext.runtime.template.fork_line import TemplateBroken
 
 log = logging.getLogger(__name__)
