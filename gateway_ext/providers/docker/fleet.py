@@ -15,8 +15,10 @@ from gateway_ext.providers.docker.engine import (
     ListedContainer,
     ended_with,
 )
-from gateway_ext.providers.docker.instance import ContainerInstance, ContainerPlace
+from gateway_ext.providers.docker.instance import ContainerInstance
+from gateway_ext.providers.docker.releases import Release
 from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.managed.logs import FunctionLog
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +37,12 @@ class ContainerFleet:
         self._compared = asyncio.Event()
         self._network = asyncio.Lock()
 
-    async def start(self, body: Mapping[str, object], place: ContainerPlace) -> ContainerInstance:
+    async def start(
+        self, body: Mapping[str, object], release: Release, log: FunctionLog
+    ) -> ContainerInstance:
         """Create and start a container; it is removed again if that fails."""
-        name = f"{self._settings.name}-{place.function.name[:40]}-{token_hex(4)}"
-        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        name = f"{self._settings.name}-{log.function.name[:40]}-{token_hex(4)}"
+        instance = self._new_instance(name, release, log)
         try:
             await self.make_network()
             await self._engine.create(name, body)
@@ -50,11 +54,10 @@ class ContainerFleet:
         return instance
 
     async def adopt(
-        self, container: ListedContainer, place: ContainerPlace
+        self, name: str, release: Release, log: FunctionLog
     ) -> ContainerInstance | None:
         """Watch a container that runs already; None if it has ended meanwhile."""
-        name = container.name
-        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        instance = self._new_instance(name, release, log)
         try:
             await instance.adopt_output()
             await self._set_started(instance)
@@ -99,6 +102,13 @@ class ContainerFleet:
     async def first_comparison(self) -> None:
         """Wait until the Engine was asked once, whether it answered or not."""
         await self._compared.wait()
+
+    def _new_instance(self, name: str, release: Release, log: FunctionLog) -> ContainerInstance:
+        port, has_our_runtime = self._settings.port, release.has_our_runtime
+        self._instances[name] = ContainerInstance(
+            name, self._engine, log, self.forget, port=port, has_our_runtime=has_our_runtime
+        )
+        return self._instances[name]
 
     async def _watch(self, reconcile: Reconcile) -> None:
         pause_s = _FIRST_PAUSE_S

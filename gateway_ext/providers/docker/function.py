@@ -20,7 +20,7 @@ from gateway_ext.providers.docker.engine import (
 )
 from gateway_ext.providers.docker.fleet import ContainerFleet
 from gateway_ext.providers.docker.images import ImagePulls
-from gateway_ext.providers.docker.instance import ContainerInstance, ContainerPlace
+from gateway_ext.providers.docker.instance import ContainerInstance
 from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.docker.settings import DockerSettings
@@ -103,12 +103,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         body = container_spec.container(
             self.release, parts.settings, parts.engine.labels, injected, volume, cores
         )
-        return await parts.fleet.start(body, place_of(self.release, parts, self._log))
-
-
-def place_of(release: Release, parts: DockerParts, log: FunctionLog) -> ContainerPlace:
-    has_our_runtime = release.image is not None and release.image.has_our_template
-    return ContainerPlace(release.deployment.id, log, parts.settings.port, has_our_runtime)
+        return await parts.fleet.start(body, self.release, self._log)
 
 
 class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
@@ -227,9 +222,8 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         )
         if release is None or not container.running:
             return None
-        place = place_of(release, self._parts, self.log)
         try:
-            return await self._parts.fleet.adopt(container, place)
+            return await self._parts.fleet.adopt(container.name, release, self.log)
         except EngineAway:
             raise
         except ProviderFailed as error:

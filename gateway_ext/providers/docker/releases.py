@@ -21,6 +21,10 @@ class Release:
     image: EngineImage | None
     injected: str
 
+    @property
+    def has_our_runtime(self) -> bool:
+        return self.image is not None and self.image.has_our_template
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord:

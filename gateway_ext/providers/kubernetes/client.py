@@ -92,20 +92,13 @@ class ClusterClient:
         """The object in the answer; ClusterRefused and ClusterAway say why there is none."""
         async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
             text = await answer.read()
-        return self._object(text)
-
-    async def events(
-        self, path: str, query: Mapping[str, str], quiet_s: float
-    ) -> AsyncGenerator[Json, None]:
-        """ClusterAway if nothing arrives for `quiet_s`."""
-        async with contextlib.aclosing(self.lines(path, query, quiet_s)) as lines:
-            async for line in lines:
-                if line.strip():
-                    yield self._object(line)
+        return self.object_of(text)
 
     async def lines(
         self, path: str, query: Mapping[str, str], quiet_s: float | None
     ) -> AsyncGenerator[bytes, None]:
+        """ClusterAway if nothing arrives for `quiet_s`."""
+
         def refuse() -> None:
             raise ProviderFailed(f"{path} sends lines without an end")
 
@@ -156,7 +149,8 @@ class ClusterClient:
         except (OSError, ValueError) as error:
             raise ProviderFailed(f"{self._token}: {error}") from error
 
-    def _object(self, text: bytes) -> Json:
+    def object_of(self, text: bytes) -> Json:
+        """ProviderFailed if it is no JSON object."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -255,10 +249,11 @@ class ObjectWatch(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        events = self._client.events(self._path, query, _QUIET_S)
-        async with contextlib.aclosing(events) as stream:
-            async for event in stream:
-                self._take(event)
+        lines = self._client.lines(self._path, query, _QUIET_S)
+        async with contextlib.aclosing(lines) as events:
+            async for event in events:
+                if event.strip():
+                    self._take(self._client.object_of(event))
 
     def _take(self, event: Json) -> None:
         try:

@@ -29,16 +29,13 @@ class FunctionRecord(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
-    def deployment(self) -> Deployment:
-        """The deployment that was accepted last."""
+    def deployment(self) -> Deployment: ...  # the one that was accepted last
 
     @property
-    def folder(self) -> Path:
-        """Made again when a function of this name is deployed for the first time; not stored."""
+    def folder(self) -> Path: ...  # where the record is; another one for each life of a name
 
     @property
-    def created_at(self) -> datetime:
-        """The time of the first deployment."""
+    def created_at(self) -> datetime: ...  # the time of the first deployment
 
     @property
     def wanted(self) -> int: ...

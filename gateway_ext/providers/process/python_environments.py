@@ -138,7 +138,7 @@ class PythonEnvironments:
     @contextlib.asynccontextmanager
     async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
         """Wait until a build of this namespace may run; another's builds take only some turns."""
-        most = self._settings.build.at_once_of_one
+        most = self._limits.at_once_of_one
         own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
         if own.locked() or self._turns.locked():
             note("waiting for other builds to end")

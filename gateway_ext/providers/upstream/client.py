@@ -31,10 +31,14 @@ class ProviderSite(NamedTuple):
     path: str
 
     @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """The URL without a slash at its end."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        return f"http://{self.address}{self.path}"
 
 
 def provider_site(url: str) -> ProviderSite:

@@ -443,9 +443,8 @@ class FunctionPoll:
 
         The endpoints differ in their names only: the other provider chooses the replica of a call.
         """
-        host = f"[{self._site.host}]" if ":" in self._site.host else self._site.host
-        address = f"tcp:{host}:{self._site.port}"
-        return Endpoint(f"{function}/{number}", address, f"{self._site.path}/function/{function}")
+        prefix = f"{self._site.path}/function/{function}"
+        return Endpoint(f"{function}/{number}", f"tcp:{self._site.address}", prefix)
 
     def _shorten_interval(self) -> None:
         self._short_until_s = asyncio.get_running_loop().time() + _PATIENCE_S

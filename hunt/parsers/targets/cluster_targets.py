@@ -102,7 +102,7 @@ def _event(watch: Callable[[WatchedFunctions], ObjectWatch[Any]]) -> Callable[[b
 
     def take(data: bytes) -> Any:
         view = WatchedFunctions()
-        watch(view)._take(_CLIENT._object(data))  # noqa: SLF001 - as above
+        watch(view)._take(_CLIENT.object_of(data))  # noqa: SLF001 - as above
         return [view.status(each.deployment.id) for each in view.all()]
 
     return take
