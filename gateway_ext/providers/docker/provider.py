@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
@@ -16,20 +16,267 @@ from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.engine import (
+    EngineAway,
     EngineClient,
+    EngineImage,
+    EngineRefused,
     ListedContainer,
 )
 from gateway_ext.providers.docker.fleet import ContainerFleet
-from gateway_ext.providers.docker.function import ContainerFunction, DockerParts
 from gateway_ext.providers.docker.images import ImagePulls
+from gateway_ext.providers.docker.instance import ContainerInstance
 from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.docker.settings import DockerSettings
-from gateway_ext.providers.function_environment import injected_digest
+from gateway_ext.providers.function_environment import gpu_environment, injected_digest
+from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.providers.managed.replicas import ReplicaContext, ReplicaSet
 
 log = logging.getLogger(__name__)
+
+
+_NO_IMAGE = "no such image"
+
+
+@dataclass(frozen=True, slots=True)
+class DockerParts:
+    """What all functions of a docker provider share."""
+
+    settings: DockerSettings
+    engine: EngineClient
+    fleet: ContainerFleet
+    images: ImagePulls
+    volumes: SecretVolumes
+    injection: Injection | None
+
+    def injected(self, deployment: Deployment) -> Mapping[str, str]:
+        """Variables that activate the shim; none unless the function uses a GPU."""
+        return gpu_environment(self.injection, deployment)
+
+    def check(self, deployment: Deployment, image: EngineImage) -> None:
+        """BadDeployment if the function uses a GPU and its image has no shim."""
+        wants_gpu = self.injection is not None and function_options.of(deployment).gpu
+        if wants_gpu and not image.has_our_template:
+            name = deployment.image
+            raise BadDeployment(f"image {name} is not built on a template of ours: it has no shim")
+
+
+_STARTS = "its container takes no calls yet"
+
+
+class ContainerVersion(ReplicaSet[ContainerInstance]):
+    """Replicas of one release, whose image is on the Engine."""
+
+    def __init__(
+        self,
+        release: Release,
+        parts: DockerParts,
+        log: FunctionLog,
+        changed: Callable[[], None],
+        running: Iterable[ContainerInstance] = (),
+    ) -> None:
+        super().__init__(ReplicaContext(changed, log, parts.settings, _STARTS), running)
+        self.release = release
+        self._parts = parts
+        self._log = log
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.release.deployment
+
+    async def _make(self) -> ContainerInstance:
+        try:
+            return await self._start()
+        except EngineRefused as refused:
+            if _NO_IMAGE not in refused.message.lower() or self.release.image is None:
+                raise
+        # The image was deleted while no container of it existed.
+        image = await self._parts.engine.image(self.release.image.id)
+        image = image or await self._parts.images.ready(self.deployment.image)
+        self.release = replace(self.release, image=image)
+        return await self._start()
+
+    async def _start(self) -> ContainerInstance:
+        parts = self._parts
+        volume = await parts.volumes.ready(self.release)
+        injected = parts.injected(self.deployment)
+        limits = self.deployment.limits
+        cores = await parts.engine.cores() if limits and limits.cpu else 1
+        body = container_spec.container(
+            self.release, parts.settings, parts.engine.labels, injected, volume, cores
+        )
+        return await parts.fleet.start(body, self.release, self._log)
+
+
+class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
+    """A deployed function; after a restart of the gateway its containers are adopted."""
+
+    note_suffix = "deploy"
+    usage_over_s = 0.5
+
+    def __init__(
+        self,
+        record: ReleaseRecord,
+        parts: DockerParts,
+        store: RecordStore[ReleaseRecord],
+        listener: FunctionListener,
+    ) -> None:
+        super().__init__(record, store, parts.settings, listener)
+        self._parts = parts
+        self._resumed = False  # before that its containers are not known
+        self._tidying = BackgroundTasks(log, "deleting secrets")
+
+    def notify(self) -> None:
+        self._rollout.notify()
+
+    async def resume(self, containers: Sequence[ListedContainer]) -> None:
+        """Adopt its running containers, and start the missing ones."""
+        running = await self._adopted(containers)
+        self._resumed = True
+        record = self.record
+        serving = record.before if record.before is not None else record.release
+        if serving.image is not None:
+            adopted = running.get(serving.id, [])
+            self._rollout.start_with(self._version(serving, adopted))
+        if record.before is not None or record.release.image is None:
+            coming = running.get(record.release.id, [])
+            self._rollout.begin(lambda: self._make(record.release, coming))
+
+    def begin(self) -> None:
+        """Store the record and start its release; the current release serves until it is ready."""
+        self._resumed = True
+        self._store.save(self.record)
+        release = self.record.release
+        self._rollout.begin(lambda: self._make(release))
+
+    def update(self, release: Release, wanted: int) -> None:
+        if not self._resumed:
+            serving = self.record.before or self.record.release
+            before = serving if serving.image is not None else None
+            self.record = replace(self.record, release=release, before=before, wanted=wanted)
+            self._store.save(self.record)
+            return
+        current = self._rollout.current
+        before = current.release if current is not None else None
+        self.record = replace(self.record, release=release, before=before, wanted=wanted)
+        self.begin()
+
+    async def stop(self, *, drain: bool) -> None:
+        """The secrets of its releases are deleted too."""
+        releases = {release.id: release for release in self.releases}
+        await super().stop(drain=drain)
+        for release in releases.values():
+            await self._tidy(release)
+
+    async def detach(self) -> None:
+        """Leave its containers running for the next gateway."""
+        self._tidying.cancel()
+        try:
+            await self._rollout.detach()
+        finally:
+            self.log.close()
+
+    @property
+    def secrets(self) -> set[str]:
+        return {name for release in self.releases for name in release.deployment.secrets}
+
+    @property
+    def releases(self) -> list[Release]:
+        """Releases that containers run of, now or soon; a release may be listed twice."""
+        return [*self.record.releases, *(version.release for version in self._rollout.present)]
+
+    def took_over(self, version: ContainerVersion) -> None:
+        """Forget the release before this one: the next gateway must not start it again."""
+        if version.release.id == self.record.release.id:
+            self.record = replace(self.record, before=None)
+            try:
+                self._store.save(self.record)
+            except OSError as error:  # the next change stores it; no caller waits for this one
+                text = "the next gateway starts the previous release once more"
+                log.error("%s: %s: %s", self.deployment.id, text, error)
+
+    def instances_ended(self, version: ContainerVersion) -> None:
+        """Delete the secrets of a release that no container belongs to any more."""
+        if version.release.id not in {release.id for release in self.releases}:
+            self._tidying.start(self._tidy(version.release))
+
+    async def _adopted(
+        self, containers: Iterable[ListedContainer]
+    ) -> Mapping[str, list[ContainerInstance]]:
+        instances: dict[str, list[ContainerInstance]] = {
+            release.id: [] for release in self.record.releases
+        }
+        try:
+            for container in containers:
+                instance = await self._adopt(container)
+                if instance is not None:
+                    instances[container.release].append(instance)
+        except BaseException:
+            for instance in (one for several in instances.values() for one in several):
+                self._parts.fleet.forget(instance.name)  # the next comparison adopts them again
+            raise
+        return instances
+
+    async def _adopt(self, container: ListedContainer) -> ContainerInstance | None:
+        """None for a container of no known release, which the provider removes."""
+        release = next(
+            (release for release in self.record.releases if release.id == container.release), None
+        )
+        if release is None or not container.running:
+            return None
+        try:
+            return await self._parts.fleet.adopt(container.name, release, self.log)
+        except EngineAway:
+            raise
+        except ProviderFailed as error:
+            log.warning("container %s is not adopted: %s", container.name, error)
+            return None
+
+    async def _make(
+        self, release: Release, running: Iterable[ContainerInstance] = ()
+    ) -> ContainerVersion:
+        if release.image is None:
+            self.note(f"image {release.deployment.image} is on its way")
+            image = await self._image(release.deployment.image)
+            self._parts.check(release.deployment, image)
+            release = replace(release, image=image)
+            if self.record.release.id == release.id:
+                self.record = replace(self.record, release=release)
+                self._store.save(self.record)
+        return self._version(release, running)
+
+    async def _image(self, name: str) -> EngineImage:
+        """Try until the image is there; BadDeployment ends it, a failing registry does not."""
+        settings = self._parts.settings
+        pause_s = settings.first_pause_s
+        while True:
+            try:
+                return await self._parts.images.ready(name)
+            except ProviderFailed as error:
+                self._rollout.report_failure(f"{error}; it is tried again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, settings.longest_pause_s)
+
+    def _version(
+        self, release: Release, running: Iterable[ContainerInstance] = ()
+    ) -> ContainerVersion:
+        return ContainerVersion(release, self._parts, self.log, self._rollout.changed, running)
+
+    async def _tidy(self, release: Release) -> None:
+        try:
+            await self._parts.volumes.remove(release)
+        except ProviderFailed as error:
+            log.warning("secrets of %s are removed later: %s", self.deployment.id, error)
+
+    async def _measure(self) -> InstanceUsage:
+        names = [one.name for version in self._rollout.versions for one in version.instances]
+        usages = await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
+        return InstanceUsage(
+            sum(usage.cpu_s for usage in usages), sum(usage.memory_bytes for usage in usages)
+        )
 
 
 class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):

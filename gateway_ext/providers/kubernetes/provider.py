@@ -44,14 +44,18 @@ from gateway_ext.providers.kubernetes.client import (
     Json,
     ObjectWatch,
 )
-from gateway_ext.providers.kubernetes.logs import PodLogs
 from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
     GATEWAY,
     ReleaseMarks,
     StoredFunction,
 )
-from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
+from gateway_ext.providers.kubernetes.watched_functions import (
+    PodLogs,
+    PodState,
+    WatchedFunctions,
+    pod_state,
+)
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

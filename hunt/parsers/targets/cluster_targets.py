@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.kubernetes import client, logs, manifest
+from gateway_ext.providers.kubernetes import client, manifest, watched_functions
 from gateway_ext.providers.kubernetes.client import ClusterClient, ObjectWatch
 from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
@@ -67,9 +67,9 @@ def targets() -> list[Target]:
             (f"{_ROOM}/client.py",), _CLUSTER, "1 MiB",
         ),
         Target(
-            "cluster-log-line", lambda data: logs._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
+            "cluster-log-line", lambda data: watched_functions._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
             lambda: [b"2026-01-02T03:04:05.123456789Z a line"], InputForm.TEXT,
-            (f"{_ROOM}/logs.py",), "functions, by their output", _LINE_BOUND,
+            (f"{_ROOM}/watched_functions.py",), "functions, by their output", _LINE_BOUND,
         ),
         Target(
             "cluster-settings", _settings, (BadRequest,),
