@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
 from gateway_ext.providers.process.provider import ProcessProvider
 from gateway_ext.providers.process.settings import (
@@ -19,7 +18,6 @@ from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
 _FUNCTIONS = "functions"
-_CONTAINERS = "containers"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
 _CERTIFICATES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
@@ -39,7 +37,7 @@ def make_provider(
     if settings.provider == "upstream":
         return UpstreamProvider(settings, injection)
     if settings.provider == "docker":
-        return DockerProvider(_docker(settings), injection)
+        return DockerProvider(settings, DockerBounds(drain_s=settings.drain_s), injection)
     if settings.provider == "kubernetes":
         return KubernetesProvider(settings, injection)
     known = "process, docker, kubernetes or upstream"
@@ -72,21 +70,6 @@ def _build_limits(settings: GatewaySettings) -> BuildLimits:
     )
     limits.check()
     return limits
-
-
-def _docker(settings: GatewaySettings) -> DockerSettings:
-    tls, registries = settings.docker_tls_dir, settings.docker_config
-    return DockerSettings(
-        state=Path(settings.state_dir) / _CONTAINERS,
-        url=settings.docker_url,
-        tls=Path(tls) if tls else None,
-        name=settings.docker_name,
-        network=settings.docker_network,
-        gpu_mount=settings.docker_gpu_mount,
-        pull=settings.docker_pull,
-        registries=Path(registries) if registries else None,
-        drain_s=settings.drain_s,
-    )
 
 
 def _is_for_pip(name: str) -> bool:

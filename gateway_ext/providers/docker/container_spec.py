@@ -10,8 +10,8 @@ from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.providers.docker.engine import FUNCTION, RELEASE
 from gateway_ext.providers.docker.releases import Release
-from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import container_environment
+from gateway_ext.settings import GatewaySettings
 
 SECRETS = "/var/openfaas/secrets"
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*(:[\w.-]+)?"
@@ -46,7 +46,7 @@ def ignored(deployment: Deployment) -> list[str]:
 
 def container(
     release: Release,
-    settings: DockerSettings,
+    settings: GatewaySettings,
     labels: Mapping[str, str],
     injected: Mapping[str, str],
     secrets_volume: str,
@@ -70,7 +70,7 @@ def container(
         },
         "HostConfig": {
             **_resources(deployment, cores),
-            "NetworkMode": settings.network,
+            "NetworkMode": settings.docker_network,
             "RestartPolicy": {"Name": "no"},
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
@@ -132,7 +132,7 @@ def _read(key: str, text: str, read: Any) -> float:
 
 
 def _mounts(
-    settings: DockerSettings, injected: Mapping[str, str], secrets_volume: str
+    settings: GatewaySettings, injected: Mapping[str, str], secrets_volume: str
 ) -> list[dict[str, Any]]:
     mounts = []
     if secrets_volume:
@@ -141,7 +141,7 @@ def _mounts(
     if kind == "unix" and path.startswith("/"):
         # The folder is mounted, as each start of the GPU manager makes a new socket in it.
         folder = str(PurePosixPath(path).parent)
-        source = settings.gpu_mount or folder
+        source = settings.docker_gpu_mount or folder
         mounts.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
     return mounts
 

@@ -17,8 +17,8 @@ from gateway_ext.providers.docker.engine import (
 )
 from gateway_ext.providers.docker.instance import ContainerInstance
 from gateway_ext.providers.docker.releases import Release
-from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +30,20 @@ Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
 class ContainerFleet:
     """Instances by name, from before the creation of their container to its removal."""
 
-    def __init__(self, engine: EngineClient, settings: DockerSettings) -> None:
+    def __init__(self, engine: EngineClient, settings: GatewaySettings, port: int) -> None:
         self._engine = engine
-        self._settings = settings
+        self._name = settings.docker_name
+        self._network = settings.docker_network
+        self._port = port
         self._instances: dict[str, ContainerInstance] = {}
         self._compared = asyncio.Event()
-        self._network = asyncio.Lock()
+        self._making_network = asyncio.Lock()
 
     async def start(
         self, body: Mapping[str, object], release: Release, log: FunctionLog
     ) -> ContainerInstance:
         """Create and start a container; it is removed again if that fails."""
-        name = f"{self._settings.name}-{log.function.name[:40]}-{token_hex(4)}"
+        name = f"{self._name}-{log.function.name[:40]}-{token_hex(4)}"
         instance = self._new_instance(name, release, log)
         try:
             await self.make_network()
@@ -71,17 +73,19 @@ class ContainerFleet:
 
     async def make_network(self) -> None:
         """Create the network of functions unless one of its name exists."""
-        name = self._settings.network
-        async with self._network:  # concurrent requests would create two networks of one name
+        name = self._network
+        async with (
+            self._making_network
+        ):  # concurrent requests would create two networks of one name
             if not await self._engine.has_network(name):
                 await self._engine.make_network(network(name, self._engine.labels))
 
     async def remove_network(self) -> None:
         """Remove the network of functions, if this gateway made it and it is empty."""
         try:
-            await self._engine.remove_network(self._settings.network)
+            await self._engine.remove_network(self._network)
         except ProviderFailed as error:
-            log.warning("the network %s is still there: %s", self._settings.network, error)
+            log.warning("the network %s is still there: %s", self._network, error)
 
     async def watch(self, reconcile: Reconcile) -> None:
         """Follow the Engine's events, and compare its containers with the instances regularly.
@@ -104,9 +108,10 @@ class ContainerFleet:
         await self._compared.wait()
 
     def _new_instance(self, name: str, release: Release, log: FunctionLog) -> ContainerInstance:
-        port, has_our_runtime = self._settings.port, release.has_our_runtime
         self._instances[name] = ContainerInstance(
-            name, self._engine, log, self.forget, port=port, has_our_runtime=has_our_runtime
+            *(name, self._engine, log, self.forget),
+            port=self._port,
+            has_our_runtime=release.has_our_runtime,
         )
         return self._instances[name]
 
@@ -188,12 +193,12 @@ class ContainerFleet:
     async def _inspected(self, instance: ContainerInstance) -> ContainerState | None:
         """None also if the Engine does not answer: its end is known already."""
         try:
-            return await self._engine.inspect(instance.name, self._settings.network)
+            return await self._engine.inspect(instance.name, self._network)
         except ProviderFailed:
             return None
 
     async def _set_started(self, instance: ContainerInstance) -> None:
-        state = await self._engine.inspect(instance.name, self._settings.network)
+        state = await self._engine.inspect(instance.name, self._network)
         if state is None:
             instance.set_ended("is gone: another program removed it")
         elif not state.running:
@@ -201,4 +206,4 @@ class ContainerFleet:
         elif state.address:
             instance.set_started(state.address)
         else:
-            raise ProviderFailed(f"it has no address in the network {self._settings.network}")
+            raise ProviderFailed(f"it has no address in the network {self._network}")

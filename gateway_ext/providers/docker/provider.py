@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from common.tasks import BackgroundTasks
-from gateway_ext.errors import BadDeployment, ProviderFailed
+from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
@@ -27,13 +29,14 @@ from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.docker.instance import ContainerInstance
 from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
-from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
 from gateway_ext.providers.managed.replicas import ReplicaContext, ReplicaSet
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +44,25 @@ log = logging.getLogger(__name__)
 _NO_IMAGE = "no such image"
 
 
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,30}")
+_PULLS = frozenset({"missing", "always", "never"})
+
+
+@dataclass(frozen=True, slots=True)
+class DockerBounds(ManagedSettings):
+    """Bounds on pulls, too, and the port at which containers are called."""
+
+    pull_answer_s: float = 15.0
+    pull_quiet_s: float = 600.0
+    port: int = 8080
+
+
 @dataclass(frozen=True, slots=True)
 class DockerParts:
     """What all functions of a docker provider share."""
 
-    settings: DockerSettings
+    settings: GatewaySettings
+    bounds: DockerBounds
     engine: EngineClient
     fleet: ContainerFleet
     images: ImagePulls
@@ -78,7 +95,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         changed: Callable[[], None],
         running: Iterable[ContainerInstance] = (),
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.settings, _STARTS), running)
+        super().__init__(ReplicaContext(changed, log, parts.bounds, _STARTS), running)
         self.release = release
         self._parts = parts
         self._log = log
@@ -124,7 +141,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         store: RecordStore[ReleaseRecord],
         listener: FunctionListener,
     ) -> None:
-        super().__init__(record, store, parts.settings, listener)
+        super().__init__(record, store, parts.bounds, listener)
         self._parts = parts
         self._resumed = False  # before that its containers are not known
         self._tidying = BackgroundTasks(log, "deleting secrets")
@@ -250,15 +267,15 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     async def _image(self, name: str) -> EngineImage:
         """Try until the image is there; BadDeployment ends it, a failing registry does not."""
-        settings = self._parts.settings
-        pause_s = settings.first_pause_s
+        bounds = self._parts.bounds
+        pause_s = bounds.first_pause_s
         while True:
             try:
                 return await self._parts.images.ready(name)
             except ProviderFailed as error:
                 self._rollout.report_failure(f"{error}; it is tried again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, settings.longest_pause_s)
+            pause_s = min(2 * pause_s, bounds.longest_pause_s)
 
     def _version(
         self, release: Release, running: Iterable[ContainerInstance] = ()
@@ -284,18 +301,21 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     name = "docker"
 
-    def __init__(self, settings: DockerSettings, injection: Injection | None = None) -> None:
-        settings.check()
-        self._settings = settings
-        self._store = RecordStore(settings.state, ReleaseRecord)
-        super().__init__(self._store)
-        engine = EngineClient(settings.url, settings.name, settings.tls, settings.pull_quiet_s)
+    def __init__(
+        self, settings: GatewaySettings, bounds: DockerBounds, injection: Injection | None = None
+    ) -> None:
+        check_settings(settings)
+        super().__init__(RecordStore(Path(settings.state_dir) / "containers", ReleaseRecord))
+        name, registries = settings.docker_name, settings.docker_config
+        tls = Path(settings.docker_tls_dir) if settings.docker_tls_dir else None
+        engine = EngineClient(settings.docker_url, name, tls, bounds.pull_quiet_s)
         self._parts = DockerParts(
             settings,
+            bounds,
             engine,
-            ContainerFleet(engine, settings),
-            ImagePulls(engine, settings.pull, settings.registries),
-            SecretVolumes(engine, settings.name, self._secrets.value),
+            ContainerFleet(engine, settings, bounds.port),
+            ImagePulls(engine, settings.docker_pull, Path(registries) if registries else None),
+            SecretVolumes(engine, name, self._secrets.value),
             injection,
         )
         self._resuming: dict[FunctionId, ContainerFunction] = {}  # their containers are not known
@@ -319,7 +339,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             return  # another gateway uses the state folder and its containers
         functions, self._functions = list(self._functions.values()), {}
         if self._leaving:  # the next gateway removes what is left after this time
-            patience_s = self._settings.drain_s + self._settings.stop_s
+            patience_s = self._parts.bounds.drain_s + self._parts.bounds.stop_s
             await asyncio.wait(list(self._leaving), timeout=patience_s)
         for task in self._leaving:
             task.cancel()
@@ -336,7 +356,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         options = function_options.of(deployment)
         container_spec.check(deployment)
         self._check(deployment, update=update)
-        image = await self._parts.images.within(deployment.image, self._settings.pull_answer_s)
+        image = await self._parts.images.within(deployment.image, self._parts.bounds.pull_answer_s)
         if image is not None:
             self._parts.check(deployment, image)
         async with self._deploying:
@@ -431,3 +451,14 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             await function.stop(drain=True)
         finally:
             await asyncio.to_thread(self._store.discard, function.record.folder)
+
+
+def check_settings(settings: GatewaySettings) -> None:
+    """BadRequest names the value that is not allowed."""
+    name, network, pull = settings.docker_name, settings.docker_network, settings.docker_pull
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"docker_name: {name!r}: letters, digits, `_`, `.`, `-` (31)")
+    if not _NAME.fullmatch(network):
+        raise BadRequest(f"docker_network: {network!r} is no name of a network")
+    if pull not in _PULLS:
+        raise BadRequest(f"docker_pull: {pull!r}: {', '.join(sorted(_PULLS))} is expected")

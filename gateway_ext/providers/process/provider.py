@@ -37,13 +37,13 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     """Implements `gateway_ext.ports.Provider`."""
 
     name = "process"
+    _store: BuildStore
 
     def __init__(
         self, settings: ProcessProviderSettings, injection: Injection | None = None
     ) -> None:
         self._settings = settings
-        self._store = BuildStore(settings.state)
-        super().__init__(self._store)
+        super().__init__(BuildStore(settings.state))
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
         self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
         self._users: MachineUsers | None = None  # without root's rights there are none

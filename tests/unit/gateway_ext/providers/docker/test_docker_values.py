@@ -19,10 +19,11 @@ from gateway_ext.providers.docker.engine import (
     ended_with,
 )
 from gateway_ext.providers.docker.images import credentials_for
+from gateway_ext.providers.docker.provider import check_settings
 from gateway_ext.providers.docker.releases import Release, ReleaseRecord
-from gateway_ext.providers.docker.settings import DockerSettings
 from gateway_ext.providers.function_environment import injected_digest
 from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.settings import GatewaySettings
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 USUAL = "https://index.usual.io/v1/"
@@ -34,7 +35,7 @@ def deployed(**how: Any) -> Deployment:
 
 
 def body(injected: dict[str, str] | None = None, volume: str = "", **how: Any) -> dict[str, Any]:
-    settings = DockerSettings(Path("s"), gpu_mount=how.pop("gpu_mount", ""))
+    settings = GatewaySettings(docker_gpu_mount=how.pop("gpu_mount", ""))
     release = Release("r1", deployed(**how), EngineImage("sha256:1", has_our_template=True), "")
     labels = {"com.gpufaas.gateway": "g"}
     return container_spec.container(release, settings, labels, injected or {}, volume, cores=4)
@@ -201,11 +202,16 @@ def test_credentials_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"name": "a b"}, {"name": ""}, {"network": "-"}, {"pull": "sometimes"}],
+    [
+        GatewaySettings(docker_name="a b"),
+        GatewaySettings(docker_name=""),
+        GatewaySettings(docker_network="-"),
+        GatewaySettings(docker_pull="sometimes"),
+    ],
 )
-def test_settings_are_refused_when_they_cannot_be(wrong: Any) -> None:
+def test_settings_are_refused_when_they_cannot_be(wrong: GatewaySettings) -> None:
     with pytest.raises(BadRequest):
-        DockerSettings(Path("s"), **wrong).check()
+        check_settings(wrong)
 
 
 @pytest.mark.parametrize(
