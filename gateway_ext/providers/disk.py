@@ -63,9 +63,14 @@ class TreeEntry(NamedTuple):
         return handle
 
 
-def open_folder(folder: Path) -> int:
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[int]:
     """A descriptor of a folder that is no link itself."""
-    return os.open(folder, _FOLDER)
+    handle = os.open(folder, _FOLDER)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def entries(
@@ -112,11 +117,8 @@ def entries(
 
 def size_bytes(folder: Path) -> int:
     """Bytes on disk of all in a folder, which may change meanwhile; TreeRefused as in `entries`."""
-    top = open_folder(folder)
-    try:
+    with opened(folder) as top:
         return sum(entry.status.st_blocks * 512 for entry in entries(top, changing=True))
-    finally:
-        os.close(top)
 
 
 def close_for_others(folder: Path, made_by: int) -> None:
@@ -126,8 +128,7 @@ def close_for_others(folder: Path, made_by: int) -> None:
     user who made it: a link of the file system to somebody else's file looks like a file in it.
     """
     given: set[tuple[int, int]] = set()  # files that are in the tree under several names
-    top = open_folder(folder)
-    try:
+    with opened(folder) as top:
         _give_to_root(top, os.fstat(top), made_by, str(folder))
         for entry in entries(top):
             identity = (entry.status.st_dev, entry.status.st_ino)
@@ -136,20 +137,15 @@ def close_for_others(folder: Path, made_by: int) -> None:
             if entry.status.st_nlink > 1 and not entry.is_folder:
                 given.add(identity)
             _close_entry(entry, made_by)
-    finally:
-        os.close(top)
 
 
 def give_to(folder: Path, uid: int, gid: int) -> None:
     """Give a folder and all in it to another user and group; links are not followed."""
-    top = open_folder(folder)
-    try:
+    with opened(folder) as top:
         os.fchown(top, uid, gid)
         for entry in entries(top):
             if not entry.is_file or entry.status.st_nlink == 1:
                 os.chown(entry.name, uid, gid, dir_fd=entry.parent, follow_symlinks=False)
-    finally:
-        os.close(top)
 
 
 def remove(folder: Path) -> None:

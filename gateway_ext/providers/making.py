@@ -1,26 +1,17 @@
 """Makes the provider that the settings name."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
 from gateway_ext.providers.process.provider import ProcessProvider
-from gateway_ext.providers.process.settings import (
-    BuildLimits,
-    ProcessProviderSettings,
-)
+from gateway_ext.providers.process.settings import ProcessBounds
 from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
-_FUNCTIONS = "functions"
-_CONTAINERS = "containers"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
 _CERTIFICATES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
@@ -36,70 +27,17 @@ def make_provider(
     Variables of `environment` that tell pip where packages are go to the process provider.
     """
     if settings.provider == "process":
-        return ProcessProvider(_process(settings, environment), injection)
+        for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
+        bounds = ProcessBounds(drain_s=settings.drain_s, pip_environment=for_pip)
+        return ProcessProvider(settings, bounds, injection)
     if settings.provider == "upstream":
         return UpstreamProvider(settings, injection)
     if settings.provider == "docker":
-        return DockerProvider(_docker(settings), injection)
+        return DockerProvider(settings, DockerBounds(drain_s=settings.drain_s), injection)
     if settings.provider == "kubernetes":
-        return KubernetesProvider(_kubernetes(settings), injection)
+        return KubernetesProvider(settings, injection)
     known = "process, docker, kubernetes or upstream"
     raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")
-
-
-def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
-    for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
-    return ProcessProviderSettings(
-        state=Path(settings.state_dir) / _FUNCTIONS,
-        builds=Path(settings.builds_dir),
-        roots=tuple(Path(root) for root in settings.roots),
-        base_python=Path(settings.base_python or sys.executable),
-        visible=tuple(Path(folder) for folder in settings.visible),
-        pip_environment=for_pip,
-        shows_errors=settings.shows_errors,
-        drain_s=settings.drain_s,
-        build=_build_limits(settings),
-        template_bytes=settings.template_bytes,
-    )
-
-
-def _build_limits(settings: GatewaySettings) -> BuildLimits:
-    limits = BuildLimits(
-        network=settings.build_network,
-        timeout_s=settings.build_timeout_s,
-        memory_bytes=settings.build_memory_bytes,
-        disk_bytes=settings.build_disk_bytes,
-        at_once=settings.builds_at_once,
-    )
-    limits.check()
-    return limits
-
-
-def _docker(settings: GatewaySettings) -> DockerSettings:
-    tls, registries = settings.docker_tls_dir, settings.docker_config
-    return DockerSettings(
-        state=Path(settings.state_dir) / _CONTAINERS,
-        url=settings.docker_url,
-        tls=Path(tls) if tls else None,
-        name=settings.docker_name,
-        network=settings.docker_network,
-        gpu_mount=settings.docker_gpu_mount,
-        pull=settings.docker_pull,
-        registries=Path(registries) if registries else None,
-        drain_s=settings.drain_s,
-    )
-
-
-def _kubernetes(settings: GatewaySettings) -> KubernetesSettings:
-    return KubernetesSettings(
-        url=settings.kubernetes_url,
-        credentials=Path(settings.kubernetes_credentials_dir),
-        name=settings.kubernetes_name,
-        namespaces=settings.kubernetes_namespaces,
-        pull=settings.kubernetes_pull,
-        pull_secrets=settings.kubernetes_pull_secrets,
-        gpu_pod=settings.kubernetes_gpu_pod,
-    )
 
 
 def _is_for_pip(name: str) -> bool:

@@ -1,17 +1,18 @@
-"""Bodies of requests that create containers and networks. Pure."""
+"""What a container is: its release as it is stored, and bodies of requests. Pure."""
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options, quantities
-from gateway_ext.providers.docker.engine import FUNCTION, RELEASE
-from gateway_ext.providers.docker.releases import Release
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.engine import FUNCTION, RELEASE, EngineImage
 from gateway_ext.providers.function_environment import container_environment
+from gateway_ext.settings import GatewaySettings
 
 SECRETS = "/var/openfaas/secrets"
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:\d+)?(/[a-zA-Z0-9][a-zA-Z0-9._-]*)*(:[\w.-]+)?"
@@ -44,9 +45,46 @@ def ignored(deployment: Deployment) -> list[str]:
     return [one for one in deployment.constraints if not function_options.is_gpu_constraint(one)]
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A deployment with what all its containers share.
+
+    `image` is the image that the name meant when it was resolved, None until it is on the Engine.
+    `injected` is a digest of the injected variables: it differs when they would differ today.
+    """
+
+    id: str
+    deployment: Deployment
+    image: EngineImage | None
+    injected: str
+
+    @property
+    def has_our_runtime(self) -> bool:
+        return self.image is not None and self.image.has_our_template
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """A function as it is stored; `before` serves until `release` is ready."""
+
+    release: Release
+    before: Release | None
+    folder: Path
+    created_at: datetime
+    wanted: int
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.release.deployment
+
+    @property
+    def releases(self) -> list[Release]:
+        return [release for release in (self.before, self.release) if release is not None]
+
+
 def container(
     release: Release,
-    settings: DockerSettings,
+    settings: GatewaySettings,
     labels: Mapping[str, str],
     injected: Mapping[str, str],
     secrets_volume: str,
@@ -70,7 +108,7 @@ def container(
         },
         "HostConfig": {
             **_resources(deployment, cores),
-            "NetworkMode": settings.network,
+            "NetworkMode": settings.docker_network,
             "RestartPolicy": {"Name": "no"},
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
@@ -132,7 +170,7 @@ def _read(key: str, text: str, read: Any) -> float:
 
 
 def _mounts(
-    settings: DockerSettings, injected: Mapping[str, str], secrets_volume: str
+    settings: GatewaySettings, injected: Mapping[str, str], secrets_volume: str
 ) -> list[dict[str, Any]]:
     mounts = []
     if secrets_volume:
@@ -141,7 +179,7 @@ def _mounts(
     if kind == "unix" and path.startswith("/"):
         # The folder is mounted, as each start of the GPU manager makes a new socket in it.
         folder = str(PurePosixPath(path).parent)
-        source = settings.gpu_mount or folder
+        source = settings.docker_gpu_mount or folder
         mounts.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
     return mounts
 

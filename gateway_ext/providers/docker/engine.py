@@ -1,4 +1,4 @@
-"""The Docker Engine's HTTP API: a connection, requests with typed answers, its streams' lines."""
+"""The Docker Engine's HTTP API: requests with typed answers, and the lines of its streams."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +19,21 @@ from common.liveness import signal_name
 from common.numerals import natural
 from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, ProviderFailed
+from gateway_ext.providers.http_api import BAD, CONNECT_S, lines, refusal, translated
+from gateway_ext.providers.managed.function import InstanceUsage
 from gateway_ext.providers.managed.instance import exited_with
+
+log = logging.getLogger(__name__)
 
 OURS = "com.gpufaas.gateway"
 FUNCTION = "com.gpufaas.function"
 RELEASE = "com.gpufaas.release"
 TEMPLATE = "com.gpufaas.template"
 _FORBIDDEN, _GONE, _CONFLICT = 403, 404, 409
-_PULL_BEGINS_S, _SLACK_S = 120.0, 30.0
-_CHUNK = 1 << 16
+# Docker 20.10 supports 1.41; 1.47 is the newest version that was tested.
+_OLDEST, _NEWEST = (1, 41), (1, 47)
+_ANSWER_S, _PULL_BEGINS_S, _SLACK_S = 60.0, 120.0, 30.0
+_CHUNK, _LONGEST_LINE_BYTES, _LONGEST_MESSAGE = 1 << 16, 1 << 20, 1000
 _NS = 1e9
 # A program may exit with 128 and more by itself, so only those that end programs are believed.
 _ENDING = frozenset(
@@ -62,27 +68,6 @@ class ContainerState(NamedTuple):
     why: str
 
 
-class ContainerEnd(NamedTuple):
-    """The event that a container has ended."""
-
-    name: str
-    status: str
-
-
-class ContainerUsage(NamedTuple):
-    """Resources of a container: processor seconds since its start, memory now."""
-
-    cpu_s: float
-    memory_bytes: int
-
-
-# Docker 20.10 supports 1.41; 1.47 is the newest version that was tested.
-_OLDEST, _NEWEST = (1, 41), (1, 47)
-_CONNECT_S, _ANSWER_S = 5.0, 60.0
-_BAD = 400
-_LONGEST_MESSAGE = 1000
-
-
 class EngineAway(ProviderFailed):
     """The Engine cannot be reached, or the connection broke."""
 
@@ -99,13 +84,24 @@ class EngineRefused(ProviderFailed):
         self.message = message
 
 
-class EngineTransport:
-    """Connections to one Engine, made when they are needed."""
+class EngineClient:
+    """One Engine, connected to as needed; lists what is labelled with the name of this gateway.
 
-    def __init__(self, url: str, tls: Path | None = None) -> None:
+    The folder `tls` holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH does. A pull fails when
+    the Engine reports no progress for `pull_quiet_s`.
+    """
+
+    def __init__(
+        self, url: str, gateway: str, tls: Path | None = None, pull_quiet_s: float = 600.0
+    ) -> None:
         self.url = url
+        # They mark containers, volumes and networks as this gateway's.
+        self.labels: Mapping[str, str] = {OURS: gateway}
+        self._label = [f"{OURS}={gateway}"]
+        self._filter = {"filters": json.dumps({"label": self._label})}
         self._base, self._socket = _parsed(url, private=tls is not None)
         self._tls = tls
+        self._pull_quiet_s = pull_quiet_s
         self._session: aiohttp.ClientSession | None = None
         self._version = ""
 
@@ -113,7 +109,7 @@ class EngineTransport:
         """Needs a running event loop."""
         self._session = aiohttp.ClientSession(
             connector=self._connector(),
-            timeout=aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S),
             auto_decompress=False,
         )
 
@@ -121,189 +117,32 @@ class EngineTransport:
         if self._session is not None:
             await self._session.close()
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        within_s: float = _ANSWER_S,
-    ) -> Any:
-        """The answer, read as JSON; None if it is empty."""
-        async with self.stream(method, path, query, body, within_s=within_s) as content:
-            try:
-                async with time_limit(within_s):
-                    text = await content.read()
-            except TimeoutError as error:
-                raise EngineAway(self.url, f"no answer within {within_s:g} s") from error
-        try:
-            return json.loads(text) if text.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise ProviderFailed(f"the Docker Engine at {self.url} does not answer JSON") from error
-
-    @contextlib.asynccontextmanager
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        within_s: float = _ANSWER_S,
-    ) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of the answer as it arrives; `within_s` bounds the time until it begins."""
-        version = self._version or await self._negotiated(within_s)
-        with self._translated(within_s):
-            content = await self._response(
-                f"/v{version}{path}", method, query, body, headers, within_s
-            )
-        try:
-            with self._translated(within_s):
-                yield content.content
-        finally:
-            content.close()
-
-    async def _negotiated(self, within_s: float) -> str:
-        with self._translated(within_s):
-            answer = await self._response("/_ping", "GET", None, None, None, within_s)
-            answer.release()
-        version = answer.headers.get("API-Version", "")
-        try:
-            theirs = tuple(int(part) for part in version.split("."))
-        except ValueError:
-            raise ProviderFailed(f"{self.url} is no Docker Engine: it names no version") from None
-        if theirs < _OLDEST:
-            least = ".".join(map(str, _OLDEST))
-            raise ProviderFailed(
-                f"the Docker Engine at {self.url} speaks {version} of its API;"
-                f" {least} (Docker 20.10) is the least that is needed"
-            )
-        self._version = ".".join(map(str, min(theirs, _NEWEST)))
-        return self._version
-
-    async def _response(
-        self,
-        path: str,
-        method: str,
-        query: Mapping[str, str] | None,
-        body: object,
-        headers: Mapping[str, str] | None,
-        within_s: float,
-    ) -> aiohttp.ClientResponse:
-        assert self._session is not None, "opened before"
-        raw = body if isinstance(body, bytes) else None
-        sent = headers or ({"Content-Type": "application/x-tar"} if raw else {})
-        async with time_limit(within_s):
-            answer = await self._session.request(
-                *(method, f"{self._base}{path}"),
-                params=query,
-                data=raw,
-                json=None if raw is not None else body,
-                headers=sent,
-            )
-            if answer.status >= _BAD:
-                raise EngineRefused(answer.status, _message(await answer.read()))
-        return answer
-
-    @contextlib.contextmanager
-    def _translated(self, within_s: float) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise self._away(f"no answer within {within_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._away(str(error) or type(error).__name__) from error
-
-    def _away(self, why: str) -> EngineAway:
-        self._version = ""  # it may come back as another release
-        return EngineAway(self.url, why)
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        if self._socket:
-            return aiohttp.UnixConnector(self._socket, limit=0)
-        return aiohttp.TCPConnector(limit=0, ssl=self._secured() if self._tls else True)
-
-    def _secured(self) -> ssl.SSLContext:
-        """The folder holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH does."""
-        assert self._tls is not None, "called only with a folder of certificates"
-        try:
-            context = ssl.create_default_context(cafile=self._tls / "ca.pem")
-            context.load_cert_chain(self._tls / "cert.pem", self._tls / "key.pem")
-        except OSError as error:
-            raise BadRequest(f"docker_tls_dir: {self._tls}: {error}") from error
-        return context
-
-
-def _parsed(url: str, *, private: bool) -> tuple[str, str]:
-    """The base URL of requests, and the path of the socket if there is one."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix" and parts.path and not parts.netloc:
-        return "http://docker", parts.path
-    if parts.scheme == "tcp" and parts.netloc and parts.path in {"", "/"}:
-        return f"{'https' if private else 'http'}://{parts.netloc}", ""
-    raise BadRequest(f"docker_url: {url!r}: unix:///path or tcp://host:port is expected")
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"]).strip()[:_LONGEST_MESSAGE]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return body.decode(errors="replace").strip()[:_LONGEST_MESSAGE] or "no reason given"
-
-
-class EngineClient:
-    """One Engine; lists what is labelled with the name of this gateway.
-
-    A pull fails when the Engine reports no progress for `pull_quiet_s`.
-    """
-
-    def __init__(
-        self, transport: EngineTransport, gateway: str, pull_quiet_s: float = 600.0
-    ) -> None:
-        self._transport = transport
-        self._gateway = gateway
-        self._pull_quiet_s = pull_quiet_s
-
-    @property
-    def url(self) -> str:
-        return self._transport.url
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Labels that mark containers, volumes and networks as this gateway's."""
-        return {OURS: self._gateway}
-
     # -- containers -----------------------------------------------------------------------------
 
     async def containers(self) -> list[ListedContainer]:
-        containers = await self._transport.call(
-            "GET", "/containers/json", {"all": "1", **self._filter()}
-        )
+        containers = await self.call("GET", "/containers/json", {"all": "1", **self._filter})
         return [_container(container) for container in containers]
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
         """Create a container without starting it."""
-        await self._transport.call("POST", "/containers/create", {"name": name}, body)
+        await self.call("POST", "/containers/create", {"name": name}, body)
 
     async def start(self, name: str) -> None:
         """Nothing happens if the container runs already."""
-        await self._transport.call("POST", f"/containers/{name}/start")
+        await self.call("POST", f"/containers/{name}/start")
 
     async def stop(self, name: str, within_s: float) -> None:
         """Send SIGTERM, and SIGKILL after `within_s`; returns when the container has ended."""
         query = {"t": str(round(within_s))}
-        await self._transport.call(
-            *("POST", f"/containers/{name}/stop", query), within_s=within_s + _SLACK_S
-        )
+        await self.call(*("POST", f"/containers/{name}/stop", query), within_s=within_s + _SLACK_S)
 
     async def kill(self, name: str) -> None:
-        await self._transport.call("POST", f"/containers/{name}/kill")
+        await self.call("POST", f"/containers/{name}/kill")
 
     async def remove(self, name: str) -> None:
         """Remove a container and its anonymous volumes, running or not; none is fine too."""
         try:
-            await self._transport.call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
+            await self.call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
         except EngineRefused as refused:
             if refused.status not in {_GONE, _CONFLICT}:
                 raise  # a conflict: it is being removed already
@@ -315,16 +154,16 @@ class EngineClient:
 
     async def put(self, name: str, folder: str, archive: bytes) -> None:
         """Unpack a tar archive in a folder of a container."""
-        await self._transport.call("PUT", f"/containers/{name}/archive", {"path": folder}, archive)
+        await self.call("PUT", f"/containers/{name}/archive", {"path": folder}, archive)
 
-    async def usage(self, name: str) -> ContainerUsage:
+    async def usage(self, name: str) -> InstanceUsage:
         """Resources of a container; zero if it has ended."""
         query = {"stream": "0", "one-shot": "1"}
         try:
-            stats = await self._transport.call("GET", f"/containers/{name}/stats", query)
+            stats = await self.call("GET", f"/containers/{name}/stats", query)
         except EngineRefused as refused:
             if refused.status in {_GONE, _CONFLICT}:
-                return ContainerUsage(0.0, 0)
+                return InstanceUsage(0.0, 0)
             raise
         return _usage(stats)
 
@@ -342,7 +181,7 @@ class EngineClient:
         """Pull an image from its registry; EngineRefused has the reason of a failure."""
         headers = {"X-Registry-Auth": credentials} if credentials else {}
         query = {"fromImage": name if _has_tag(name) else f"{name}:latest"}
-        begun = self._transport.stream(
+        begun = self._stream(
             *("POST", "/images/create", query), headers=headers, within_s=_PULL_BEGINS_S
         )
         async with begun as content, _progress_within(self._pull_quiet_s) as until:
@@ -353,10 +192,10 @@ class EngineClient:
 
     async def usual_registry(self) -> str:
         """The registry of images whose name has no registry, as `docker login` calls it."""
-        return str((await self._transport.call("GET", "/info")).get("IndexServerAddress", ""))
+        return str((await self.call("GET", "/info")).get("IndexServerAddress", ""))
 
     async def cores(self) -> int:
-        return max(1, int((await self._transport.call("GET", "/info")).get("NCPU", 1)))
+        return max(1, int((await self.call("GET", "/info")).get("NCPU", 1)))
 
     # -- networks and volumes -------------------------------------------------------------------
 
@@ -366,10 +205,10 @@ class EngineClient:
     async def remove_network(self, name: str) -> None:
         """Remove a network, if this gateway made it and no container is in it."""
         network = await self._found(f"/networks/{name}")
-        if network is None or (network.get("Labels") or {}).get(OURS) != self._gateway:
+        if network is None or not (self.labels.items() <= (network.get("Labels") or {}).items()):
             return
         try:
-            await self._transport.call("DELETE", f"/networks/{name}")
+            await self.call("DELETE", f"/networks/{name}")
         except EngineRefused as refused:
             if refused.status not in {_GONE, _FORBIDDEN, _CONFLICT}:
                 raise
@@ -377,16 +216,14 @@ class EngineClient:
     async def make_network(self, body: Mapping[str, object]) -> None:
         """Nothing happens if one of its name was made meanwhile."""
         try:
-            await self._transport.call(
-                "POST", "/networks/create", None, {**body, "CheckDuplicate": True}
-            )
+            await self.call("POST", "/networks/create", None, {**body, "CheckDuplicate": True})
         except EngineRefused as refused:
             if refused.status != _CONFLICT:
                 raise
 
     async def volumes(self) -> Mapping[str, Mapping[str, str]]:
         """Names and labels of this gateway's volumes."""
-        answer = await self._transport.call("GET", "/volumes", self._filter())
+        answer = await self.call("GET", "/volumes", self._filter)
         return {one["Name"]: one.get("Labels") or {} for one in answer.get("Volumes") or ()}
 
     async def has_volume(self, name: str) -> bool:
@@ -394,14 +231,12 @@ class EngineClient:
 
     async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
         """Nothing happens if it exists."""
-        await self._transport.call(
-            "POST", "/volumes/create", None, {"Name": name, "Labels": dict(labels)}
-        )
+        await self.call("POST", "/volumes/create", None, {"Name": name, "Labels": dict(labels)})
 
     async def remove_volume(self, name: str) -> bool:
         """Delete a volume; False if a container still has it."""
         try:
-            await self._transport.call("DELETE", f"/volumes/{name}")
+            await self.call("DELETE", f"/volumes/{name}")
         except EngineRefused as refused:
             if refused.status not in {_GONE, _CONFLICT}:
                 raise
@@ -410,39 +245,145 @@ class EngineClient:
 
     # -- streams --------------------------------------------------------------------------------
 
-    async def endings(self, listening: asyncio.Event) -> AsyncGenerator[ContainerEnd, None]:
-        """Yield the ends of this gateway's containers from the time when `listening` is set."""
-        filters = {"type": ["container"], "event": ["die"], "label": self._label()}
+    async def endings(self, listening: asyncio.Event) -> AsyncGenerator[tuple[str, str], None]:
+        """Names and exit codes of this gateway's containers that end after `listening` is set."""
+        filters = {"type": ["container"], "event": ["die"], "label": self._label}
         query = {"filters": json.dumps(filters)}
-        async with self._transport.stream("GET", "/events", query) as content:
+        async with self._stream("GET", "/events", query) as content:
             listening.set()
             async for event in json_objects(content):
                 actor = event.get("Actor", {}).get("Attributes", {})
-                yield ContainerEnd(actor.get("name", ""), actor.get("exitCode", ""))
+                yield actor.get("name", ""), actor.get("exitCode", "")
 
     async def output(self, name: str, since: datetime | None) -> AsyncGenerator[bytes, None]:
         """Yield the output of a container since then, in frames, until it ends."""
         query = {"follow": "1", "stdout": "1", "stderr": "1", "timestamps": "1"}
         if since is not None:
             query["since"] = f"{since.timestamp():.6f}"
-        async with self._transport.stream("GET", f"/containers/{name}/logs", query) as content:
+        async with self._stream("GET", f"/containers/{name}/logs", query) as content:
             async for data in content.iter_chunked(_CHUNK):
                 yield data
 
     async def _found(self, path: str) -> dict[str, Any] | None:
         try:
-            answer = await self._transport.call("GET", path)
+            answer = await self.call("GET", path)
         except EngineRefused as refused:
             if refused.status == _GONE:
                 return None
             raise
         return dict(answer)
 
-    def _filter(self) -> dict[str, str]:
-        return {"filters": json.dumps({"label": self._label()})}
+    # -- the connection -------------------------------------------------------------------------
 
-    def _label(self) -> Sequence[str]:
-        return [f"{OURS}={self._gateway}"]
+    async def call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        within_s: float = _ANSWER_S,
+    ) -> Any:
+        """The answer, read as JSON; None if it is empty."""
+        async with (
+            self._stream(method, path, query, body, within_s=within_s) as content,
+            time_limit(within_s),
+        ):
+            text = await content.read()
+        try:
+            return json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise ProviderFailed(f"the Docker Engine at {self.url} does not answer JSON") from error
+
+    @contextlib.asynccontextmanager
+    async def _stream(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = _ANSWER_S,
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of the answer as it arrives; `within_s` bounds the time until it begins."""
+        version = self._version
+        if not version:
+            async with self._answer("GET", "/_ping", within_s) as answer:
+                version = self._negotiated(answer.headers.get("API-Version", ""))
+            self._version = version
+        if isinstance(body, bytes):
+            headers = {"Content-Type": "application/x-tar"}
+            sent: dict[str, Any] = {"data": body}
+        else:
+            sent = {"json": body}
+        path = f"/v{version}{path}"
+        async with self._answer(
+            method, path, within_s, params=query, headers=headers, **sent
+        ) as answer:
+            yield answer.content
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, within_s: float, **sent: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        assert self._session is not None, "opened before"
+        with translated(self._away, f"no answer within {within_s:g} s"):
+            async with contextlib.AsyncExitStack() as exits:
+                request = self._session.request(method, f"{self._base}{path}", **sent)
+                async with time_limit(within_s):
+                    answer = await exits.enter_async_context(request)
+                    if answer.status >= BAD:
+                        raise EngineRefused(answer.status, _message(await refusal(answer)))
+                yield answer
+
+    def _negotiated(self, version: str) -> str:
+        """The version to ask in, of an Engine whose newest one is this."""
+        try:
+            theirs = tuple(int(part) for part in version.split("."))
+        except ValueError:
+            raise ProviderFailed(f"{self.url} is no Docker Engine: it names no version") from None
+        if theirs < _OLDEST:
+            least = ".".join(map(str, _OLDEST))
+            raise ProviderFailed(
+                f"the Docker Engine at {self.url} speaks {version} of its API;"
+                f" {least} (Docker 20.10) is the least that is needed"
+            )
+        return ".".join(map(str, min(theirs, _NEWEST)))
+
+    def _away(self, why: str) -> EngineAway:
+        self._version = ""  # it may come back as another release
+        return EngineAway(self.url, why)
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        if self._socket:
+            return aiohttp.UnixConnector(self._socket, limit=0)
+        return aiohttp.TCPConnector(limit=0, ssl=_secured(self._tls) if self._tls else True)
+
+
+def _secured(folder: Path) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=folder / "ca.pem")
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    except OSError as error:
+        raise BadRequest(f"docker_tls_dir: {folder}: {error}") from error
+    return context
+
+
+def _parsed(url: str, *, private: bool) -> tuple[str, str]:
+    """The base URL of requests, and the path of the socket if there is one."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return "http://docker", parts.path
+    if parts.scheme == "tcp" and parts.netloc and parts.path in {"", "/"}:
+        return f"{'https' if private else 'http'}://{parts.netloc}", ""
+    raise BadRequest(f"docker_url: {url!r}: unix:///path or tcp://host:port is expected")
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"]).strip()[:_LONGEST_MESSAGE]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return body.decode(errors="replace").strip()[:_LONGEST_MESSAGE] or "no reason given"
 
 
 @contextlib.asynccontextmanager
@@ -491,57 +432,33 @@ def ended_with(status: str, error: str = "") -> str:
     return f"{text}: {error}" if error else text
 
 
-def _usage(answer: Mapping[str, Any]) -> ContainerUsage:
+def _usage(answer: Mapping[str, Any]) -> InstanceUsage:
     memory = answer.get("memory_stats") or {}
     details = memory.get("stats") or {}
     # Without the file cache, which the kernel frees under pressure; cgroups v1 and v2 differ.
     cached = details.get("total_inactive_file", details.get("inactive_file", 0))
     total = ((answer.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage", 0)
-    return ContainerUsage(total / _NS, max(0, memory.get("usage", 0) - cached))
+    return InstanceUsage(total / _NS, max(0, memory.get("usage", 0) - cached))
 
 
 def _has_tag(name: str) -> bool:
     return ":" in name.rpartition("/")[2]
 
 
-log = logging.getLogger(__name__)
-
-_LONGEST_LINE_BYTES = 1 << 20
-
-
 async def json_objects(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Yield the object of each line; a line above _LONGEST_LINE_BYTES is skipped.
-
-    `readline` of the HTTP library fails at half of that, and the stream cannot be read further.
-    """
-    held = bytearray()
-    async for data in content.iter_any():
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            _add(held, end)
-            if _is_complete(held) and held.strip():
-                yield _read(held)
-            held.clear()
-        _add(held, rest)
-    if _is_complete(held) and held.strip():
-        yield _read(held)
+    """Yield the object of each line; a line above _LONGEST_LINE_BYTES is passed over."""
+    async with contextlib.aclosing(lines(content, _LONGEST_LINE_BYTES, _note_long_line)) as read:
+        async for line in read:
+            if line.strip():
+                yield _object(line)
 
 
-def _add(held: bytearray, part: bytes) -> None:
-    """Append up to one byte more than the bound, which marks the line as too long."""
-    held += part[: _LONGEST_LINE_BYTES + 1 - len(held)]
+def _note_long_line() -> None:
+    text = "a line of the Docker Engine is skipped: it has more than %d bytes"
+    log.warning(text, _LONGEST_LINE_BYTES)
 
 
-def _is_complete(line: bytearray) -> bool:
-    if len(line) <= _LONGEST_LINE_BYTES:
-        return True
-    log.warning(
-        "a line of the Docker Engine is skipped: it has more than %d bytes", _LONGEST_LINE_BYTES
-    )
-    return False
-
-
-def _read(line: bytearray) -> dict[str, Any]:
+def _object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:

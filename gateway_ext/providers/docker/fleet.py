@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from secrets import token_hex
 
 from gateway_ext.errors import GatewayError, ProviderFailed
-from gateway_ext.providers.docker.container_spec import network
+from gateway_ext.providers.docker.container_spec import Release, network
 from gateway_ext.providers.docker.engine import (
     ContainerState,
     EngineAway,
@@ -15,8 +15,9 @@ from gateway_ext.providers.docker.engine import (
     ListedContainer,
     ended_with,
 )
-from gateway_ext.providers.docker.instance import ContainerInstance, ContainerPlace
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.instance import ContainerInstance
+from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -28,33 +29,36 @@ Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
 class ContainerFleet:
     """Instances by name, from before the creation of their container to its removal."""
 
-    def __init__(self, engine: EngineClient, settings: DockerSettings) -> None:
+    def __init__(self, engine: EngineClient, settings: GatewaySettings, port: int) -> None:
         self._engine = engine
-        self._settings = settings
+        self._name = settings.docker_name
+        self._network = settings.docker_network
+        self._port = port
         self._instances: dict[str, ContainerInstance] = {}
         self._compared = asyncio.Event()
-        self._network = asyncio.Lock()
+        self._making_network = asyncio.Lock()
 
-    async def start(self, body: Mapping[str, object], place: ContainerPlace) -> ContainerInstance:
+    async def start(
+        self, body: Mapping[str, object], release: Release, log: FunctionLog
+    ) -> ContainerInstance:
         """Create and start a container; it is removed again if that fails."""
-        name = f"{self._settings.name}-{place.function.name[:40]}-{token_hex(4)}"
-        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        name = f"{self._name}-{log.function.name[:40]}-{token_hex(4)}"
+        instance = self._new_instance(name, release, log)
         try:
             await self.make_network()
             await self._engine.create(name, body)
             await self._engine.start(name)
             await self._set_started(instance)
         except BaseException:
-            await asyncio.shield(self._give_up(name))
+            await asyncio.shield(instance.remove())
             raise
         return instance
 
     async def adopt(
-        self, container: ListedContainer, place: ContainerPlace
+        self, name: str, release: Release, log: FunctionLog
     ) -> ContainerInstance | None:
         """Watch a container that runs already; None if it has ended meanwhile."""
-        name = container.name
-        instance = self._instances[name] = ContainerInstance(name, self._engine, place, self.forget)
+        instance = self._new_instance(name, release, log)
         try:
             await instance.adopt_output()
             await self._set_started(instance)
@@ -68,17 +72,19 @@ class ContainerFleet:
 
     async def make_network(self) -> None:
         """Create the network of functions unless one of its name exists."""
-        name = self._settings.network
-        async with self._network:  # concurrent requests would create two networks of one name
+        name = self._network
+        async with (
+            self._making_network
+        ):  # concurrent requests would create two networks of one name
             if not await self._engine.has_network(name):
                 await self._engine.make_network(network(name, self._engine.labels))
 
     async def remove_network(self) -> None:
         """Remove the network of functions, if this gateway made it and it is empty."""
         try:
-            await self._engine.remove_network(self._settings.network)
+            await self._engine.remove_network(self._network)
         except ProviderFailed as error:
-            log.warning("the network %s is still there: %s", self._settings.network, error)
+            log.warning("the network %s is still there: %s", self._network, error)
 
     async def watch(self, reconcile: Reconcile) -> None:
         """Follow the Engine's events, and compare its containers with the instances regularly.
@@ -99,6 +105,14 @@ class ContainerFleet:
     async def first_comparison(self) -> None:
         """Wait until the Engine was asked once, whether it answered or not."""
         await self._compared.wait()
+
+    def _new_instance(self, name: str, release: Release, log: FunctionLog) -> ContainerInstance:
+        self._instances[name] = ContainerInstance(
+            *(name, self._engine, log, self.forget),
+            port=self._port,
+            has_our_runtime=release.has_our_runtime,
+        )
+        return self._instances[name]
 
     async def _watch(self, reconcile: Reconcile) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -167,43 +181,28 @@ class ContainerFleet:
             container = present.get(instance.name)
             if container is None:
                 instance.set_ended("is gone: another program removed it")
-            elif not container.running:
-                await self._handle_listed_as_ended(instance)
+            elif not container.running:  # unless the list is older than the container's start
+                state = await self._inspected(instance)
+                if state is None or not state.running:
+                    instance.set_ended("is stopped" if state is None else state.why)
         await reconcile(
             [container for container in present.values() if container.name not in self._instances]
         )
 
-    async def _handle_listed_as_ended(self, instance: ContainerInstance) -> None:
-        """The list may be older than the container's start."""
-        state = await self._inspected(instance)
-        if state is None or not state.running:
-            instance.set_ended("is stopped" if state is None else state.why)
-
     async def _inspected(self, instance: ContainerInstance) -> ContainerState | None:
         """None also if the Engine does not answer: its end is known already."""
         try:
-            return await self._engine.inspect(instance.name, self._settings.network)
+            return await self._engine.inspect(instance.name, self._network)
         except ProviderFailed:
             return None
 
     async def _set_started(self, instance: ContainerInstance) -> None:
-        state = await self._engine.inspect(instance.name, self._settings.network)
+        state = await self._engine.inspect(instance.name, self._network)
         if state is None:
             instance.set_ended("is gone: another program removed it")
         elif not state.running:
             instance.set_ended(state.why)
-        else:
-            self._check_address(state.address)
+        elif state.address:
             instance.set_started(state.address)
-
-    def _check_address(self, address: str) -> None:
-        if not address:
-            raise ProviderFailed(f"it has no address in the network {self._settings.network}")
-
-    async def _give_up(self, name: str) -> None:
-        try:
-            await self._engine.remove(name)
-        except ProviderFailed as error:
-            log.warning("container %s is removed later: %s", name, error)
-        finally:
-            self.forget(name)
+        else:
+            raise ProviderFailed(f"it has no address in the network {self._network}")

@@ -35,10 +35,6 @@ class ImagePulls:
         """The image, however long the pull takes."""
         return await asyncio.shield(self._task_of(name))
 
-    async def same_or_pulled(self, image: EngineImage, name: str) -> EngineImage:
-        """The same image if it is still on the Engine, else the one of this name."""
-        return await self._engine.image(image.id) or await self.ready(name)
-
     async def close(self) -> None:
         tasks = list(self._pulling.values())
         for task in tasks:

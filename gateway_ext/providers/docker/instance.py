@@ -5,10 +5,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from gateway_ext.errors import ProviderFailed
-from gateway_ext.model import Endpoint, FunctionId, LogLine
+from gateway_ext.model import Endpoint, LogLine
 from gateway_ext.providers.docker.engine import (
     EngineAway,
     EngineClient,
@@ -16,29 +15,15 @@ from gateway_ext.providers.docker.engine import (
     OutputFrames,
     OutputLine,
 )
-from gateway_ext.providers.managed.instance import (
-    PollIntervals,
-    answers_ready,
-    wait_until_ready,
-)
+from gateway_ext.providers.managed.instance import answers, wait_until_ready
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
 
 log = logging.getLogger(__name__)
 
-_INTERVALS = PollIntervals(first_s=0.05, first_phase_s=5.0)
 _DRAIN_OUTPUT_S = 2.0
 _ENDED_S = 10.0
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
 _GONE = 404
-
-
-class ContainerPlace(NamedTuple):
-    """What an instance needs to know of its function."""
-
-    function: FunctionId
-    log: FunctionLog
-    port: int
-    has_our_runtime: bool
 
 
 class ContainerInstance:
@@ -48,16 +33,21 @@ class ContainerInstance:
         self,
         name: str,
         engine: EngineClient,
-        place: ContainerPlace,
+        log: FunctionLog,
         removed: Callable[[str], None],
+        *,
+        port: int,
+        has_our_runtime: bool,
     ) -> None:
         self.name = name
         self.ready = False
         self.started = False
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engine = engine
-        self._place = place
+        self._log = log
         self._removed = removed
+        self._port = port
+        self._has_our_runtime = has_our_runtime
         self._address = ""
         self._why = ""
         self._newest_at: datetime | None = None  # of the lines that were read
@@ -66,12 +56,12 @@ class ContainerInstance:
 
     @property
     def endpoint(self) -> Endpoint:
-        address = f"tcp:{self._address}:{self._place.port}"
+        address = f"tcp:{self._address}:{self._port}"
         return Endpoint(self.name, address, exited=self.exited)
 
     async def adopt_output(self) -> None:
         """Continue after the newest line that an earlier gateway stored."""
-        self._newest_at = await asyncio.to_thread(self._place.log.last_at, self.name)
+        self._newest_at = await asyncio.to_thread(self._log.last_at, self.name)
 
     def set_started(self, address: str) -> None:
         self.started = True
@@ -96,10 +86,19 @@ class ContainerInstance:
             with contextlib.suppress(asyncio.CancelledError):
                 await following
             self._limited.close()
-        await self._remove()
+        await self.remove()
+
+    async def remove(self) -> None:
+        """Have the Engine remove its container; the fleet does so later if that fails."""
+        try:
+            await self._engine.remove(self.name)
+        except ProviderFailed as error:
+            log.warning("container %s is removed later: %s", self.name, error)
+        finally:
+            self._removed(self.name)
 
     async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s, _INTERVALS)
+        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
         return self.ready
 
     async def stop(self, within_s: float) -> None:
@@ -140,14 +139,6 @@ class ContainerInstance:
             await asyncio.wait_for(asyncio.shield(self.exited), _ENDED_S)
         self.set_ended("was ended")
 
-    async def _remove(self) -> None:
-        try:
-            await self._engine.remove(self.name)
-        except ProviderFailed as error:
-            log.warning("container %s is removed later: %s", self.name, error)
-        finally:
-            self._removed(self.name)
-
     async def _follow_output(self) -> None:
         """Read the output, and read on from the newest line whenever the stream breaks."""
         pause_s = _RETRY_S
@@ -185,12 +176,12 @@ class ContainerInstance:
         return self._limited.add(new, byte_count)
 
     def _store(self, lines: Sequence[OutputLine]) -> None:
-        function = self._place.function
-        self._place.log.add([LogLine(function, self.name, line.at, line.text) for line in lines])
+        function = self._log.function
+        self._log.add([LogLine(function, self.name, line.at, line.text) for line in lines])
 
     def _write(self, text: str) -> None:
-        self._place.log.write(self.name, text)
+        self._log.write(self.name, text)
 
     async def _is_ready(self) -> bool:
-        connecting = asyncio.open_connection(self._address, self._place.port)
-        return await answers_ready(connecting, has_our_runtime=self._place.has_our_runtime)
+        connecting = asyncio.open_connection(self._address, self._port)
+        return await answers(connecting, b"ready" if self._has_our_runtime else b"")

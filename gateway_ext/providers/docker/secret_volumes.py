@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from secrets import token_hex
 
-from gateway_ext.model import FunctionId
 from gateway_ext.providers.docker import container_spec
+from gateway_ext.providers.docker.container_spec import Release
 from gateway_ext.providers.docker.engine import RELEASE, EngineClient
-from gateway_ext.providers.docker.releases import Release
 
 _FILE_MODE = 0o444
 
@@ -89,11 +88,11 @@ class SecretVolumes:
         return f"{self._name}-secrets-{release.id}"
 
     def _archive(self, release: Release) -> bytes:
-        function: FunctionId = release.deployment.id
+        namespace = release.deployment.id.namespace
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for name in release.deployment.secrets:
-                value = self._value(function.namespace, name)
+                value = self._value(namespace, name)
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mode = len(value), _FILE_MODE
                 tar.addfile(entry, io.BytesIO(value))

@@ -1,4 +1,4 @@
-"""HTTP to a Kubernetes API server.
+"""HTTP to a Kubernetes API server; a list of all objects of a kind, and a watch of their changes.
 
 ProviderFailed
 ├── ClusterAway      it cannot be reached, or the connection broke
@@ -8,25 +8,30 @@ ProviderFailed
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import aiohttp
 
 from common.time_limits import time_limit
-from gateway_ext.errors import ProviderFailed
+from gateway_ext.errors import GatewayError, ProviderFailed
+from gateway_ext.providers import http_api
+from gateway_ext.providers.http_api import BAD, CONNECT_S, refusal, translated
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 MERGE = "application/merge-patch+json"
 ANSWER_S = 30.0
-_CONNECT_S = 5.0
 _GOODBYE_S = 0.25
+_ABSENT, _CONFLICT = 404, 409
 _LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
-_LONGEST_MESSAGE, _LONGEST_REFUSAL_BYTES = 1000, 1 << 20
-_BAD = 400
+_LONGEST_MESSAGE = 1000
 
 
 class ClusterAway(ProviderFailed):
@@ -65,7 +70,7 @@ class ClusterClient:
                 raise ProviderFailed(f"{self._authority}: {error.strerror or error}") from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=secured),
-            timeout=aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S),
         )
 
     async def close(self) -> None:
@@ -84,40 +89,37 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: object = None,
         kind: str = "application/json",
+        *,
+        missing: GatewayError | None = None,
+        exists: GatewayError | None = None,
     ) -> Json:
-        """The object in the answer; ClusterRefused and ClusterAway say why there is none."""
-        with self._translated():
-            async with (
-                time_limit(ANSWER_S),
-                self._answer(method, path, query, body, kind) as answer,
-            ):
-                text = await answer.read()
-        return self._object(text)
+        """The object in the answer; 404 raises `missing`, 409 `exists`, if they are given.
 
-    async def events(
-        self, path: str, query: Mapping[str, str], quiet_s: float
-    ) -> AsyncGenerator[Json, None]:
-        """ClusterAway if nothing arrives for `quiet_s`."""
-        async with contextlib.aclosing(self.lines(path, query, quiet_s)) as lines:
-            async for line in lines:
-                if line.strip():
-                    yield self._object(line)
+        ClusterRefused and ClusterAway say why there is none.
+        """
+        try:
+            async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
+                text = await answer.read()
+        except ClusterRefused as refused:
+            meaning = {_ABSENT: missing, _CONFLICT: exists}.get(refused.status)
+            if meaning is None:
+                raise
+            raise meaning from refused
+        return self.object_of(text)
 
     async def lines(
-        self, path: str, query: Mapping[str, str], quiet_s: float | None = None
+        self, path: str, query: Mapping[str, str], quiet_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        timeout = aiohttp.ClientTimeout(None, sock_connect=_CONNECT_S, sock_read=quiet_s)
-        with self._translated():
-            async with self._answer("GET", path, query, timeout=timeout) as answer:
-                rest = b""
-                async for part in answer.content.iter_any():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        yield line
-                    if len(rest) > _LONGEST_LINE_BYTES:
-                        raise ProviderFailed(f"{path} sends lines without an end")
-                if rest:
-                    yield rest
+        """ClusterAway if nothing arrives for `quiet_s`."""
+
+        def refuse() -> None:
+            raise ProviderFailed(f"{path} sends lines without an end")
+
+        async with self._answer("GET", path, query, quiet_s=quiet_s) as answer:
+            parts = http_api.lines(answer.content, _LONGEST_LINE_BYTES, refuse)
+            async with contextlib.aclosing(parts) as lines:
+                async for line in lines:
+                    yield line
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -127,7 +129,9 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: object = None,
         kind: str = "application/json",
-        timeout: aiohttp.ClientTimeout | None = None,
+        *,
+        within_s: float | None = None,
+        quiet_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "opened before"
         headers = {"Accept": "application/json"}
@@ -135,18 +139,21 @@ class ClusterClient:
             headers["Authorization"] = f"Bearer {await asyncio.to_thread(self._token_now)}"
         if body is not None:
             headers["Content-Type"] = kind
-        async with self._session.request(
+        timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=quiet_s)
+        request = self._session.request(
             method,
             self.url + path,
             params=query,
             data=None if body is None else json.dumps(body).encode(),
             headers=headers,
             allow_redirects=False,
-            timeout=timeout or self._session.timeout,
-        ) as answer:
-            if answer.status >= _BAD:
-                raise _refusal(answer.status, await _beginning(answer))
-            yield answer
+            timeout=timeout,
+        )
+        with translated(lambda why: ClusterAway(self.url, why), "no answer in time"):
+            async with time_limit(within_s), request as answer:
+                if answer.status >= BAD:
+                    raise _refusal(answer.status, await refusal(answer))
+                yield answer
 
     def _token_now(self) -> str:
         """The kubelet replaces the file before its token ends."""
@@ -155,7 +162,8 @@ class ClusterClient:
         except (OSError, ValueError) as error:
             raise ProviderFailed(f"{self._token}: {error}") from error
 
-    def _object(self, text: bytes) -> Json:
+    def object_of(self, text: bytes) -> Json:
+        """ProviderFailed if it is no JSON object."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -163,24 +171,6 @@ class ClusterClient:
         if not isinstance(value, dict):
             raise ProviderFailed(f"{self.url} does not answer a JSON object")
         return value
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise ClusterAway(self.url, "no answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ClusterAway(self.url, str(error) or type(error).__name__) from error
-
-
-async def _beginning(answer: aiohttp.ClientResponse) -> bytes:
-    beginning = b""
-    async for part in answer.content.iter_any():
-        beginning += part
-        if len(beginning) > _LONGEST_REFUSAL_BYTES:
-            break
-    return beginning
 
 
 def _refusal(status: int, body: bytes) -> ClusterRefused:
@@ -190,3 +180,122 @@ def _refusal(status: int, body: bytes) -> ClusterRefused:
     except (ValueError, AttributeError, RecursionError):
         reason, message = "", body.decode(errors="replace").strip()
     return ClusterRefused(status, reason, message[:_LONGEST_MESSAGE] or f"status {status}")
+
+
+_GONE = 410
+_WATCH_S = 240  # after this time the API server ends a watch, and a new one goes on from there
+_QUIET_S = 90.0  # the API server sends a bookmark each minute: silence is a broken connection
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_PAGE = "500"  # objects of one answer
+
+
+class ObjectWatch(Generic[T]):
+    """All objects at `path` with the labels of `selector`, as `read` understands them, by uid.
+
+    `changed` is called with what an object was and is, None standing for absence. What `read`
+    answers None to is passed over.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        path: str,
+        selector: str,
+        read: Callable[[Json], T | None],
+        changed: Callable[[T | None, T | None], None],
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._query = {"labelSelector": selector} if selector else {}
+        self._read = read
+        self._changed = changed
+        self._objects: dict[str, T] = {}
+        self._version = ""
+        self._pause_s, self._away = _FIRST_PAUSE_S, False
+
+    async def list(self) -> None:
+        """Ask for all objects; what was not heard of is reported as changes."""
+        listed: dict[str, T | None] = {}
+        query = {**self._query, "limit": _PAGE}
+        while True:
+            answer = await self._client.get(self._path, query)
+            try:
+                listed |= {_uid(raw): self._read(raw) for raw in answer["items"] or []}
+                version = str(answer["metadata"]["resourceVersion"])
+                query["continue"] = str(answer["metadata"].get("continue") or "")
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ProviderFailed(f"{self._path} answers no list: {error!r}") from error
+            if not query["continue"]:
+                break
+        self._version = version
+        for uid in [uid for uid in self._objects if uid not in listed]:
+            self._set(uid, None)
+        for uid, value in listed.items():
+            self._set(uid, value)
+
+    async def follow(self) -> None:
+        """Report every change from the list on, for ever."""
+        while True:
+            try:
+                if not self._version:
+                    await self.list()
+                await self._watch()
+                self._heard()
+            except ClusterAway as error:
+                if not self._away:
+                    log.warning("%s; retrying", error)
+                self._away = True
+            except ProviderFailed as error:
+                # After `_GONE` the changes since the version that was seen last are forgotten.
+                if not (isinstance(error, ClusterRefused) and error.status == _GONE):
+                    log.error("%s: %s", self._path, error)
+                self._version = ""
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    async def _watch(self) -> None:
+        """One watch, until the API server ends it."""
+        query = {
+            **self._query,
+            "watch": "1",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        lines = self._client.lines(self._path, query, _QUIET_S)
+        async with contextlib.aclosing(lines) as events:
+            async for event in events:
+                if event.strip():
+                    self._take(self._client.object_of(event))
+
+    def _take(self, event: Json) -> None:
+        try:
+            kind, raw = event["type"], event["object"]
+            if kind == "ERROR":
+                raise ClusterRefused(raw.get("code"), "", f"its watch failed: {raw.get('message')}")
+            version = str(raw["metadata"]["resourceVersion"])
+            uid = "" if kind == "BOOKMARK" else _uid(raw)
+            value = self._read(raw) if uid and kind != "DELETED" else None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ProviderFailed(f"its watch sends no event: {error!r}") from error
+        self._heard()
+        if uid:
+            self._set(uid, value)
+        self._version = version
+
+    def _heard(self) -> None:
+        """The watch works: the next interruption is told, and waited for, as the first one."""
+        if self._away:
+            log.info("%s answers again", self._path)
+        self._pause_s, self._away = _FIRST_PAUSE_S, False
+
+    def _set(self, uid: str, value: T | None) -> None:
+        before = self._objects.pop(uid, None)
+        if value is not None:
+            self._objects[uid] = value
+        if before != value:
+            self._changed(before, value)
+
+
+def _uid(raw: Json) -> str:
+    return str(raw["metadata"]["uid"])

@@ -10,18 +10,20 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from gateway_ext import model
-from gateway_ext.errors import BadDeployment
+from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.providers.function_environment import container_environment, injected_digest
 from gateway_ext.providers.kubernetes.client import Json
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.settings import GatewaySettings
 
 FUNCTION, GATEWAY, LIFE = "faas_function", "com.gpufaas.gateway", "com.gpufaas.life"
 _STORED, _INJECTED = "com.gpufaas.deployment", "com.gpufaas.injected"
 _RELEASE = "com.gpufaas.release"
 _READY_PATH = "com.openfaas.ready.http.path"
 _SECRETS = "/var/openfaas/secrets"
+PORT = 8080  # at which every instance is called
+_LEAVE_S = 3  # how long an instance that is to end takes calls, until all gateways know of it
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _CONSTRAINT = re.compile(r"\s*([^\s=!]+)\s*==?\s*([^\s=]+)\s*")
 
@@ -58,19 +60,25 @@ def check(deployment: Deployment) -> None:
     _node_selector(deployment)
 
 
-def selector(settings: KubernetesSettings) -> str:
-    """The labels of everything that belongs to this gateway."""
-    return f"{GATEWAY}={settings.name},{FUNCTION}"
+def further_gpu_fields(settings: GatewaySettings) -> Mapping[str, Any]:
+    """Fields that a setting adds to the pods of GPU functions, such as `nodeSelector`."""
+    try:
+        fields = json.loads(settings.kubernetes_gpu_pod or "{}")
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"kubernetes_gpu_pod is no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("kubernetes_gpu_pod: a JSON object is expected")
+    return fields
 
 
 def manifest(
     deployment: Deployment,
-    settings: KubernetesSettings,
+    settings: GatewaySettings,
     injected: Mapping[str, str],
     marks: ReleaseMarks,
     replicas: int,
 ) -> Json:
-    chosen = {FUNCTION: deployment.id.name, GATEWAY: settings.name, LIFE: marks.life}
+    chosen = {FUNCTION: deployment.id.name, GATEWAY: settings.kubernetes_name, LIFE: marks.life}
     labels = {**deployment.labels, **chosen}
     return {
         "apiVersion": "apps/v1",
@@ -135,10 +143,10 @@ def _refused_pods(raw: Json) -> str:
 
 
 def _pod(
-    deployment: Deployment, settings: KubernetesSettings, injected: Mapping[str, str]
+    deployment: Deployment, settings: GatewaySettings, injected: Mapping[str, str]
 ) -> dict[str, Any]:
     options = function_options.of(deployment)
-    further = dict(settings.further_gpu_fields()) if injected else {}
+    further = dict(further_gpu_fields(settings)) if injected else {}
     mounts, volumes = _volumes(deployment, injected)
     spec = {
         **further,
@@ -146,12 +154,12 @@ def _pod(
         "enableServiceLinks": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         # A call may take as long after the instance was asked to end.
-        "terminationGracePeriodSeconds": math.ceil(options.timeout_s) + settings.leave_s + 1,
+        "terminationGracePeriodSeconds": math.ceil(options.timeout_s) + _LEAVE_S + 1,
         "containers": [_container(deployment, settings, injected, mounts)],
         "volumes": volumes,
     }
-    if settings.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    if settings.kubernetes_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.kubernetes_pull_secrets]
     if chosen := {**(further.get("nodeSelector") or {}), **_node_selector(deployment)}:
         spec["nodeSelector"] = chosen
     return spec
@@ -159,7 +167,7 @@ def _pod(
 
 def _container(
     deployment: Deployment,
-    settings: KubernetesSettings,
+    settings: GatewaySettings,
     injected: Mapping[str, str],
     mounts: list[Json],
 ) -> Json:
@@ -167,12 +175,12 @@ def _container(
     return {
         "name": deployment.id.name,
         "image": deployment.image,
-        "imagePullPolicy": settings.pull,
+        "imagePullPolicy": settings.kubernetes_pull,
         # The kubelet would put other variables in the place of $(NAME), and one $ in that of two.
         "env": [
             {"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()
         ],
-        "ports": [{"name": "http", "containerPort": settings.port}],
+        "ports": [{"name": "http", "containerPort": PORT}],
         "resources": _resources(deployment),
         "volumeMounts": mounts,
         "securityContext": {
@@ -181,23 +189,23 @@ def _container(
             "readOnlyRootFilesystem": deployment.read_only,
         },
         # Gateways hear that it is to end, and send it no more, before it is asked to.
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(settings.leave_s)]}}},
-        **_probes(deployment, settings),
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_LEAVE_S)]}}},
+        **_probes(deployment),
     }
 
 
-def _probes(deployment: Deployment, settings: KubernetesSettings) -> Json:
+def _probes(deployment: Deployment) -> Json:
     """Of an image of our template its runtime is asked; of another one an open port is enough."""
     ours = function_options.GPU_FLAG in deployment.process.split()
     path = "/_/ready" if ours else deployment.annotations.get(_READY_PATH, "")
-    asked: Json = {"tcpSocket": {"port": settings.port}}
+    asked: Json = {"tcpSocket": {"port": PORT}}
     if path:
-        asked = {"httpGet": {"path": path, "port": settings.port}}
+        asked = {"httpGet": {"path": path, "port": PORT}}
     probes = {
         "readinessProbe": {**asked, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3}
     }
     if ours:
-        health = {"httpGet": {"path": "/_/health", "port": settings.port}}
+        health = {"httpGet": {"path": "/_/health", "port": PORT}}
         probes["livenessProbe"] = {
             **health,
             "periodSeconds": 10,

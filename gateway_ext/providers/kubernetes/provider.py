@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from secrets import token_hex
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from common.tasks import BackgroundTasks
@@ -39,25 +42,52 @@ from gateway_ext.providers.kubernetes.client import (
     ClusterClient,
     ClusterRefused,
     Json,
+    ObjectWatch,
 )
-from gateway_ext.providers.kubernetes.logs import PodLogs
 from gateway_ext.providers.kubernetes.manifest import (
+    FUNCTION,
     GATEWAY,
     ReleaseMarks,
     StoredFunction,
 )
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
-from gateway_ext.providers.kubernetes.watch import ObjectWatch
-from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
+from gateway_ext.providers.kubernetes.watched_functions import (
+    PodLogs,
+    PodState,
+    WatchedFunctions,
+    pod_state,
+)
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 _APPS, _CORE = "/apis/apps/v1", "/api/v1"
-_ABSENT, _CONFLICT, _INVALID = 404, 409, 422
+_ABSENT, _INVALID = 404, 422
+_CHANGED = frozenset({404, 409})  # the answers if what was read has changed meanwhile
 _REFUSED_BODY = frozenset({400, 422})
 _SEEN_S = 5.0  # how long a change waits for this gateway's own watch to show it
 _DELETION = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
 _ATTEMPTS = 10  # at a change that others make at the same time
+
+
+_LABEL_VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
+_PULLS = frozenset({"Always", "IfNotPresent", "Never"})
+
+
+def check_settings(settings: GatewaySettings) -> None:
+    """BadRequest names the value that is not allowed."""
+    url, name, pull = settings.kubernetes_url, settings.kubernetes_name, settings.kubernetes_pull
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise BadRequest(f"kubernetes_url: {url!r}: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
+        raise BadRequest(f"kubernetes_url: {url!r}: https://HOST:PORT is expected")
+    if not _LABEL_VALUE.fullmatch(name):
+        raise BadRequest(f"kubernetes_name: {name!r} is no value of a label")
+    if pull not in _PULLS:
+        expected = ", ".join(sorted(_PULLS))
+        raise BadRequest(f"kubernetes_pull: {pull!r}: {expected} is expected")
+    manifest.further_gpu_fields(settings)
 
 
 class KubernetesProvider:
@@ -65,14 +95,16 @@ class KubernetesProvider:
 
     name = "kubernetes"
 
-    def __init__(self, settings: KubernetesSettings, injection: Injection | None = None) -> None:
-        settings.check()
+    def __init__(self, settings: GatewaySettings, injection: Injection | None = None) -> None:
+        check_settings(settings)
         self._settings = settings
         self._injection = injection
-        self._client = ClusterClient(settings.url, settings.credentials)
+        self._client = ClusterClient(
+            settings.kubernetes_url, Path(settings.kubernetes_credentials_dir)
+        )
         self._namespaces = ClusterNamespaces(self._client, settings)
-        self._secrets = ClusterSecrets(self._client, settings.name)
-        self._view = WatchedFunctions(settings.port)
+        self._secrets = ClusterSecrets(self._client, settings.kubernetes_name)
+        self._view = WatchedFunctions()
         self._logs = PodLogs(self._client, self._view)
         # Changes of a function reach the cluster in the order in which they were given here.
         self._locks: WeakValueDictionary[FunctionId, asyncio.Lock] = WeakValueDictionary()
@@ -118,13 +150,16 @@ class KubernetesProvider:
         """Remove a function; its pods take no call any more, and end after those they have."""
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
-            await self._change("DELETE", function, _DELETION)
+            path, missing = _path(function), UnknownFunction(function)
+            await self._client.call("DELETE", path, body=_DELETION, missing=missing)
             await self._seen(function, lambda stored: stored is None)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
-            await self._change("PATCH", function, {"spec": {"replicas": replicas}}, MERGE)
+            path, missing = _path(function), UnknownFunction(function)
+            body = {"spec": {"replicas": replicas}}
+            await self._client.call("PATCH", path, body=body, kind=MERGE, missing=missing)
             await self._seen(function, lambda stored: stored is None or stored.wanted == replicas)
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
@@ -187,7 +222,7 @@ class KubernetesProvider:
 
     def _watches(self) -> list[ObjectWatch[StoredFunction] | ObjectWatch[PodState]]:
         """Functions before pods: what is unknown has no pods."""
-        chosen = manifest.selector(self._settings)
+        chosen = f"{GATEWAY}={self._settings.kubernetes_name},{FUNCTION}"
         paths = self._namespaces.paths
         view, client = self._view, self._client
         return [
@@ -225,34 +260,22 @@ class KubernetesProvider:
         body = manifest.manifest(deployment, self._settings, injected, marks, wanted)
         try:
             if raw is None:
-                await self._client.call("POST", _path(id_.namespace), body=body)
+                missing = UnknownNamespace(id_.namespace)
+                await self._client.call("POST", _all(id_.namespace), body=body, missing=missing)
             else:
                 body["metadata"]["resourceVersion"] = raw["metadata"]["resourceVersion"]
-                await self._client.call("PUT", _path(id_.namespace, id_.name), body=body)
+                await self._client.call("PUT", _path(id_), body=body)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT or (raw is not None and refused.status == _ABSENT):
+            if refused.status in _CHANGED:
                 return False
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(id_.namespace) from refused
             if refused.status in _REFUSED_BODY:
                 raise BadDeployment(refused.message) from refused
             raise
         return True
 
-    async def _change(
-        self, method: str, function: FunctionId, body: Json, kind: str = "application/json"
-    ) -> None:
-        try:
-            path = _path(function.namespace, function.name)
-            await self._client.call(method, path, body=body, kind=kind)
-        except ClusterRefused as refused:
-            if refused.status == _ABSENT:
-                raise UnknownFunction(function) from refused
-            raise
-
     async def _raw(self, function: FunctionId) -> Json | None:
         try:
-            return await self._client.get(_path(function.namespace, function.name))
+            return await self._client.get(_path(function))
         except ClusterRefused as refused:
             if refused.status == _ABSENT:
                 return None
@@ -267,7 +290,7 @@ class KubernetesProvider:
     def _ours(self, raw: Json) -> StoredFunction | None:
         """The function in a Deployment; None if it is none of this gateway's."""
         labels = raw["metadata"].get("labels") or {}
-        return _stored(raw) if labels.get(GATEWAY) == self._settings.name else None
+        return _stored(raw) if labels.get(GATEWAY) == self._settings.kubernetes_name else None
 
     async def _check_secrets(self, deployment: Deployment) -> None:
         namespace = deployment.id.namespace
@@ -319,8 +342,12 @@ def _stored(raw: Json) -> StoredFunction | None:
     return stored
 
 
-def _path(namespace: str, name: str = "") -> str:
-    return f"{_APPS}/namespaces/{namespace}/deployments" + (f"/{name}" if name else "")
+def _all(namespace: str) -> str:
+    return f"{_APPS}/namespaces/{namespace}/deployments"
+
+
+def _path(function: FunctionId) -> str:
+    return f"{_all(function.namespace)}/{function.name}"
 
 
 async def _until_made(function: FunctionId, attempt: Callable[[], Awaitable[bool]]) -> None:
@@ -352,16 +379,12 @@ class ClusterSecrets:
             "metadata": {"name": name, "labels": {GATEWAY: self._name}},
             "data": {name: b64encode(value).decode()},
         }
+        missing, exists = UnknownNamespace(namespace), SecretExists(namespace, name)
+        path = _secret_path(namespace)
         try:
-            await self._client.call("POST", _secret_path(namespace), body=body)
+            await self._client.call("POST", path, body=body, missing=missing, exists=exists)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT:
-                raise SecretExists(namespace, name) from refused
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(namespace) from refused
-            if refused.status == _INVALID:
-                raise BadRequest(refused.message) from refused
-            raise
+            raise _bad(refused) from refused
 
     async def update(self, namespace: str, name: str, value: bytes) -> None:
         await self._check(namespace, name)
@@ -388,10 +411,10 @@ _PATH = "/api/v1/namespaces"
 class ClusterNamespaces:
     """With names in the settings no right over the cluster's namespaces is needed, nor used."""
 
-    def __init__(self, client: ClusterClient, settings: KubernetesSettings) -> None:
+    def __init__(self, client: ClusterClient, settings: GatewaySettings) -> None:
         self._client = client
-        self._fixed = settings.namespaces
-        self._name = settings.name
+        self._fixed = settings.kubernetes_namespaces
+        self._name = settings.kubernetes_name
 
     def paths(self, group: str, kind: str) -> Sequence[str]:
         """Where all objects of a kind that may be a function's are listed."""
@@ -419,10 +442,9 @@ class ClusterNamespaces:
         self._check_managed()
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": self._metadata(namespace)}
         try:
-            await self._client.call("POST", _PATH, body=body)
+            exists = NamespaceExists(namespace.name)
+            await self._client.call("POST", _PATH, body=body, exists=exists)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT:
-                raise NamespaceExists(namespace.name) from refused
             raise _bad(refused) from refused
 
     async def update(self, namespace: Namespace) -> None:
@@ -453,12 +475,7 @@ class ClusterNamespaces:
 
     async def _labelled(self, name: str) -> Namespace:
         """One of ours as it is now; UnknownNamespace of another one."""
-        try:
-            raw = await self._client.get(f"{_PATH}/{name}")
-        except ClusterRefused as refused:
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(name) from refused
-            raise
+        raw = await self._client.call("GET", f"{_PATH}/{name}", missing=UnknownNamespace(name))
         if (raw["metadata"].get("labels") or {}).get(_NAMESPACE_LABEL) != self._name:
             raise UnknownNamespace(name)
         return _read(raw)

@@ -51,7 +51,6 @@ class ManagedFunction(ABC, Generic[R, V]):
     def secrets(self) -> set[str]:
         """Names of the secrets that running or coming instances read."""
 
-    @abstractmethod
     def took_over(self, version: V) -> None:
         """Called when this version serves instead of the one before it."""
 
@@ -226,22 +225,19 @@ class Rollout(Generic[V]):
     def troubles(self) -> Troubles:
         """Calls are refused only if neither the current version nor the newest may serve them."""
         template = self._owner.template_trouble
-        newest = self.coming or (None if self._makes else self.current)
+        makes = self._making is not None and not self._making.done()
+        newest = self.coming or (None if makes else self.current)
         broken = self._failed or (newest.broken if newest else "")
         if broken and (self.current is None or self.current.broken):
             return Troubles(broken, template)
-        newest_first = list(reversed(self.versions))
+        newest_first = [r for version in reversed(self.versions) for r in version.replicas]
         return Troubles(
             "",
             template,
-            broken or next(filter(None, (version.partly_broken for version in newest_first)), ""),
-            next(filter(None, (version.dying for version in newest_first)), ""),
-            next(filter(None, (version.slow for version in newest_first)), None),
+            broken or next((r.broken for r in newest_first if r.broken), ""),
+            next((r.dying for r in newest_first if r.dying), ""),
+            next((r.slow for r in newest_first if r.slow), None),
         )
-
-    @property
-    def _makes(self) -> bool:
-        return self._making is not None and not self._making.done()
 
     def changed(self) -> None:
         """Called when an instance became ready or stopped being so, or could not be started."""
@@ -279,8 +275,9 @@ class Rollout(Generic[V]):
         if before is not None:
             before.cancel()
             await asyncio.wait([before])
-        if self.coming is not None:
-            self._abandon(self.coming)
+        if (superseded := self.coming) is not None:
+            self.coming = None
+            self._retire(superseded.resize(0), superseded)
         self._failed = ""
         try:
             coming = await make()
@@ -288,28 +285,24 @@ class Rollout(Generic[V]):
             self.report_failure(str(error))
             return
         self._failed = ""
-        leaving = coming.resize(self._owner.wanted)
-        if self.current is None:
+        leaving, old = coming.resize(self._owner.wanted), self.current
+        if old is None:
             self.current = coming
-            self.notify()
-            self._end_surplus(leaving, coming)
-            return
-        self.coming = coming
+        else:
+            self.coming = coming
         self.notify()
         self._end_surplus(leaving, coming)
-        await self._until_ready(coming)
-        self._swap(self.current, coming)
+        if old is not None:
+            while len(coming.endpoints) < self._owner.wanted:
+                self._changed.clear()
+                await self._changed.wait()
+            self._swap(old, coming)
 
     def _made(self, task: asyncio.Task[None]) -> None:
         if (error := error_of(task)) is not None:
             self._failed = f"it could not be started: {error}"
             log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
             self.changed()
-
-    async def _until_ready(self, coming: V) -> None:
-        while len(coming.endpoints) < self._owner.wanted:
-            self._changed.clear()
-            await self._changed.wait()
 
     def _renew_outdated(self) -> None:
         if self._renewing is not None and not self._renewing.done():
@@ -350,11 +343,6 @@ class Rollout(Generic[V]):
         self.notify()
         self._retire(leaving, old)  # before the owner is called, which may fail
         self._owner.took_over(coming)
-
-    def _abandon(self, coming: V) -> None:
-        """Retire a version that was superseded before it was ready."""
-        self.coming = None
-        self._retire(coming.resize(0), coming)
 
     def _end_surplus(self, leaving: Sequence[Replica[Any]], version: V) -> None:
         if leaving:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from common.time_limits import time_limit
 from gateway_ext.model import Endpoint
@@ -67,23 +67,14 @@ class ManagedSettings:
 
 _ANSWER_S = 5.0
 _REQUEST = b"GET /_/%b HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
+# An instance is asked often at first: most take calls within a second or two.
+_FIRST_S, _OFTEN_S, _LATER_S = 2.0, 0.02, 0.2
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class PollIntervals(NamedTuple):
-    """Seconds between two polls: `first_s` during the first `first_phase_s`, `later_s` after it."""
-
-    first_s: float
-    first_phase_s: float
-    later_s: float = 0.2
-
-
 async def wait_until_ready(
-    is_ready: Callable[[], Awaitable[bool]],
-    exited: asyncio.Future[str],
-    within_s: float,
-    intervals: PollIntervals,
+    is_ready: Callable[[], Awaitable[bool]], exited: asyncio.Future[str], within_s: float
 ) -> bool:
     """True once the instance is ready; False if it exits first or `within_s` passes."""
     loop = asyncio.get_running_loop()
@@ -91,25 +82,15 @@ async def wait_until_ready(
     while not exited.done() and loop.time() < started_s + within_s:
         if await is_ready():
             return not exited.done()
-        in_first_phase = loop.time() < started_s + intervals.first_phase_s
-        await asyncio.sleep(intervals.first_s if in_first_phase else intervals.later_s)
+        await asyncio.sleep(_OFTEN_S if loop.time() < started_s + _FIRST_S else _LATER_S)
     return False
 
 
-async def answers_ready(connecting: Awaitable[Connection], *, has_our_runtime: bool) -> bool:
-    """Whether an instance accepts calls.
+async def answers(connecting: Awaitable[Connection], route: bytes) -> bool:
+    """Whether our runtime answers well at `route`, `ready` or `health`.
 
-    Our runtime answers the readiness route; of another image an open port is enough.
+    Without a route an open port is enough, as of an image that is not ours.
     """
-    return await _answers_fine(connecting, b"ready" if has_our_runtime else b"")
-
-
-async def answers_health(connecting: Awaitable[Connection]) -> bool:
-    """Whether an instance of our runtime answers, whatever its calls do."""
-    return await _answers_fine(connecting, b"health")
-
-
-async def _answers_fine(connecting: Awaitable[Connection], route: bytes) -> bool:
     try:
         async with time_limit(_ANSWER_S):
             reader, writer = await connecting

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
 
 from gateway_ext.model import FunctionId, LogLine
 from gateway_ext.ports import LogQuery
@@ -21,6 +23,8 @@ _MAX_AHEAD = 4096  # lines that a follower may be behind
 
 _MOST_REMEMBERED_BYTES = 256 << 10  # of lines that are remembered; longer output is never held back
 _LINE_BYTES = 100  # of memory that a line takes, beside its text
+
+_STORED = msgspec.json.Decoder(tuple[Annotated[datetime, msgspec.Meta(tz=True)], str, str])
 
 
 class StartOutput:
@@ -65,7 +69,8 @@ class FunctionLog:
         self._new = folder / "log.ndjson"
         self._old = folder / "log.old.ndjson"
         self._limit_bytes = limit_bytes // 2
-        self._followers: set[_Follower] = set()
+        # New lines for those who follow, None at the end.
+        self._followers: set[asyncio.Queue[LogLine | None]] = set()
         self._starts: dict[str, StartOutput] = {}
         self._failing = False
         self._file = self._new.open("ab", buffering=0)
@@ -97,20 +102,20 @@ class FunctionLog:
         return start
 
     async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
-        """Yield the stored lines that the query selects and, with `follow`, new ones."""
-        follower = _Follower()
+        """Yield the stored lines that the query selects and, with `follow`, new ones.
+
+        A reader that is too slow misses lines.
+        """
+        follower: asyncio.Queue[LogLine | None] = asyncio.Queue(_MAX_AHEAD)
         if query.follow:
             self._followers.add(follower)
         try:
             raw = self._raw()  # before the first await: later lines reach the follower
             for line in await asyncio.to_thread(self._selected, raw, query):
                 yield line
-            while query.follow:
-                for line in await follower.lines():
-                    if _wanted(line, query):
-                        yield line
-                if follower.ended:
-                    return
+            while query.follow and (new := await follower.get()) is not None:
+                if _wanted(new, query):
+                    yield new
         finally:
             self._followers.discard(follower)
 
@@ -124,15 +129,20 @@ class FunctionLog:
 
     def close(self) -> None:
         self._file.close()
-        for follower in self._followers:
-            follower.end()
+        self._pass_on([None])
 
     def _store(self, lines: Sequence[LogLine]) -> None:
         if self._file.closed or not lines:
             return
-        self._append("".join(_encoded(lines)).encode())
+        self._append(b"".join(map(_encoded, lines)))
+        self._pass_on(lines)
+
+    def _pass_on(self, lines: Sequence[LogLine | None]) -> None:
         for follower in self._followers:
-            follower.add(lines)
+            for line in lines:
+                if follower.full():
+                    follower.get_nowait()
+                follower.put_nowait(line)
 
     def _newest_of(self, instance: str) -> Iterator[LogLine]:
         """The newest line first; lines of other instances are not decoded."""
@@ -172,54 +182,22 @@ class FunctionLog:
         full.close()
 
 
-class _Follower:
-    """A queue of new lines for one reader; drops the oldest if the reader is too slow."""
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._lines: deque[LogLine] = deque(maxlen=_MAX_AHEAD)
-        self._changed = asyncio.Event()
-
-    def add(self, lines: Sequence[LogLine]) -> None:
-        self._lines.extend(lines)
-        self._changed.set()
-
-    def end(self) -> None:
-        self.ended = True
-        self._changed.set()
-
-    async def lines(self) -> list[LogLine]:
-        await self._changed.wait()
-        self._changed.clear()
-        lines = list(self._lines)
-        self._lines.clear()
-        return lines
-
-
 def _wanted(line: LogLine, query: LogQuery) -> bool:
     if query.instance and line.instance != query.instance:
         return False
     return query.since is None or line.at >= query.since
 
 
-def _encoded(lines: Sequence[LogLine]) -> Iterator[str]:
-    """What successive lines have in common is encoded once."""
-    head, at, instance = "", None, None
-    for line in lines:
-        if line.at is not at or line.instance is not instance:
-            at, instance = line.at, line.instance
-            head = json.dumps([at.isoformat(), instance])[:-1]
-        yield f"{head}, {json.dumps(line.text)}]\n"
+def _encoded(line: LogLine) -> bytes:
+    return msgspec.json.encode((line.at, line.instance, line.text)) + b"\n"
 
 
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:
     try:
-        at, instance, line = json.loads(text)
-        log_line = LogLine(function, instance, datetime.fromisoformat(at), line)
-        is_whole = isinstance(instance, str) and isinstance(line, str)
-        return log_line if is_whole and log_line.at.tzinfo is not None else None
-    except (ValueError, TypeError, RecursionError):
+        at, instance, line = _STORED.decode(text)
+    except (ValueError, msgspec.DecodeError):
         return None  # an incomplete line: the machine stopped while it was written
+    return LogLine(function, instance, at, line)
 
 
 # Read in one turn of the event loop, so that no writer makes the others wait.

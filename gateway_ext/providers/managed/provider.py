@@ -43,7 +43,7 @@ class ManagedProvider(ABC, Generic[F, R]):
     """Implements `gateway_ext.ports.Provider` except starting and ending instances."""
 
     def __init__(self, store: RecordStore[R]) -> None:
-        self._records = store
+        self._store = store
         self._secrets = SecretFiles(store.folder / "secrets")
         self._namespaces = NamespaceFile(store.folder / "namespaces.json")
         self._functions: dict[FunctionId, F] = {}
@@ -113,7 +113,7 @@ class ManagedProvider(ABC, Generic[F, R]):
     async def _opened(self, listener: FunctionListener) -> list[R]:
         """Take the state folder; returns the stored functions."""
         self._listener = listener
-        records = await asyncio.to_thread(self._records.open)
+        records = await asyncio.to_thread(self._store.open)
         self._namespaces.open()
         return records
 
@@ -129,7 +129,7 @@ class ManagedProvider(ABC, Generic[F, R]):
         task.add_done_callback(self._taken_down)
 
     def _forget(self, function: F) -> None:
-        self._records.forget(function.record)
+        self._store.forget(function.record)
 
     def _found(self, function: FunctionId) -> F:
         deployed = self._functions.get(function)

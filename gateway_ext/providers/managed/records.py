@@ -4,13 +4,14 @@ import fcntl
 import json
 import logging
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, ClassVar, Generic, Protocol, TextIO, TypeVar
+
+import msgspec
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
@@ -28,16 +29,13 @@ class FunctionRecord(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
-    def deployment(self) -> Deployment:
-        """The deployment that was accepted last."""
+    def deployment(self) -> Deployment: ...  # the one that was accepted last
 
     @property
-    def folder(self) -> Path:
-        """Made again when a function of this name is deployed for the first time."""
+    def folder(self) -> Path: ...  # where the record is; another one for each life of a name
 
     @property
-    def created_at(self) -> datetime:
-        """The time of the first deployment."""
+    def created_at(self) -> datetime: ...  # the time of the first deployment
 
     @property
     def wanted(self) -> int: ...
@@ -46,22 +44,42 @@ class FunctionRecord(Protocol):
 R = TypeVar("R", bound=FunctionRecord)
 
 
-class RecordStore(ABC, Generic[R]):
-    """Records of all functions in a state folder, which one gateway at a time uses."""
+class RecordStore(Generic[R]):
+    """Records of all functions in a state folder, which one gateway at a time uses.
+
+    A lock of the folder says which: the system releases it if the gateway dies.
+    """
 
     folder_mode = 0o700  # of a function's folder
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[R]) -> None:
         self.folder = folder.absolute()
-        self.lock = StateLock(self.folder)
         self.functions_folder = self.folder / "functions"
+        self._kind = kind
+        self._lock: TextIO | None = None
 
     def open(self) -> list[R]:
         """All records; ProviderFailed if another gateway uses the folder or a record is damaged."""
         for folder in (self.folder, self.functions_folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.lock.take()
+        lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise ProviderFailed(f"another gateway has its state in {self.folder}") from error
+        self._lock = lock
         return list(self._records())
+
+    @property
+    def is_ours(self) -> bool:
+        return self._lock is not None
+
+    def give_back(self) -> None:
+        """Let another gateway use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def new_folder(self, function: FunctionId, gid: int | None = None) -> Path:
         """Make the folder of a function that is deployed for the first time."""
@@ -74,7 +92,9 @@ class RecordStore(ABC, Generic[R]):
 
     def save(self, record: R) -> None:
         """Write the record; it is on disk when this returns."""
-        put_file(record.folder / _RECORD, json.dumps(self._written(record)).encode(), 0o600)
+        written = msgspec.to_builtins(record, enc_hook=_plain)
+        del written["folder"]
+        put_file(record.folder / _RECORD, json.dumps(written).encode(), 0o600)
 
     def forget(self, record: R) -> None:
         """Delete the record; its folder stays until `discard`."""
@@ -87,14 +107,6 @@ class RecordStore(ABC, Generic[R]):
         except OSError as error:
             log.warning("%s is removed later: %s", folder, error)
 
-    @abstractmethod
-    def _written(self, record: R) -> dict[str, Any]:
-        """The record as JSON, without its folder."""
-
-    @abstractmethod
-    def _read(self, written: dict[str, Any], folder: Path) -> R:
-        """The inverse of `_written`."""
-
     def _records(self) -> Iterator[R]:
         for folder in sorted(self.functions_folder.iterdir()):
             path = folder / _RECORD
@@ -102,33 +114,15 @@ class RecordStore(ABC, Generic[R]):
                 self.discard(folder)
                 continue
             try:
-                yield self._read(json.loads(path.read_bytes()), folder)
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+                written = json.loads(path.read_bytes()) | {"folder": str(folder)}
+                yield msgspec.convert(written, self._kind, dec_hook=_converted)
+            except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
                 raise ProviderFailed(f"{path} is damaged: {error}") from error
 
 
-class StateLock:
-    """A file lock, which the system releases if the gateway dies."""
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock: TextIO | None = None
 
-    def take(self) -> None:
-        """ProviderFailed if another gateway has it."""
-        lock = (self._folder / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise ProviderFailed(f"another gateway has its state in {self._folder}") from error
-        self._lock = lock
-
-    @property
-    def ours(self) -> bool:
-        return self._lock is not None
-
-    def give_back(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+def _converted(kind: type, value: Any) -> object:
+    return kind(value)

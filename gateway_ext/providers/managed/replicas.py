@@ -124,7 +124,9 @@ class Replica(Generic[I]):
         self._timer = loop.call_later(_SLOW_S, self._note_slow, loop.time())
         try:
             try:
-                instance = await self._next_instance()
+                instance, self._running = self._running, None
+                if instance is None:
+                    instance = await self._make()
             except (GatewayError, OSError) as error:
                 self._name, self._last_line, self._repeats = self._start_name, "", False
                 return f"cannot be started: {error}"
@@ -165,20 +167,15 @@ class Replica(Generic[I]):
             try:
                 await output
             finally:
-                repeats = self._end_start(instance)
-            if not repeats:  # in a thread: the log may be full of another instance's lines
+                start = self._context.log.end_start(instance.name)
+                self._repeats = start is not None and start.repeats
+                if start is not None:
+                    self._output = start.texts
+            if not self._repeats:  # in a thread: the log may be full of another instance's lines
                 last_line = self._context.log.last_line
                 self._last_line = await asyncio.to_thread(last_line, instance.name)
         except OSError as error:  # such as too many open files
             log.warning("what %s left was not cleaned up: %s", instance.name, error)
-
-    def _end_start(self, instance: I) -> bool:
-        """Keep what a start that failed has written; whether it is what the one before wrote."""
-        start = self._context.log.end_start(instance.name)
-        self._repeats = start is not None and start.repeats
-        if start is not None:
-            self._output = start.texts
-        return self._repeats
 
     def _note_ready(self, instance: I) -> None:
         self.broken, self.slow = "", None
@@ -204,12 +201,6 @@ class Replica(Generic[I]):
             self._context.log.write(self._start_name, text)
             self.trouble = self.trouble or text
         self._context.changed()
-
-    async def _next_instance(self) -> I:
-        if self._running is None:
-            return await self._make()
-        instance, self._running = self._running, None
-        return instance
 
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
@@ -283,20 +274,7 @@ class ReplicaSet(ABC, Generic[I]):
         return next((replica.trouble for replica in self.replicas if replica.trouble), "")
 
     @property
-    def dying(self) -> str:
-        """How instances of one replica end again and again; empty if none do."""
-        return next((replica.dying for replica in self.replicas if replica.dying), "")
-
-    @property
-    def slow(self) -> SlowStart | None:
-        return next((replica.slow for replica in self.replicas if replica.slow), None)
-
-    @property
     def broken(self) -> str:
         """Why none of its replicas starts, or need be waited for; empty while one may serve."""
-        return self.partly_broken if all(replica.broken for replica in self.replicas) else ""
-
-    @property
-    def partly_broken(self) -> str:
-        """Why one replica does not start; empty if there is none."""
-        return next((replica.broken for replica in self.replicas if replica.broken), "")
+        reasons = [replica.broken for replica in self.replicas]
+        return reasons[0] if reasons and all(reasons) else ""

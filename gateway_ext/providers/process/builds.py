@@ -7,16 +7,14 @@ import stat
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from gateway_ext import model
 from gateway_ext.errors import BadDeployment, ProviderFailed, is_full_disk
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers import disk
 from gateway_ext.providers.disk import TreeEntry, TreeRefused
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.settings import GatewaySettings
 
 _HANDLER = "handler.py"
 _PACKAGE = "function"  # the folder of the handler in builds of faas-cli
@@ -28,7 +26,7 @@ _PART_BYTES = 1 << 20
 _MOST_SHOWN = 300  # characters of what was sent, in a refusal
 
 
-def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
+def find(deployment: Deployment, settings: GatewaySettings) -> Path:
     """The folder with the handler.py; BadDeployment names every place that was searched.
 
     The image's name counts before the function's. Of a build and the folder of the same name in a
@@ -37,7 +35,7 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     builds: the right to deploy must not be the right to run any file of the machine, nor to learn
     what is outside.
     """
-    allowed = [folder.resolve() for folder in (*settings.roots, settings.builds)]
+    allowed = [Path(folder).resolve() for folder in (*settings.roots, settings.builds_dir)]
     places = _places(deployment, settings)
     for name in dict.fromkeys(place.name for place in places):
         of_name = (_handler_in(place, allowed) for place in places if place.name == name)
@@ -90,22 +88,21 @@ def requirements_of(build: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _places(deployment: Deployment, settings: ProcessProviderSettings) -> list[Path]:
+def _places(deployment: Deployment, settings: GatewaySettings) -> list[Path]:
     named = deployment.annotations.get(PATH)
     if named:
-        return [Path(named)] if Path(named).is_absolute() else [r / named for r in settings.roots]
+        is_absolute = Path(named).is_absolute()
+        return [Path(named)] if is_absolute else [Path(root, named) for root in settings.roots]
     image = deployment.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
     names = [name for name in (image, deployment.id.name) if name not in ("", ".", "..")]
-    folders = (settings.builds, *settings.roots)
-    return [folder / name for name in dict.fromkeys(names) for folder in folders]
+    folders = (settings.builds_dir, *settings.roots)
+    return [Path(folder, name) for name in dict.fromkeys(names) for folder in folders]
 
 
 def _changed_ns(folder: Path) -> int:
     """When a file in the folder was written last, as far as it can be read."""
     newest_ns = 0
-    with contextlib.suppress(OSError), contextlib.ExitStack() as exits:
-        top = disk.open_folder(folder)
-        exits.callback(os.close, top)
+    with contextlib.suppress(OSError), disk.opened(folder) as top:
         for entry in disk.entries(top, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored):
             if entry.is_file:
                 newest_ns = max(newest_ns, entry.status.st_mtime_ns)
@@ -135,8 +132,7 @@ def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> 
     """
     digest = hashlib.sha256()
     left_bytes = most_bytes
-    source = disk.open_folder(folder)
-    try:
+    with disk.opened(folder) as source:
         if Path(f"/proc/self/fd/{source}").readlink() != folder:
             raise TreeRefused("the path was changed during the deployment")
         for entry in disk.entries(source, most=_MOST_FILES, levels=_MOST_LEVELS, skip=_is_ignored):
@@ -155,8 +151,6 @@ def _copy_tree(folder: Path, target: Path, gid: int | None, most_bytes: int) -> 
                 _own(path, gid, 0o750 if entry.status.st_mode & stat.S_IXUSR else 0o640)
             else:
                 raise TreeRefused(f"{entry.path} is neither a file nor a folder")
-    finally:
-        os.close(source)
     _check_links(target)
     asked = target / _REQUIREMENTS
     if asked.is_file() and asked.stat().st_size > _MOST_REQUIREMENTS_BYTES:
@@ -179,14 +173,11 @@ def _copy_file(entry: TreeEntry, path: Path, most_bytes: int) -> bytes:
 
 def _check_links(target: Path) -> None:
     """A link must not lead out of the copy, in which nobody changes anything."""
-    top = disk.open_folder(target)
-    try:
+    with disk.opened(target) as top:
         for entry in disk.entries(top):
             leads_to = Path(os.path.realpath(target / entry.path))
             if entry.is_link and not leads_to.is_relative_to(target.resolve()):
                 raise TreeRefused(f"{entry.path} is a link that leaves the build")
-    finally:
-        os.close(top)
 
 
 def _is_ignored(name: str) -> bool:
@@ -204,14 +195,18 @@ _LONGEST_SOCKET = 100  # bytes; the kernel's own limit is 108
 
 @dataclass(frozen=True, slots=True)
 class BuildRecord:
-    """A function as it is stored; `build` is a folder in `folder`, `uid` the function's user."""
+    """A function as it is stored; `build` names a folder in `folder`, `uid` is its user."""
 
     deployment: Deployment
     folder: Path
-    build: Path
+    build: str
     created_at: datetime
     wanted: int
     uid: int | None
+
+    @property
+    def build_folder(self) -> Path:
+        return self.folder / self.build
 
 
 class BuildStore(RecordStore[BuildRecord]):
@@ -220,7 +215,7 @@ class BuildStore(RecordStore[BuildRecord]):
     folder_mode = 0o750
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, BuildRecord)
         self.sockets = self.folder / "run"
         self.left_users: frozenset[int] = frozenset()  # of functions' folders, when it was opened
 
@@ -243,22 +238,3 @@ class BuildStore(RecordStore[BuildRecord]):
         for left in self.sockets.iterdir():
             left.unlink()
         return records
-
-    def _written(self, record: BuildRecord) -> dict[str, Any]:
-        return {
-            "deployment": model.written_deployment(record.deployment),
-            "build": record.build.name,
-            "created_at": record.created_at.isoformat(),
-            "wanted": record.wanted,
-            "uid": record.uid,
-        }
-
-    def _read(self, written: dict[str, Any], folder: Path) -> BuildRecord:
-        return BuildRecord(
-            deployment=model.read_deployment(written["deployment"]),
-            folder=folder,
-            build=folder / written["build"],
-            created_at=datetime.fromisoformat(written["created_at"]),
-            wanted=written["wanted"],
-            uid=written["uid"],
-        )

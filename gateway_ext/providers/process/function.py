@@ -1,16 +1,21 @@
 """One function of the process provider: its build, its environment, and the processes of both."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
+import secrets
+import signal
+import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+from common.liveness import LivenessTimes, signal_name, until_frozen
 from common.tasks import BackgroundTasks
-from gateway_ext.model import Deployment
+from gateway_ext.model import Deployment, Endpoint
 from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.function_environment import (
@@ -19,16 +24,29 @@ from gateway_ext.providers.function_environment import (
     runtime_settings,
 )
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.logs import FunctionLog
+from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
+from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
 from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
-from gateway_ext.providers.process.instance import ChildInstance, ChildPlace
-from gateway_ext.providers.process.launch import RUNTIME, LaunchOrders, interpreter_folders
+from gateway_ext.providers.process.launch import (
+    RUNTIME,
+    InstanceProcess,
+    LaunchedProcess,
+    LaunchOrders,
+    interpreter_folders,
+    launch,
+)
 from gateway_ext.providers.process.python_environments import PythonEnvironments
-from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.function import BoundedTemplate, FunctionTemplate
-from gateway_ext.providers.process.template.run import TemplatePlace
+from gateway_ext.providers.process.settings import ProcessBounds, base_python
+from gateway_ext.providers.process.template import FunctionTemplate
+from gateway_ext.providers.process.template_run import (
+    TemplatePlace,
+    mark_of,
+    named,
+    new_name,
+)
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +62,204 @@ _LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
 class ProcessParts:
     """What all functions of a process provider share; `leaders` are ids of running instances."""
 
-    settings: ProcessProviderSettings
+    settings: GatewaySettings
+    bounds: ProcessBounds
     sockets: Path
     injection: Injection | None
     mark: str
     leaders: set[int] = field(default_factory=set)
+
+
+_BACKLOG = 1024
+_DRAIN_OUTPUT_S = 0.5
+# A function that is stopped is replaced soon. One that only does not answer may have a handler that
+# blocks its event loop, which no call should do for much longer than the function's time limit.
+LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
+_BLOCKED_S = 600.0
+
+
+class ChildPlace(NamedTuple):
+    """What instances of a function share; `changed` is called when one takes no more calls."""
+
+    changed: Callable[[], None]
+    sockets: Path
+    processes: TemplatePlace
+    memory_bytes: int | None
+    timeout_s: float
+
+
+class ChildInstance:
+    """A process from its start to its end, with all processes that descend from it."""
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        process: InstanceProcess,
+        place: ChildPlace,
+        template: FunctionTemplate | None,
+    ) -> None:
+        """`template` is what the process is a fork of."""
+        self.name = name
+        self._template = template
+        self.ready = False
+        self.memory_bytes = place.memory_bytes
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._place = place
+        self._why = ""
+        self._stopping = False
+        self._path = path
+        self._process = process
+        place.processes.leaders.add(process.pid)
+        process.gone.add_done_callback(self._leave)
+        process.exited.add_done_callback(self._handle_exit)
+
+    @classmethod
+    async def start(
+        cls, orders: LaunchOrders, template: FunctionTemplate, place: ChildPlace
+    ) -> Self:
+        """An instance that is a fork of the template or, without a usable one, started anew."""
+        name = new_name(place.processes)
+        path = place.sockets / f"{secrets.token_hex(5)}.sock"
+        listener = _listener(path)
+        try:
+            forked = await template.fork(name, listener.fileno())
+            process: InstanceProcess = forked or InstanceProcess.started(
+                _started(orders, name, listener, place)
+            )
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            listener.close()  # the process has its own: after its end connections are refused
+        return cls(name, path, process, place, None if forked is None else template)
+
+    @property
+    def pid(self) -> int:
+        """The leader of its session."""
+        return self._process.pid
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it began with what the example calls had traced."""
+        return self._process.is_warm
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.name, f"unix:{self._path}", exited=self.exited)
+
+    async def collect_output(self) -> None:
+        """Store its output until it has ended; then kill all processes that it has started."""
+        pipe = OutputPipe(self._process.output, self._store)
+        watching = asyncio.create_task(self._kill_if_frozen())
+        try:
+            await asyncio.shield(self.exited)
+            await asyncio.to_thread(processes.end_marked, mark_of(self.name, self._place.processes))
+            with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
+                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+        finally:
+            watching.cancel()
+            pipe.close()
+
+    async def until_ready(self, within_s: float) -> bool:
+        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
+        if self._template is not None and not self._stopping:
+            self._template.fork_ended_up(ready=self.ready)
+        return self.ready
+
+    async def stop(self, within_s: float) -> None:
+        self.ready = False
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(asyncio.shield(self.exited), within_s)
+        except TimeoutError:
+            why = f"was killed: it did not end within {within_s:g} s"
+            self._store([why])
+            self.kill(why)
+            await asyncio.shield(self.exited)
+
+    def kill(self, why: str) -> None:
+        """Kill its session at once; `why` is the reason that `exited` resolves to."""
+        if not self.exited.done() and not self._why:
+            self._why = why
+        if not self.exited.done():
+            processes.kill_session(self._process.pid)
+            self._signal(signal.SIGKILL)
+
+    def enforce_memory_limit(self, usage: processes.ProcessUsage) -> None:
+        limit_bytes = self.memory_bytes
+        if limit_bytes is not None and usage.own_bytes > limit_bytes:
+            self.kill(
+                f"was killed: it took {usage.own_bytes >> 20} MiB of memory,"
+                f" its limit is {limit_bytes >> 20} MiB"
+            )
+
+    def usage(self) -> processes.ProcessUsage:
+        """Resources of all processes in its session."""
+        if self.exited.done():
+            return processes.ProcessUsage(0.0, 0, 0)
+        return processes.usage(processes.sessions().get(self.pid, []))
+
+    def _store(self, lines: list[str]) -> None:
+        self._place.processes.log.write(self.name, *lines)
+
+    def _signal(self, number: int) -> None:
+        if not self.exited.done():
+            self._process.send_signal(number)
+
+    def _leave(self, _: asyncio.Future[None]) -> None:
+        """Take no call any more: callers notice the end of a process as soon as it is there."""
+        if self.ready:
+            self.ready = False
+            self._place.changed()
+
+    def _handle_exit(self, ended: asyncio.Future[int]) -> None:
+        self._place.processes.leaders.discard(self.pid)
+        self.ready = False
+        self._path.unlink(missing_ok=True)
+        self.exited.set_result(self._why or _described(ended.result()))
+
+    async def _kill_if_frozen(self) -> None:
+        blocked_s = self._place.timeout_s + _BLOCKED_S
+        times = replace(LIVENESS, blocked_s=blocked_s, start_s=math.inf)
+        why = await until_frozen(self.pid, self._answers, times)
+        self.kill(f"was killed: it {why}")
+
+    async def _answers(self) -> bool:
+        return self.ready and await self._answers_at(b"health")
+
+    async def _is_ready(self) -> bool:
+        return await self._answers_at(b"ready")
+
+    async def _answers_at(self, route: bytes) -> bool:
+        return await answers(asyncio.open_unix_connection(str(self._path)), route)
+
+
+def _started(
+    orders: LaunchOrders, name: str, listener: socket.socket, place: ChildPlace
+) -> LaunchedProcess:
+    served = {"GPUFAAS_LISTEN": f"fd:{listener.fileno()}"}
+    environment = {**orders.environment, **named(name, place.processes), **served}
+    return launch(replace(orders, environment=environment), [listener.fileno()])
+
+
+def _listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _described(status: int) -> str:
+    if status >= 0:
+        return exited_with(status)
+    return f"was ended by {signal_name(-status)}"
 
 
 class ProcessVersion(ReplicaSet[ChildInstance]):
@@ -62,7 +273,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.settings))
+        super().__init__(ReplicaContext(changed, log, parts.bounds))
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = memory_limit_bytes(record.deployment)
@@ -70,12 +281,12 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         name = record.deployment.id.name[:_NAME_LENGTH]
         processes = TemplatePlace(name, log, parts.mark, parts.leaders)
         self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
-        examples = builds.handler_of(record.build) / _EXAMPLES
+        examples = builds.handler_of(record.build_folder) / _EXAMPLES
         self.template = FunctionTemplate(
             self._orders,
             processes,
             changed,
-            start_s=parts.settings.start_timeout_s,
+            start_s=parts.bounds.start_timeout_s,
             has_examples=examples.is_file(),
             refused=_template_refused(options, parts.settings),
         )
@@ -107,16 +318,17 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     cpus = _cpus(deployment)
     shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
     visible = [
-        *interpreter_folders(parts.settings.base_python),
-        *map(str, parts.settings.visible),
+        *interpreter_folders(base_python(parts.settings)),
+        *parts.settings.visible,
         *(str(Path(path).parent) for path in shim),
         str(python.parents[1]),
         str(record.folder),
     ]
     return LaunchOrders(
         command=[str(python), str(RUNTIME)],
-        environment=_environment(record, python, injected, options) | _threads(cpus),
-        cwd=str(record.build),
+        environment=_environment(record, python, injected, options)
+        | ({"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}),
+        cwd=str(record.build_folder),
         uid=record.uid,
         cpus=cpus,
         secrets=str(secrets_folder(record)),
@@ -125,9 +337,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     )
 
 
-def _template_refused(
-    options: function_options.FunctionOptions, settings: ProcessProviderSettings
-) -> str:
+def _template_refused(options: function_options.FunctionOptions, settings: GatewaySettings) -> str:
     if not settings.template_bytes:
         return "the gateway keeps none"
     if not options.template:
@@ -163,16 +373,12 @@ def _environment(
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
         "OPENFAAS_SECRETS_DIR": secrets,
         "secret_mount_path": secrets,
-        "GPUFAAS_HANDLER": str(builds.handler_of(record.build)),
+        "GPUFAAS_HANDLER": str(builds.handler_of(record.build_folder)),
         **runtime_settings(record.deployment.id, options),
     }
     paths = [path for path in (injected.get("PYTHONPATH"), own.get("PYTHONPATH")) if path]
     joined = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
     return {**defaults, **own, **ours, **injected, **joined}
-
-
-def _threads(cpus: list[int]) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(len(cpus))} if cpus else {}
 
 
 def memory_limit_bytes(deployment: Deployment) -> int | None:
@@ -211,7 +417,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         *,
         show_secrets: Callable[[BuildRecord, Iterable[str]], None],
     ) -> None:
-        super().__init__(record, store, parts.settings, listener)
+        super().__init__(record, store, parts.bounds, listener)
         self._parts = parts
         self._environments = environments
         self._prune = prune
@@ -231,13 +437,16 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         before, self.record = self.record, record
         self._shows_old_secrets = True
         self.begin()
-        if before.build not in self.builds:
-            self._store.discard(before.build)
+        if before.build_folder not in self.builds:
+            self._store.discard(before.build_folder)
 
     @property
     def builds(self) -> set[Path]:
         """Builds that instances run in, now or soon."""
-        return {self.record.build, *(version.record.build for version in self._rollout.present)}
+        return {
+            self.record.build_folder,
+            *(version.record.build_folder for version in self._rollout.present),
+        }
 
     @property
     def secrets(self) -> set[str]:
@@ -249,12 +458,9 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         return [instance for version in self._rollout.versions for instance in version.instances]
 
     @property
-    def templates(self) -> list[BoundedTemplate]:
-        return [
-            BoundedTemplate(version.template, bool(version.replicas))
-            for version in self._made
-            if version.template.alive
-        ]
+    def templates(self) -> list[tuple[FunctionTemplate, bool]]:
+        """Those that are alive, and whether their versions have instances."""
+        return [(v.template, bool(v.replicas)) for v in self._made if v.template.alive]
 
     @property
     def template_bytes(self) -> int:
@@ -294,9 +500,6 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
                 f" of memory, the limit is {limit_bytes >> 20} MiB"
             )
 
-    def took_over(self, version: ProcessVersion) -> None:
-        """Nothing to do: what the previous version had is deleted when its instances end."""
-
     async def stop(self, *, drain: bool) -> None:
         try:
             await super().stop(drain=drain)
@@ -313,12 +516,12 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
             self._show_secrets(self.record, self.secrets)
             # The next version may still be in the making, and the previous one serve meanwhile.
             self._shows_old_secrets = self.secrets != set(self.record.deployment.secrets)
-        if version.record.build not in self.builds:
-            self._store.discard(version.record.build)
+        if version.record.build_folder not in self.builds:
+            self._store.discard(version.record.build_folder)
             self._pruning = asyncio.create_task(self._prune())
 
     async def _make(self, record: BuildRecord) -> ProcessVersion:
-        requirements = await asyncio.to_thread(builds.requirements_of, record.build)
+        requirements = await asyncio.to_thread(builds.requirements_of, record.build_folder)
         namespace = record.deployment.id.namespace
         python = await self._environments.ready(namespace, requirements, self.note)
         made = ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)

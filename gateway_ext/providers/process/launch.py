@@ -1,16 +1,18 @@
-"""Starts processes through the launcher program: in a session each, with orders in memory."""
+"""Processes of instances: started through the launcher program, in a session each; their ends."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import gateway_ext.runtime
-from gateway_ext.providers.process.settings import ProcessProviderSettings
 
 RUNTIME = Path(gateway_ext.runtime.__file__).parent
 _LAUNCHER = Path(__file__).with_name("launcher_program.py")
@@ -75,9 +77,65 @@ def launch(orders: LaunchOrders, pass_on: Sequence[int] = ()) -> LaunchedProcess
     return LaunchedProcess(process, output)
 
 
-def users_refused(uid: int, settings: ProcessProviderSettings) -> str:
+class InstanceProcess:
+    """A process that leads a session, until it has ended; a keeper's child if it is none of ours.
+
+    `gone` resolves as soon as it has ended, `exited`, perhaps a little later, to its status, which
+    is negative if a signal ended it.
+    """
+
+    def __init__(self, pid: int, output: int, ours: subprocess.Popen[bytes] | None = None) -> None:
+        """ProcessLookupError if it has ended and its parent has taken note of that."""
+        self.pid = pid
+        self.output = output  # the reading end of a pipe, which the caller closes
+        self.is_warm = False  # whether it began with what a template's example calls had traced
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ours = ours
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._note_end)
+
+    @classmethod
+    def started(cls, launched: LaunchedProcess) -> Self:
+        """Kill it, and raise OSError, if no descriptor is left by which to notice its end."""
+        process, output = launched
+        try:
+            return cls(process.pid, output, process)
+        except OSError:
+            os.close(output)
+            process.kill()
+            process.wait()
+            raise
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended: its id may be another's by then."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def ended(self, status: int) -> None:
+        """Its parent has taken note of its end."""
+        if self._pidfd >= 0:
+            self._leave()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+    def _note_end(self) -> None:
+        if self._ours is None:
+            self._leave()
+        elif (status := self._ours.poll()) is not None:
+            self.ended(status)
+
+    def _leave(self) -> None:
+        if not self.gone.done():
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self.gone.set_result(None)
+
+
+def users_refused(uid: int, python: Path) -> str:
     """Why no process can be run as this user; empty if one can."""
-    python = settings.base_python
     command = [str(python), "-I", "-S", "-c", ""]
     visible = interpreter_folders(python)
     started = launch(LaunchOrders(command, {"LANG": "C.UTF-8"}, "/", uid, visible=visible))

@@ -29,8 +29,7 @@ def sessions() -> dict[int, list[int]]:
     """Process ids by the leader of their session."""
     by_leader: dict[int, list[int]] = {}
     for pid in _pids():
-        stat = _stat(pid)
-        if stat is not None:
+        if stat := _stat(pid):
             by_leader.setdefault(int(stat[_SESSION]), []).append(pid)
     return by_leader
 
@@ -39,7 +38,7 @@ def usage(pids: Iterable[int]) -> ProcessUsage:
     cpu_s, resident_bytes, own_bytes = 0.0, 0, 0
     for pid in pids:
         stat, status = _stat(pid), _status(pid)
-        if stat is None:
+        if not stat:
             continue
         cpu_s += (int(stat[_UTIME]) + int(stat[_STIME])) / _TICKS
         resident_bytes += status.get("VmRSS", 0)
@@ -101,32 +100,29 @@ def _pids() -> Iterator[int]:
             yield int(path.name)
 
 
-def _stat(pid: int) -> list[str] | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None  # the process has ended
-    return text.rpartition(")")[2].split()
+def _stat(pid: int) -> list[str]:
+    return _text(pid, "stat").rpartition(")")[2].split()
 
 
 def _status(pid: int) -> dict[str, int]:
-    try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
-    except OSError:
-        return {}
+    lines = _text(pid, "status").splitlines()
     pairs = [line.split(":", 1) for line in lines if line.endswith(" kB")]
     return {name: int(value.split()[0]) << 10 for name, value in pairs}
 
 
 def _uids(pid: int) -> set[int]:
     """Real, effective, saved and file system user; the owner of /proc/PID may be another one."""
-    try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
-    except OSError:
-        return set()
+    lines = _text(pid, "status").splitlines()
     if any(line.startswith(_ZOMBIE) for line in lines):
         return set()
     return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text()
+    except OSError:
+        return ""  # the process has ended
 
 
 def _environment(pid: int) -> list[bytes]:

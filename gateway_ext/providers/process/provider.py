@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
+from common.tasks import BackgroundTasks
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
@@ -22,13 +24,11 @@ from gateway_ext.providers.process.function import (
     secrets_folder,
 )
 from gateway_ext.providers.process.launch import users_refused
-from gateway_ext.providers.process.python_environments import (
-    BuildOfNamespace,
-    PythonEnvironments,
-)
-from gateway_ext.providers.process.settings import ProcessProviderSettings
-from gateway_ext.providers.process.template.function import enforce_bounds
+from gateway_ext.providers.process.python_environments import PythonEnvironments
+from gateway_ext.providers.process.settings import ProcessBounds, base_python, check_settings
+from gateway_ext.providers.process.template import enforce_bounds
 from gateway_ext.providers.process.users import MachineUsers
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +39,20 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     """Implements `gateway_ext.ports.Provider`."""
 
     name = "process"
+    _store: BuildStore
 
     def __init__(
-        self, settings: ProcessProviderSettings, injection: Injection | None = None
+        self, settings: GatewaySettings, bounds: ProcessBounds, injection: Injection | None = None
     ) -> None:
+        check_settings(settings)
         self._settings = settings
-        self._store = BuildStore(settings.state)
-        super().__init__(self._store)
+        self._bounds = bounds
+        super().__init__(BuildStore(Path(settings.state_dir) / "functions"))
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
-        self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
+        self._parts = ProcessParts(settings, bounds, self._store.sockets, injection, mark)
         self._users: MachineUsers | None = None  # without root's rights there are none
         self._kept_users: set[int] = set()  # those of records whose functions are not started yet
-        self._checking_memory: asyncio.Task[None] | None = None
+        self._background = BackgroundTasks(log, "checking memory")
         self._pruning = asyncio.Lock()
         self._environments: PythonEnvironments
 
@@ -61,21 +63,22 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if killed:
             log.warning("%d processes of an earlier gateway were still there: killed", killed)
         await asyncio.to_thread(self._settle_users, records)
-        settings = replace(self._settings, state=self._store.folder)
-        self._environments = PythonEnvironments(settings, self._users, self._parts.mark)
+        self._environments = PythonEnvironments(
+            *(self._settings, self._bounds, self._store.folder / "envs"),
+            users=self._users,
+            mark=self._parts.mark,
+        )
         await asyncio.to_thread(self._environments.remove_unfinished)
         for record in records:
             self._add(await asyncio.to_thread(self._with_user, record)).begin()
         await self._prune()
-        self._checking_memory = asyncio.create_task(self._check_memory())
+        self._background.start(self._check_memory())
 
     async def close(self) -> None:
         """Stop all functions; the next start runs them again."""
-        if not self._store.lock.ours:
+        if not self._store.is_ours:
             return  # another gateway uses the state folder and its processes
-        if self._checking_memory is not None:
-            self._checking_memory.cancel()
-            await asyncio.wait([self._checking_memory])
+        await self._background.close()
         leaving = dict(self._leaving)
         for function in leaving.values():
             function.hurry()
@@ -88,7 +91,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             if self._users is not None:
                 await asyncio.to_thread(self._users.close)
         finally:
-            self._store.lock.give_back()
+            self._store.give_back()
 
     async def deploy(self, deployment: Deployment, *, update: bool) -> None:
         """Accept a deployment; its environment and its instances are made in the background."""
@@ -100,12 +103,12 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             before = present.record if present is not None else await self._new_record(deployment)
             try:
                 folder, uid = before.folder, before.uid
-                most_bytes = self._settings.build.disk_bytes
+                most_bytes = self._settings.build_disk_bytes
                 build = await asyncio.to_thread(builds.copy, source, folder, uid, most_bytes)
                 if present is not None:
                     before = present.record  # it may have been scaled in the meantime
                 wanted = max(before.wanted, options.scale_min)
-                record = replace(before, deployment=deployment, build=build, wanted=wanted)
+                record = replace(before, deployment=deployment, build=build.name, wanted=wanted)
                 # The old version serves, and reads its secrets, until the new one is ready.
                 shown = present.secrets if present is not None else set()
                 self._show_secrets(record, shown | set(deployment.secrets))
@@ -130,9 +133,9 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         """Find out whether processes may run as other users; end what an earlier gateway left."""
         if os.geteuid() != 0:
             return
-        users = MachineUsers.of(replace(self._settings, state=self._store.folder))
+        users = MachineUsers.of(self._bounds, self._store.folder)
         probe = users.functions.take()
-        refused = users_refused(probe, self._settings)
+        refused = users_refused(probe, base_python(self._settings))
         users.functions.give_back(probe)
         if refused:
             log.warning("functions and builds run as this gateway's own user: %s", refused)
@@ -172,7 +175,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         uid = None if users is None else await asyncio.to_thread(users.functions.take)
         try:
             folder = self._store.new_folder(deployment.id, uid)
-            record = BuildRecord(deployment, folder, folder / "none", datetime.now(UTC), 0, uid)
+            record = BuildRecord(deployment, folder, "none", datetime.now(UTC), 0, uid)
             _make_home(record)
         except BaseException:
             self._give_back(uid)
@@ -204,7 +207,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         async with self._pruning:
             await self._environments.prune(
                 {
-                    BuildOfNamespace(id_.namespace, build)
+                    (id_.namespace, build)
                     for id_, function in self._functions.items()
                     for build in function.builds
                 }
@@ -231,7 +234,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         enforce_bounds(
             templates,
             most_bytes=self._settings.template_bytes,
-            idle_s=self._settings.template_idle_s,
+            idle_s=self._bounds.template_idle_s,
         )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:

@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from common.time_limits import time_limit
@@ -31,27 +30,21 @@ from gateway_ext.providers.disk import TreeRefused
 from gateway_ext.providers.managed.logs import OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.builds import requirements_of
-from gateway_ext.providers.process.instance_process import StartedProcess
 from gateway_ext.providers.process.launch import (
     MARK,
+    InstanceProcess,
     LaunchOrders,
     interpreter_folders,
     launch,
 )
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.users import MachineUsers
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 _MADE = ".made"  # a file in an environment that is complete
 _BARE_NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class BuildOfNamespace(NamedTuple):
-    """The copied build of a function, whose requirements.txt is meant."""
-
-    namespace: str
-    build: Path
 
 
 # A build runs what packages bring with them, so it is as hostile as a function. Root writes into
@@ -81,18 +74,112 @@ class WantedEnvironment:
     shared: tuple[str, ...]
 
 
-class EnvironmentBuilds:
-    """Makes environments; without `users` as the gateway's own user."""
+class PythonEnvironments:
+    """The environments of a provider; builds are of the gateway's own user without `users`."""
 
     def __init__(
-        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
+        self,
+        settings: GatewaySettings,
+        bounds: ProcessBounds,
+        folder: Path,
+        *,
+        users: MachineUsers | None,
+        mark: str,
     ) -> None:
         self._settings = settings
-        self._limits = settings.build
+        self._bounds = bounds
+        self._python = base_python(settings)
+        self._folder = folder
         self._users = users
         self._mark = mark
+        self._requested: set[str] = set()  # since the last pruning began
+        # Of both only those that somebody has or waits for: names and namespaces come and go.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(settings.builds_at_once)
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def make(self, wanted: WantedEnvironment, note: Note) -> None:
+    def name_of(self, namespace: str, requirements: bytes) -> str:
+        missing = self._missing(requirements)
+        base = os.path.realpath(self._python)
+        identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
+        owner = f"{namespace}\n".encode() if missing else b""
+        return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
+
+    async def ready(self, namespace: str, requirements: bytes, note: Note) -> Path:
+        """The Python of an environment, which is made if there is none; progress goes to `note`."""
+        name = self.name_of(namespace, requirements)
+        self._requested.add(name)
+        folder = self._folder / name
+        async with self._lock(name):
+            if not (folder / _MADE).exists():
+                async with self._turn(namespace, note):
+                    await self._make(folder, requirements, note)
+        return folder / "bin" / "python"
+
+    async def prune(self, builds: Collection[tuple[str, Path]]) -> None:
+        """Delete what none of these needs: namespaces, and builds whose requirements.txt counts."""
+        self._requested.clear()
+        used = {
+            self.name_of(namespace, await asyncio.to_thread(requirements_of, build))
+            for namespace, build in builds
+        }
+        for folder in list(self._folder.iterdir()):
+            if folder.name in used | self._requested:
+                continue
+            async with self._lock(folder.name):
+                await asyncio.to_thread(_remove, folder)
+
+    def remove_unfinished(self) -> None:
+        """Delete environments that an earlier gateway did not complete, and end their builds."""
+        for folder in self._folder.iterdir():
+            owner = folder.lstat().st_uid
+            if owner == os.geteuid() and (folder / _MADE).exists():
+                continue
+            if self._users is not None and self._users.builds.keep(owner):
+                self._users.end([owner])
+                self._users.builds.give_back(owner)
+            _remove(folder)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
+        """Wait until a build of this namespace may run; another's builds take only some turns."""
+        most = (self._settings.builds_at_once + 1) // 2
+        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
+        if own.locked() or self._turns.locked():
+            note("waiting for other builds to end")
+        async with own, self._turns:
+            yield
+
+    async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
+        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
+        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
+        await self._fill(wanted, note)
+        mark = folder / _MADE
+        mark.unlink(missing_ok=True)  # the build may have left anything in its place
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
+
+    def _missing(self, requirements: bytes) -> bytes:
+        """A package of the gateway satisfies a bare name."""
+        lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
+        asked = [line for line in lines if line and not line.startswith(b"#")]
+        ours = self._gateway_packages()
+        return b"\n".join(
+            line for line in asked if not (_BARE_NAME.fullmatch(line) and _has(line.decode(), ours))
+        )
+
+    def _gateway_packages(self) -> list[str]:
+        """Empty for another Python than the gateway's, as compiled packages would not load."""
+        if os.path.realpath(self._python) != os.path.realpath(sys.executable):
+            return []
+        paths = sysconfig.get_paths()
+        return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
+
+    # -- one build ------------------------------------------------------------------------------
+
+    async def _fill(self, wanted: WantedEnvironment, note: Note) -> None:
         """Fill the environment's folder, or leave nothing. It is root's afterwards."""
         await asyncio.to_thread(disk.remove, wanted.folder)
         uid = None if self._users is None else await asyncio.to_thread(self._users.builds.take)
@@ -118,14 +205,14 @@ class EnvironmentBuilds:
 
         if wanted.requirements:
             note("installing what requirements.txt asks for")
-        started = StartedProcess(launch(self._orders(wanted, uid)))
+        started = InstanceProcess.started(launch(self._orders(wanted, uid)))
         pipe = OutputPipe(started.output, store)
         try:
-            async with time_limit(self._limits.timeout_s):
+            async with time_limit(self._settings.build_timeout_s):
                 await self._watch(wanted, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(
-                f"its environment takes longer than {self._limits.timeout_s:g} s"
+                f"its environment takes longer than {self._settings.build_timeout_s:g} s"
             ) from error
         finally:
             try:
@@ -141,7 +228,7 @@ class EnvironmentBuilds:
             raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
 
     async def _watch(
-        self, wanted: WantedEnvironment, uid: int | None, started: StartedProcess
+        self, wanted: WantedEnvironment, uid: int | None, started: InstanceProcess
     ) -> None:
         """EnvironmentFailed if it uses too much."""
         now_s = asyncio.get_running_loop().time
@@ -149,7 +236,7 @@ class EnvironmentBuilds:
         while not started.exited.done():
             await asyncio.wait([started.exited], timeout=_CHECK_EVERY_S)
             used = await asyncio.to_thread(_memory_bytes, uid, started.pid)
-            _check_amount("memory", used, self._limits.memory_bytes)
+            _check_amount("memory", used, self._settings.build_memory_bytes)
             begun_s = now_s()
             if begun_s >= measured_s:
                 await asyncio.to_thread(self._check_size, wanted.folder)
@@ -168,7 +255,7 @@ class EnvironmentBuilds:
             size = disk.size_bytes(folder)
         except TreeRefused as error:
             raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
-        _check_amount("disk", size, self._limits.disk_bytes)
+        _check_amount("disk", size, self._settings.build_disk_bytes)
 
     def _close(self, folder: Path, uid: int | None) -> None:
         """Leave the environment as root's own, for all to read."""
@@ -188,14 +275,14 @@ class EnvironmentBuilds:
             "folder": folder,
             "shared": wanted.shared,
             "install": bool(wanted.requirements),
-            "own_pip": bool(wanted.requirements) and not _has_pip(wanted.shared),
+            "own_pip": bool(wanted.requirements) and not _has("pip", wanted.shared),
         }
         program = _PROGRAM.read_text(encoding="utf-8")
-        visible = [*interpreter_folders(settings.base_python), *map(str, settings.visible), folder]
+        visible = [*interpreter_folders(self._python), *settings.visible, folder]
         return LaunchOrders(
-            command=[str(settings.base_python), "-I", "-c", program, json.dumps(orders)],
+            command=[str(self._python), "-I", "-c", program, json.dumps(orders)],
             environment={
-                **settings.pip_environment,
+                **self._bounds.pip_environment,
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "LANG": "C.UTF-8",
                 "HOME": scratch,
@@ -206,7 +293,7 @@ class EnvironmentBuilds:
             uid=uid,
             visible=visible,
             scratch=scratch,
-            network=self._limits.network,
+            network=self._settings.build_network,
             background=True,
             limits=self._resource_limits(uid),
         )
@@ -214,12 +301,12 @@ class EnvironmentBuilds:
     def _resource_limits(self, uid: int | None) -> dict[str, int]:
         limits = {
             "RLIMIT_CORE": 0,
-            "RLIMIT_DATA": self._limits.memory_bytes,
-            "RLIMIT_FSIZE": self._limits.disk_bytes,
+            "RLIMIT_DATA": self._settings.build_memory_bytes,
+            "RLIMIT_FSIZE": self._settings.build_disk_bytes,
             "RLIMIT_NOFILE": _MOST_OPEN_FILES,
         }
         if uid is not None:  # else all processes of the gateway's user would count
-            limits["RLIMIT_NPROC"] = self._limits.processes
+            limits["RLIMIT_NPROC"] = self._bounds.build_processes
         return limits
 
     def _mark_of(self, wanted: WantedEnvironment) -> str:
@@ -238,8 +325,8 @@ def _prepare(wanted: WantedEnvironment, uid: int | None) -> None:
             os.chown(path, uid, uid)
 
 
-def _has_pip(folders: Sequence[str]) -> bool:
-    return next(iter(distributions(name="pip", path=list(folders))), None) is not None
+def _has(package: str, folders: Sequence[str]) -> bool:
+    return next(iter(distributions(name=package, path=list(folders))), None) is not None
 
 
 def _memory_bytes(uid: int | None, leader: int) -> int:
@@ -252,109 +339,6 @@ def _check_amount(what: str, used: int, limit: int) -> None:
         raise EnvironmentFailed(
             f"its environment takes {used >> 20} MiB of {what}, {limit >> 20} MiB are the most"
         )
-
-
-class PythonEnvironments:
-    """The environments of a provider, in one folder; builds have users of their own if `users`."""
-
-    def __init__(
-        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
-    ) -> None:
-        self._settings = settings
-        self._folder = settings.state / "envs"
-        self._users = users
-        self._builds = EnvironmentBuilds(settings, users, mark)
-        self._requested: set[str] = set()  # since the last pruning began
-        # Of both only those that somebody has or waits for: names and namespaces come and go.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turns = asyncio.Semaphore(settings.build.at_once)
-        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    def name_of(self, namespace: str, requirements: bytes) -> str:
-        missing = self._missing(requirements)
-        base = os.path.realpath(self._settings.base_python)
-        identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
-        owner = f"{namespace}\n".encode() if missing else b""
-        return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
-
-    async def ready(self, namespace: str, requirements: bytes, note: Note) -> Path:
-        """The Python of an environment, which is made if there is none; progress goes to `note`."""
-        name = self.name_of(namespace, requirements)
-        self._requested.add(name)
-        folder = self._folder / name
-        async with self._lock(name):
-            if not (folder / _MADE).exists():
-                async with self._turn(namespace, note):
-                    await self._make(folder, requirements, note)
-        return folder / "bin" / "python"
-
-    async def prune(self, builds: Collection[BuildOfNamespace]) -> None:
-        self._requested.clear()
-        used = {
-            self.name_of(build.namespace, await asyncio.to_thread(requirements_of, build.build))
-            for build in builds
-        }
-        for folder in list(self._folder.iterdir()):
-            if folder.name in used | self._requested:
-                continue
-            async with self._lock(folder.name):
-                await asyncio.to_thread(_remove, folder)
-
-    def remove_unfinished(self) -> None:
-        """Delete environments that an earlier gateway did not complete, and end their builds."""
-        for folder in self._folder.iterdir():
-            owner = folder.lstat().st_uid
-            if owner == os.geteuid() and (folder / _MADE).exists():
-                continue
-            if self._users is not None and self._users.builds.keep(owner):
-                self._users.end([owner])
-                self._users.builds.give_back(owner)
-            _remove(folder)
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
-        """Wait until a build of this namespace may run; another's builds take only some turns."""
-        most = self._settings.build.at_once_of_one
-        own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
-        if own.locked() or self._turns.locked():
-            note("waiting for other builds to end")
-        async with own, self._turns:
-            yield
-
-    async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
-        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
-        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
-        await self._builds.make(wanted, note)
-        _mark_as_made(folder)
-
-    def _missing(self, requirements: bytes) -> bytes:
-        """A package of the gateway satisfies a bare name."""
-        lines = [line.split(b" #")[0].strip() for line in requirements.splitlines()]
-        asked = [line for line in lines if line and not line.startswith(b"#")]
-        return b"\n".join(line for line in asked if not self._is_met(line))
-
-    def _is_met(self, line: bytes) -> bool:
-        if not _BARE_NAME.fullmatch(line):
-            return False
-        installed = distributions(name=line.decode(), path=self._gateway_packages())
-        return next(iter(installed), None) is not None
-
-    def _gateway_packages(self) -> list[str]:
-        """Empty for another Python than the gateway's, as compiled packages would not load."""
-        if os.path.realpath(self._settings.base_python) != os.path.realpath(sys.executable):
-            return []
-        paths = sysconfig.get_paths()
-        return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
-
-
-def _mark_as_made(folder: Path) -> None:
-    """Write the mark anew: the build may have left anything in its place."""
-    mark = folder / _MADE
-    mark.unlink(missing_ok=True)
-    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
 
 
 def _remove(folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Self
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds
 
 log = logging.getLogger(__name__)
 
@@ -113,24 +113,27 @@ class MachineUsers:
         self.functions = functions
         self.builds = builds
         self._own_uid = builds.take()
-        self._ended = EndedUsers(self._own_uid)
+        self._one_at_a_time = threading.Lock()
 
     @classmethod
-    def of(cls, settings: ProcessProviderSettings) -> Self:
+    def of(cls, bounds: ProcessBounds, state: Path) -> Self:
         """Open the locks of this machine; without a place for them those of the state folder."""
-        locks = settings.user_locks
+        locks = bounds.user_locks
         try:
-            functions = UserIds(locks, settings.first_uid, settings.uids)
+            functions = UserIds(locks, bounds.first_uid, bounds.uids)
         except OSError as error:
             text = "other gateways of this machine may use the same user ids: %s"
             log.warning(text, error)
-            locks = settings.state / _LOCKS
-            functions = UserIds(locks, settings.first_uid, settings.uids)
-        return cls(functions, UserIds(locks, settings.first_build_uid, settings.build_uids))
+            locks = state / _LOCKS
+            functions = UserIds(locks, bounds.first_uid, bounds.uids)
+        return cls(functions, UserIds(locks, bounds.first_build_uid, bounds.build_uids))
 
     def end(self, uids: Collection[int]) -> None:
         """Kill all processes of users that this gateway holds; ProviderFailed if one is left."""
-        self._ended.end(uids)
+        if uids:
+            with self._one_at_a_time:
+                kill_all_of(uids, self._own_uid)
+            _wait_until_gone(frozenset(uids))
 
     def close(self) -> None:
         """End all processes of all users, then give their ids back."""
@@ -146,38 +149,26 @@ _WITHIN_S = 10.0  # a killed process may first have to give a lot of memory back
 _POLL_S = 0.05
 
 
-class EndedUsers:
-    """Ends users by means of a user id that has no processes but its own."""
+def kill_all_of(uids: Collection[int], own_uid: int) -> None:
+    """Kill all processes of these users by means of an id that has no process but this one's.
 
-    def __init__(self, own_uid: int) -> None:
-        self._own_uid = own_uid
-        self._one_at_a_time = threading.Lock()
+    Sessions, marks and namespaces do not matter, and no process escapes by forking. The ids must
+    be held by this gateway (`UserIds`): whatever has them is killed.
+    """
+    command = [sys.executable, "-I", "-S", str(_PROGRAM), str(own_uid), *map(str, uids)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ProviderFailed(f"processes of users {_shown(uids)} cannot be ended: {done.stderr}")
 
-    def end(self, uids: Collection[int]) -> None:
-        """Kill all processes of these users; ProviderFailed if one is still there afterwards.
 
-        Sessions, marks and namespaces do not matter, and no process escapes by forking. The ids
-        must be held by this gateway (`UserIds`): whatever has them is killed.
-        """
-        if not uids:
-            return
-        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(self._own_uid), *map(str, uids)]
-        with self._one_at_a_time:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-            )
-        if done.returncode:
-            raise ProviderFailed(
-                f"processes of users {_shown(uids)} cannot be ended: {done.stderr}"
-            )
-        self._wait_until_gone(frozenset(uids))
-
-    def _wait_until_gone(self, uids: frozenset[int]) -> None:
-        deadline_s = time.monotonic() + _WITHIN_S
-        while left := uids & processes.users():
-            if time.monotonic() > deadline_s:
-                raise ProviderFailed(f"processes of users {_shown(left)} do not end")
-            time.sleep(_POLL_S)
+def _wait_until_gone(uids: frozenset[int]) -> None:
+    deadline_s = time.monotonic() + _WITHIN_S
+    while left := uids & processes.users():
+        if time.monotonic() > deadline_s:
+            raise ProviderFailed(f"processes of users {_shown(left)} do not end")
+        time.sleep(_POLL_S)
 
 
 def _shown(uids: Collection[int]) -> str:

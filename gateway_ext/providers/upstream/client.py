@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,9 +12,11 @@ import aiohttp
 from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
 from gateway_ext.openfaas.basic_auth import BasicCredentials
+from gateway_ext.providers import http_api
+from gateway_ext.providers.http_api import CONNECT_S, refusal
 
-_CONNECT_S = 5.0
 _SHOWN = 500
+_LONGEST_LINE_BYTES = 8 << 20
 _ACCEPTED = frozenset({200, 201, 202, 204})
 _ELSEWHERE = frozenset({301, 302, 303, 307, 308})
 _UNSUPPORTED = frozenset({405, 501})
@@ -29,10 +31,14 @@ class ProviderSite(NamedTuple):
     path: str
 
     @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """The URL without a slash at its end."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        return f"http://{self.address}{self.path}"
 
 
 def provider_site(url: str) -> ProviderSite:
@@ -60,7 +66,7 @@ class ProviderHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
 
     async def close(self) -> None:
@@ -78,30 +84,29 @@ class ProviderHttp:
         exists: GatewayError | None = None,
     ) -> bytes:
         """The body of a successful answer; 404 raises `missing`, 409 raises `exists`."""
-        sending = self._sent(method, path, query or {}, body, missing, exists)
-        try:
-            async with time_limit(self._timeout_s), sending as answer:
-                return await answer.read()
-        except TimeoutError as error:
-            raise ProviderFailed(
-                f"{self._site.url}{path} did not answer within {self._timeout_s:g} s"
-            ) from error
-        except aiohttp.ClientError as error:
-            raise ProviderFailed(f"{self._site.url}{path}: {_described(error)}") from error
+        sending = self._sent(
+            method,
+            path,
+            query or {},
+            body,
+            missing=missing,
+            exists=exists,
+            within_s=self._timeout_s,
+        )
+        async with sending as answer:
+            return await answer.read()
 
     async def lines(
         self, path: str, query: Mapping[str, str], missing: GatewayError
     ) -> AsyncGenerator[bytes, None]:
-        try:
-            async with self._sent("GET", path, query, None, missing, None) as answer:
-                rest = b""
-                async for part in answer.content.iter_any():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        yield line
-                yield rest
-        except aiohttp.ClientError as error:
-            raise ProviderFailed(f"{self._site.url}{path}: {_described(error)}") from error
+        def refuse() -> None:
+            raise ProviderFailed(f"{self._site.url}{path} sends lines without an end")
+
+        async with self._sent("GET", path, query, missing=missing) as answer:
+            parts = http_api.lines(answer.content, _LONGEST_LINE_BYTES, refuse)
+            async with aclosing(parts) as lines:
+                async for line in lines:
+                    yield line
 
     @asynccontextmanager
     async def _sent(
@@ -109,26 +114,35 @@ class ProviderHttp:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: object,
+        body: object = None,
+        *,
         missing: GatewayError | None,
-        exists: GatewayError | None,
+        exists: GatewayError | None = None,
+        within_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "opened before"
-        async with self._session.request(
+        url = self._site.url + path
+        request = self._session.request(
             method,
-            self._site.url + path,
+            url,
             params=query,
             data=None if body is None else io.BytesIO(json.dumps(body).encode()),
             headers={} if body is None else {"Content-Type": "application/json"},
             allow_redirects=False,
-        ) as answer:
-            if answer.status == _ABSENT and missing is not None:
-                raise missing
-            if answer.status == _CONFLICT and exists is not None:
-                raise exists
-            if answer.status not in _ACCEPTED:
-                raise await self._refused(answer, f"{method} {path}")
-            yield answer
+        )
+        try:
+            async with time_limit(within_s), request as answer:
+                if answer.status == _ABSENT and missing is not None:
+                    raise missing
+                if answer.status == _CONFLICT and exists is not None:
+                    raise exists
+                if answer.status not in _ACCEPTED:
+                    raise await self._refused(answer, f"{method} {path}")
+                yield answer
+        except aiohttp.ClientError as error:
+            raise ProviderFailed(f"{url}: {str(error) or type(error).__name__}") from error
+        except TimeoutError as error:
+            raise ProviderFailed(f"{url} did not answer within {within_s:g} s") from error
 
     async def _refused(self, answer: aiohttp.ClientResponse, asked: str) -> GatewayError:
         status = answer.status
@@ -137,12 +151,8 @@ class ProviderHttp:
             return ProviderFailed(f"{where}: upstream_user or upstream_password_file is wrong")
         if status in _ELSEWHERE:
             return ProviderFailed(f"{where}: it is at {answer.headers.get('Location', '?')} now")
-        reason = (await answer.read())[:_SHOWN].decode("utf-8", "replace").strip()
+        reason = (await refusal(answer))[:_SHOWN].decode("utf-8", "replace").strip()
         text = f"{where}: {reason or 'no reason given'}"
         if status in _UNSUPPORTED:
             return Unsupported(text)
         return BadRequest(text) if status == _BAD else ProviderFailed(text)
-
-
-def _described(error: aiohttp.ClientError) -> str:
-    return str(error) or type(error).__name__

@@ -2,14 +2,27 @@
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
+import threading
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from common.time_limits import time_limit
 from gateway_ext import bounded_json
@@ -35,23 +48,17 @@ from gateway_ext.model import (
     FunctionStatus,
     LogLine,
     Namespace,
+    Resources,
 )
 from gateway_ext.openfaas import function_options, wire
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
+from gateway_ext.providers.disk import put_file
 from gateway_ext.providers.function_environment import (
     batch_settings,
     gpu_environment,
     without_shim_path,
 )
 from gateway_ext.providers.upstream.client import ProviderHttp, ProviderSite, provider_site
-from gateway_ext.providers.upstream.extras import (
-    NOTHING,
-    Extras,
-    ExtrasFile,
-    digest,
-    merged,
-    parted,
-)
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -59,6 +66,149 @@ _log = logging.getLogger(__name__)
 _FILE = "upstream.json"
 # Labels and annotations with these prefixes are ours, and not sent to the other provider.
 _KEPT_HERE = (function_options.OURS, function_options.SCALING)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The part of one deployment that stays with this gateway.
+
+    `injected` names the variables that were added, `replaced` has the function's own variables of
+    the same names, and `digest` differs when other variables would be added today.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    limits_gpu: str = ""
+    requests_gpu: str = ""
+    injected: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+NOTHING = Extras()
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    msgspec.ValidationError,
+)
+
+
+def parted(
+    wanted: Deployment, strip: Collection[str], injected: Mapping[str, str]
+) -> tuple[Deployment, Extras]:
+    """Split a deployment: keys that begin with one of `strip`, and amounts of GPUs, stay here."""
+    prefixes = tuple(strip)
+    environment = wanted.environment
+    extras = Extras(
+        labels=_beginning(wanted.labels, prefixes),
+        annotations=_beginning(wanted.annotations, prefixes),
+        limits_gpu=wanted.limits.gpu if wanted.limits else "",
+        requests_gpu=wanted.requests.gpu if wanted.requests else "",
+        injected=tuple(sorted(injected)),
+        replaced={name: environment[name] for name in sorted(injected) if name in environment},
+        digest=digest(injected),
+    )
+    forwarded = replace(
+        wanted,
+        labels=_without(wanted.labels, extras.labels),
+        annotations=_without(wanted.annotations, extras.annotations),
+        limits=_with_gpu(wanted.limits, ""),
+        requests=_with_gpu(wanted.requests, ""),
+        environment={**environment, **injected},
+    )
+    return forwarded, extras
+
+
+def merged(forwarded: Deployment, extras: Extras) -> Deployment:
+    """The inverse of `parted`: the deployment as it was sent to this gateway."""
+    own = _without(forwarded.environment, dict.fromkeys(extras.injected, ""))
+    return replace(
+        forwarded,
+        labels={**forwarded.labels, **extras.labels},
+        annotations={**forwarded.annotations, **extras.annotations},
+        limits=_with_gpu(forwarded.limits, extras.limits_gpu),
+        requests=_with_gpu(forwarded.requests, extras.requests_gpu),
+        environment={**own, **extras.replaced},
+    )
+
+
+def digest(injected: Mapping[str, str]) -> str:
+    """A digest of the injected variables, which hides the credentials in them."""
+    if not injected:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(injected.items())).encode()).hexdigest()
+
+
+def _beginning(values: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key.startswith(prefixes)}
+
+
+def _without(values: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key not in others}
+
+
+def _with_gpu(amounts: Resources | None, gpu: str) -> Resources | None:
+    completed = replace(amounts or Resources(), gpu=gpu)
+    return completed if completed != Resources() else None
+
+
+class ExtrasFile:
+    """Extras by function; a change is on disk when `put` returns.
+
+    `put` waits for the disk, so it is called in threads; a lock orders the writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writing = threading.Lock()
+        self._extras = _read(path)
+
+    def __getitem__(self, function: FunctionId) -> Extras:
+        return self._extras.get(function, NOTHING)
+
+    def functions(self) -> list[FunctionId]:
+        return sorted(self._extras)
+
+    def put(self, function: FunctionId, extras: Extras) -> None:
+        """Store the extras of a function; empty extras delete its entry."""
+        with self._writing:
+            if self[function] == extras:
+                return
+            changed = dict(self._extras)
+            changed.pop(function, None)
+            if extras != NOTHING:
+                changed[function] = extras
+            _write(self._path, changed)
+            self._extras = changed
+
+
+def _read(path: Path) -> dict[FunctionId, Extras]:
+    extras = {}
+    try:
+        for entry in json.loads(path.read_bytes())["functions"]:
+            names = [entry.pop("namespace"), entry.pop("name")]
+            extras[msgspec.convert(names, FunctionId)] = msgspec.convert(entry, Extras)
+    except FileNotFoundError:
+        return {}
+    except _DAMAGE as error:
+        raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
+    return extras
+
+
+def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
+    functions = [
+        {"namespace": id_.namespace, "name": id_.name, **_filled_fields(extras[id_])}
+        for id_ in sorted(extras)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
+
+
+def _filled_fields(extras: Extras) -> dict[str, object]:
+    return {name: value for name, value in asdict(extras).items() if value}
 
 
 class UpstreamProvider:
@@ -86,8 +236,7 @@ class UpstreamProvider:
         """Poll for the first time; ProviderFailed if the other provider cannot be reached."""
         await self._http.open()
         try:
-            await self._forget_removed()
-            await self._renew_injected()
+            await self._catch_up()
             await self._poll.start(listener)
         except BaseException:
             await self._http.close()
@@ -297,17 +446,16 @@ class UpstreamProvider:
                 _log.info("the namespace %s was removed during a poll", namespace)
         return statuses
 
-    async def _forget_removed(self) -> None:
-        """Delete the extras of functions that were removed while this gateway did not run."""
-        present = {status.deployment.id for status in await self._everything()}
-        for function in self._extras.functions():
-            if function not in present:
-                await self._store(function, NOTHING)
+    async def _catch_up(self) -> None:
+        """Delete the extras of functions that were removed while this gateway did not run.
 
-    async def _renew_injected(self) -> None:
-        """Deploy GPU functions again whose injected addresses or credentials have changed."""
-        for status in await self._everything():
-            deployment = status.deployment
+        GPU functions are deployed again whose injected addresses or credentials have changed.
+        """
+        deployments = {one.deployment.id: one.deployment for one in await self._everything()}
+        for function in self._extras.functions():
+            if function not in deployments:
+                await self._store(function, NOTHING)
+        for deployment in deployments.values():
             try:
                 injected = self._injected(deployment)
                 if digest(injected) == self._extras[deployment.id].digest:
@@ -353,14 +501,6 @@ def _password(settings: GatewaySettings) -> str:
 _SOON_S, _PATIENCE_S = 0.2, 60.0
 
 
-class _ReportedFunction(NamedTuple):
-    """What was reported of a function last."""
-
-    deployment: Deployment
-    available: int
-    wanted: int
-
-
 class FunctionPoll:
     """Keeps one listener up to date about all functions; polls never overlap."""
 
@@ -374,7 +514,7 @@ class FunctionPoll:
         self._everything = everything
         self._every_s = every_s
         self._listener: FunctionListener | None = None
-        self._reported: dict[FunctionId, _ReportedFunction] = {}
+        self._reported: dict[FunctionId, tuple[Deployment, int, int]] = {}
         self._unsettled = False
         self._short_until_s = 0.0
         self._polling = asyncio.Lock()
@@ -438,13 +578,13 @@ class FunctionPoll:
 
     def _report(self, listener: FunctionListener, status: FunctionStatus) -> None:
         id_ = status.deployment.id
-        now = _ReportedFunction(status.deployment, status.available_replicas, status.replicas)
+        now = (status.deployment, status.available_replicas, status.replicas)
         if self._reported.get(id_) == now:
             return
         self._reported[id_] = now
-        endpoints = [self._endpoint(id_, number) for number in range(now.available)]
+        endpoints = [self._endpoint(id_, number) for number in range(status.available_replicas)]
         try:
-            listener.function_is(status.deployment, endpoints, wanted=now.wanted)
+            listener.function_is(status.deployment, endpoints, wanted=status.replicas)
         except BadDeployment as error:
             _log.warning("%s was deployed elsewhere, and is not served: %s", id_, error)
 
@@ -453,9 +593,8 @@ class FunctionPoll:
 
         The endpoints differ in their names only: the other provider chooses the replica of a call.
         """
-        host = f"[{self._site.host}]" if ":" in self._site.host else self._site.host
-        address = f"tcp:{host}:{self._site.port}"
-        return Endpoint(f"{function}/{number}", address, f"{self._site.path}/function/{function}")
+        prefix = f"{self._site.path}/function/{function}"
+        return Endpoint(f"{function}/{number}", f"tcp:{self._site.address}", prefix)
 
     def _shorten_interval(self) -> None:
         self._short_until_s = asyncio.get_running_loop().time() + _PATIENCE_S

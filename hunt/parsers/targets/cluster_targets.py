@@ -7,17 +7,17 @@ from typing import Any
 
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.kubernetes import client, logs, manifest
-from gateway_ext.providers.kubernetes.client import ClusterClient
+from gateway_ext.providers.kubernetes import client, manifest, watched_functions
+from gateway_ext.providers.kubernetes.client import ClusterClient, ObjectWatch
 from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
     LIFE,
     ReleaseMarks,
     stored_function,
 )
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
-from gateway_ext.providers.kubernetes.watch import ObjectWatch, WatchExpired
+from gateway_ext.providers.kubernetes.provider import check_settings
 from gateway_ext.providers.kubernetes.watched_functions import PodState, WatchedFunctions, pod_state
+from gateway_ext.settings import GatewaySettings
 from hunt.parsers.parser_target import InputForm, Target
 
 _ROOM = "gateway_ext/providers/kubernetes"
@@ -52,12 +52,12 @@ def targets() -> list[Target]:
     """All of this file."""
     return [
         Target(
-            "cluster-functions", _event(_functions), (ProviderFailed, WatchExpired),
+            "cluster-functions", _event(_functions), (ProviderFailed,),
             lambda: [_as_event(_stored())], InputForm.JSON,
-            (f"{_ROOM}/watch.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
+            (f"{_ROOM}/client.py", f"{_ROOM}/manifest.py"), _CLUSTER, _LINE_BOUND,
         ),
         Target(
-            "cluster-pods", _event(_pods), (ProviderFailed, WatchExpired),
+            "cluster-pods", _event(_pods), (ProviderFailed,),
             lambda: [_as_event(_POD)], InputForm.JSON,
             (f"{_ROOM}/watched_functions.py",), _CLUSTER, _LINE_BOUND,
         ),
@@ -67,21 +67,21 @@ def targets() -> list[Target]:
             (f"{_ROOM}/client.py",), _CLUSTER, "1 MiB",
         ),
         Target(
-            "cluster-log-line", lambda data: logs._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
+            "cluster-log-line", lambda data: watched_functions._line(pod_state(_POD), data), (),  # noqa: SLF001 - as above
             lambda: [b"2026-01-02T03:04:05.123456789Z a line"], InputForm.TEXT,
-            (f"{_ROOM}/logs.py",), "functions, by their output", _LINE_BOUND,
+            (f"{_ROOM}/watched_functions.py",), "functions, by their output", _LINE_BOUND,
         ),
         Target(
             "cluster-settings", _settings, (BadRequest,),
             lambda: [b'https://[::1]:6443\n{"nodeSelector": {"gpu": "yes"}}'], InputForm.TEXT,
-            (f"{_ROOM}/settings.py",), "people", "a value of the settings",
+            (f"{_ROOM}/provider.py",), "people", "a value of the settings",
         ),
     ]  # fmt: skip
 
 
 def _stored() -> dict[str, Any]:
     deployment, marks = Deployment(_FUNCTION, "image"), ReleaseMarks("life", "release")
-    found = manifest.manifest(deployment, KubernetesSettings(), {}, marks, 1)
+    found = manifest.manifest(deployment, GatewaySettings(), {}, marks, 1)
     found["metadata"] |= {
         "uid": "u",
         "resourceVersion": "7",
@@ -101,8 +101,8 @@ def _event(watch: Callable[[WatchedFunctions], ObjectWatch[Any]]) -> Callable[[b
     """Takes one line of a watch, as the gateway does, and asks for what it then knows."""
 
     def take(data: bytes) -> Any:
-        view = WatchedFunctions(8080)
-        watch(view)._take(_CLIENT._object(data))  # noqa: SLF001 - as above
+        view = WatchedFunctions()
+        watch(view)._take(_CLIENT.object_of(data))  # noqa: SLF001 - as above
         return [view.status(each.deployment.id) for each in view.all()]
 
     return take
@@ -118,4 +118,4 @@ def _pods(view: WatchedFunctions) -> ObjectWatch[PodState]:
 
 def _settings(data: bytes) -> None:
     url, _, gpu_pod = data.decode(errors="surrogateescape").partition("\n")
-    KubernetesSettings(url=url, gpu_pod=gpu_pod).check()
+    check_settings(GatewaySettings(kubernetes_url=url, kubernetes_gpu_pod=gpu_pod))

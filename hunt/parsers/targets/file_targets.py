@@ -26,7 +26,7 @@ from gateway_ext.providers.docker.images import credentials_for
 from gateway_ext.providers.managed import logs
 from gateway_ext.providers.managed.provider import NamespaceFile
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
-from gateway_ext.providers.upstream.extras import ExtrasFile
+from gateway_ext.providers.upstream.provider import ExtrasFile
 from gateway_ext.runtime.template.example_calls import FILE, BadExample, examples_in
 from gateway_ext.runtime.template.fork_line import ForkReport, OrderLine, TemplateBroken
 from gpu_manager.errors import WeightsChanged
@@ -275,7 +275,7 @@ def _of_providers() -> list[Target]:
         Target(
             "extras-file", _as_file("extras.json", lambda path: ExtrasFile(path).functions()),
             (ProviderFailed,), lambda: [json.dumps(extras).encode()], InputForm.JSON,
-            ("gateway_ext/providers/upstream/extras.py",), ours, "a file of its own",
+            ("gateway_ext/providers/upstream/provider.py",), ours, "a file of its own",
         ),
         Target(
             "log-line", lambda data: logs._decoded(function, data), (), lambda: [line],  # noqa: SLF001 - of a whole file of lines
@@ -331,7 +331,7 @@ def _record_file() -> Path:
     resources = Resources("1Mi", "1", "1")
     deployment = Deployment(FunctionId("n", "f"), "i", limits=resources, secrets=("s",))
     created_at = datetime.fromtimestamp(0, UTC)
-    store.save(BuildRecord(deployment, folder, folder / "b", created_at, 2, None))
+    store.save(BuildRecord(deployment, folder, "b", created_at, 2, None))
     return folder / "record.json"
 
 

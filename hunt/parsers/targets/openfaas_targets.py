@@ -14,7 +14,6 @@ from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options, system_routes, wire
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
-from gateway_ext.providers.upstream.extras import extras_json, extras_of
 from gateway_ext.ui import routes
 from hunt.parsers.parser_target import InputForm, Target
 
@@ -145,10 +144,6 @@ def _answers() -> list[Target]:
     def logged(data: bytes) -> Any:
         return wire.log_line_of(Fields.of(data), _FUNCTION)
 
-    extras = {
-        "labels": {"a": "b"}, "annotations": {"c": "d"}, "limits_gpu": "1", "injected": ["E"],
-        "replaced": {"E": "x"}, "digest": "0",
-    }  # fmt: skip
     return [
         _json_target(
             "provider-status",
@@ -169,13 +164,6 @@ def _answers() -> list[Target]:
             lambda data: wire.objects(Fields({"a": parsed(data)}).many("a"), "it"),
             [_STATUS],
             sender=provider,
-        ),
-        _json_target(
-            "deployment-extras",
-            lambda data: extras_of(Fields.of(data)),
-            extras,
-            sender="this gateway, in a file beside another provider",
-            encode=extras_json,
         ),
     ]
 

@@ -15,7 +15,7 @@ from gateway_ext.errors import BadDeployment, SecretInUse, UnknownNamespace
 from gateway_ext.model import Deployment, FunctionId, Namespace, Resources
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.settings import GatewaySettings
 from tests.e2e.kubernetes.web_image import WEB, web_image
 from tests.kit.engines.kubernetes.kubernetes_node import KubernetesNode
 from tests.kit.engines.kubernetes.node_programs import etcd_program
@@ -56,8 +56,10 @@ def namespace(node: KubernetesNode) -> Iterator[str]:
 async def provider(
     node: KubernetesNode, credentials: Path, *namespaces: str
 ) -> AsyncIterator[tuple[KubernetesProvider, Heard]]:
-    settings = KubernetesSettings(
-        url=node.files.url, credentials=credentials, namespaces=namespaces, leave_s=1
+    settings = GatewaySettings(
+        kubernetes_url=node.files.url,
+        kubernetes_credentials_dir=str(credentials),
+        kubernetes_namespaces=namespaces,
     )
     found, heard = KubernetesProvider(settings), Heard()
     await found.start(heard)

@@ -39,7 +39,7 @@ async def test_function_lives_from_deployment_to_removal(
         await there.removed(function)
     assert "gpufaas-functions" not in docker_engine.docker("network", "ls")
     assert docker_engine.docker("volume", "ls", "--quiet") == ""
-    assert list((tmp_path / "state" / "functions").iterdir()) == []
+    assert list((tmp_path / "state" / "containers" / "functions").iterdir()) == []
 
 
 async def test_secret_is_a_file_that_follows_its_value(

@@ -130,7 +130,9 @@ async def test_other_gateways_and_foreign_containers_are_left_alone(
             ours = one.heard.endpoints
             async with world(docker_engine, tmp_path / "two") as two:
                 await two.provider.close()
-                provider = two.new_provider(name="another", network="another-functions")
+                provider = two.new_provider(
+                    docker_name="another", docker_network="another-functions"
+                )
                 await provider.start(two.heard)
                 function = await two.deploy("f:1")
                 endpoint = (await two.ready(function))[0]
@@ -141,7 +143,9 @@ async def test_other_gateways_and_foreign_containers_are_left_alone(
                     "run", "--detach", "--name", "stray", *labels, BASE, "sleep", "9"
                 )
                 await provider.close()
-                await two.new_provider(name="another", network="another-functions").start(two.heard)
+                await two.new_provider(
+                    docker_name="another", docker_network="another-functions"
+                ).start(two.heard)
                 await eventually(lambda: "stray" not in docker_engine.containers())
                 (found,) = await two.ready(function)
                 assert (found.instance, found.address) == (endpoint.instance, endpoint.address)

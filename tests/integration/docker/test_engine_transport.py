@@ -14,20 +14,19 @@ from gateway_ext.providers.docker.engine import (
     EngineAway,
     EngineClient,
     EngineRefused,
-    EngineTransport,
 )
 from tests.kit import needs
 from tests.kit.fakes.fake_engine import FakeEngine
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, tls: Path | None = None) -> AsyncIterator[EngineTransport]:
-    transport = EngineTransport(url, tls)
-    transport.open()
+async def opened(url: str, tls: Path | None = None) -> AsyncIterator[EngineClient]:
+    client = EngineClient(url, "g", tls)
+    client.open()
     try:
-        yield transport
+        yield client
     finally:
-        await transport.close()
+        await client.close()
 
 
 def certificates(folder: Path) -> Path:
@@ -45,8 +44,8 @@ def certificates(folder: Path) -> Path:
 async def test_engine_is_asked_over_tcp(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path / "unused")
     await engine.start(tcp=True)
-    async with opened(engine.url) as transport:
-        assert await EngineClient(transport, "g").containers() == []
+    async with opened(engine.url) as client:
+        assert await client.containers() == []
     await engine.stop()
 
 
@@ -58,17 +57,17 @@ async def test_engine_is_asked_over_tls_by_who_has_a_certificate(tmp_path: Path)
 
     engine = FakeEngine(tmp_path / "unused")
     await engine.start(context, tcp=True)
-    async with opened(engine.url, folder) as transport:
-        assert await EngineClient(transport, "g").containers() == []
+    async with opened(engine.url, folder) as client:
+        assert await client.containers() == []
     async with opened(engine.url) as plain:
         with pytest.raises(ProviderFailed):
-            await EngineClient(plain, "g").containers()
+            await plain.containers()
     await engine.stop()
 
 
 async def test_start_is_refused_when_certificates_are_missing(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="docker_tls_dir"):
-        EngineTransport("tcp://127.0.0.1:1", tmp_path).open()
+        EngineClient("tcp://127.0.0.1:1", "g", tmp_path).open()
 
 
 async def test_engine_that_does_not_answer_is_away(tmp_path: Path) -> None:
@@ -77,24 +76,24 @@ async def test_engine_that_does_not_answer_is_away(tmp_path: Path) -> None:
         writer.close()
 
     server = await asyncio.start_unix_server(silent, tmp_path / "s")
-    async with opened(f"unix://{tmp_path / 's'}") as transport:
+    async with opened(f"unix://{tmp_path / 's'}") as client:
         with pytest.raises(EngineAway, match="no answer within"):
-            await transport.call("GET", "/info", within_s=0.1)
+            await client.call("GET", "/info", within_s=0.1)
     server.close()
-    async with opened(f"unix://{tmp_path / 'nothing'}") as transport:
+    async with opened(f"unix://{tmp_path / 'nothing'}") as client:
         with pytest.raises(EngineAway, match="cannot be reached"):
-            await transport.call("GET", "/info")
+            await client.call("GET", "/info")
 
 
 async def test_server_that_is_no_engine_is_reported(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path / "s")
     engine.version = "none"
     await engine.start()
-    async with opened(engine.url) as transport:
+    async with opened(engine.url) as client:
         with pytest.raises(ProviderFailed, match="is no Docker Engine"):
-            await transport.call("GET", "/info")
+            await client.call("GET", "/info")
         engine.version = "1.41"
         with pytest.raises(EngineRefused, match="page not found") as refused:
-            await transport.call("GET", "/nothing/there")
+            await client.call("GET", "/nothing/there")
         assert refused.value.status == 404
     await engine.stop()

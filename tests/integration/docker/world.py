@@ -19,8 +19,8 @@ import gateway_ext.runtime
 import torch_shim
 from gateway_ext.model import Deployment, Endpoint, FunctionId, LogLine
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
+from gateway_ext.settings import GatewaySettings
 from tests.kit.engines.docker_base_image import BASE
 from tests.kit.engines.docker_engine import Engine
 from tests.kit.places import ROOT
@@ -111,15 +111,15 @@ class World:
         self.engine = engine
         self.heard = Heard()
         self.injection = injection
-        self.settings = DockerSettings(
-            *(state, engine.url), drain_s=5.0, stop_s=5.0, first_pause_s=0.1, pull_answer_s=10.0
-        )
-        self.provider = DockerProvider(self.settings, injection)
+        self.settings = GatewaySettings(state_dir=str(state), docker_url=engine.url)
+        self.bounds = DockerBounds(drain_s=5.0, stop_s=5.0, first_pause_s=0.1, pull_answer_s=10.0)
+        self.provider = DockerProvider(self.settings, self.bounds, injection)
 
     def new_provider(self, **settings: Any) -> DockerProvider:
         """Another gateway's function table, filled by the provider."""
         self.heard = Heard()
-        self.provider = DockerProvider(replace(self.settings, **settings), self.injection)
+        chosen = replace(self.settings, **settings)
+        self.provider = DockerProvider(chosen, self.bounds, self.injection)
         return self.provider
 
     async def deploy(self, image: str, name: str = "f", **how: Any) -> FunctionId:

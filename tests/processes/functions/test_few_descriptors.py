@@ -11,8 +11,7 @@ import pytest
 
 from gateway_ext.model import Resources
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import StartedProcess
-from gateway_ext.providers.process.launch import LaunchOrders, launch
+from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders, launch
 from tests.kit.processes.process_functions import WHO, call, marked, trouble, world
 from tests.kit.waiting import eventually
 
@@ -80,7 +79,7 @@ async def test_nothing_is_left_of_a_process_that_is_started_in_such_a_moment(
     launched = launch(LaunchOrders([sys.executable, "-c", "while True: pass"], {}, "/"))
     monkeypatch.setattr(os, "pidfd_open", Denied())
     with pytest.raises(OSError, match="Too many open files"):
-        StartedProcess(launched)
+        InstanceProcess.started(launched)
     assert launched.process.returncode == -signal.SIGKILL
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(launched.output)

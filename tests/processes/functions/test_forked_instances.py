@@ -5,12 +5,13 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from gateway_ext.model import Endpoint, Resources
 from gateway_ext.openfaas.wire import status_json
-from gateway_ext.providers.process.template.run import TemplateRun
+from gateway_ext.providers.process.template_run import TemplateRun
 from tests.kit.processes.process_functions import (
     call,
     lines_with,
@@ -105,14 +106,15 @@ async def test_replaced_and_woken_instances_are_forks_and_their_ends_are_told() 
 def spares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The forks that were made in advance so far, once each may become an instance."""
     made: list[int] = []
-    native = TemplateRun.fork_spare
+    native = TemplateRun.fork_run
 
-    async def fork_spare(self: TemplateRun) -> TemplateRun:
-        run = await native(self)
-        made.append(run.process.pid)
+    async def fork_run(self: TemplateRun, kind: Literal["warm", "spare"]) -> TemplateRun:
+        run = await native(self, kind)
+        if kind == "spare":
+            made.append(run.process.pid)
         return run
 
-    monkeypatch.setattr(TemplateRun, "fork_spare", fork_spare)
+    monkeypatch.setattr(TemplateRun, "fork_run", fork_run)
     return made
 
 

@@ -1,6 +1,6 @@
 """Instances that are stopped by a signal are replaced; those with a slow handler are not."""
 
-from gateway_ext.providers.process import instance
+from gateway_ext.providers.process import function
 from tests.kit.processes.process_functions import call, marked, world
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
@@ -32,6 +32,6 @@ async def test_instance_lives_while_its_handler_blocks_it() -> None:
         there.build("f", SLOW)
         f = await there.deploy()
         (endpoint,) = await there.ready(f)
-        slow_s = 1.5 * instance.LIVENESS.stopped_s
+        slow_s = 1.5 * function.LIVENESS.stopped_s
         assert await call(endpoint, f"/?s={slow_s}") == b"done"
         assert there.heard.endpoints[f] == [endpoint]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.providers.process.template import function, run
+from gateway_ext.providers.process import template, template_run
 from tests.kit.processes.process_functions import call, lines_with, world
 from tests.kit.waiting import eventually
 
@@ -49,7 +49,7 @@ HOSTILE = {
 async def test_function_is_served_whatever_its_template_does(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_FORK_S", 2.0)
+    monkeypatch.setattr(template_run, "_FORK_S", 2.0)
     async with world() as there:
         hostile = textwrap.indent(HOSTILE[what], "    ")
         there.build("f", f"{_FIND_LINE}\nif IS_TEMPLATE:\n{hostile}")
@@ -65,7 +65,7 @@ async def test_function_is_served_whatever_its_template_does(
 async def test_template_that_computes_without_an_order_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(function, "_MOST_IDLE_CPU_S", 0.5)
+    monkeypatch.setattr(template, "_MOST_IDLE_CPU_S", 0.5)
     busy = (
         "before = fork_line.ControlLine.order\n"
         "def order(self):\n"

@@ -12,7 +12,7 @@ import pytest
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.users import EndedUsers, UserIds
+from gateway_ext.providers.process.users import UserIds, kill_all_of
 from tests.kit.processes.process_functions import call, world
 from tests.kit.waiting import eventually
 
@@ -117,18 +117,17 @@ def test_locks_are_not_opened_through_a_link(tmp_path: Path) -> None:
 
 
 def test_all_processes_of_a_user_end_and_no_others() -> None:
-    ended = EndedUsers(FIRST + 20)
     with (
         subprocess.Popen(["sleep", "1000"], user=FIRST + 21, start_new_session=True) as mine,
         subprocess.Popen(["sleep", "1000"], user=FIRST + 22) as anothers,
     ):
-        ended.end([FIRST + 21])
+        kill_all_of([FIRST + 21], FIRST + 20)
         assert mine.wait(10) == -9
         assert anothers.poll() is None
         anothers.kill()
 
 
-def test_user_is_ended_when_each_process_forks_the_next_one_and_exits() -> None:
+async def test_user_is_ended_when_each_process_forks_the_next_one_and_exits() -> None:
     chase = """
         while true; do
             (exec sh -c "$0" "$0" &)
@@ -138,16 +137,16 @@ def test_user_is_ended_when_each_process_forks_the_next_one_and_exits() -> None:
     uid = FIRST + 31
     command = ["sh", "-c", textwrap.dedent(chase), textwrap.dedent(chase)]
     subprocess.run(command, user=uid, check=True, stdin=subprocess.DEVNULL)
-    EndedUsers(FIRST + 30).end([uid])
-    assert uid not in processes.users()
+    kill_all_of([uid], FIRST + 30)
+    await eventually(lambda: uid not in processes.users(), "its end")
 
 
 @pytest.mark.parametrize("uid", [0, 1, 999])
 def test_users_of_the_system_are_never_ended(uid: int) -> None:
     with pytest.raises(ProviderFailed, match="not users whose processes may be ended"):
-        EndedUsers(FIRST + 40).end([uid])
+        kill_all_of([uid], FIRST + 40)
     with pytest.raises(ProviderFailed, match="not users whose processes may be ended"):
-        EndedUsers(uid).end([FIRST + 41])
+        kill_all_of([FIRST + 41], uid)
 
 
 async def test_what_claims_to_be_another_gateways_ends_with_its_function() -> None:
@@ -183,7 +182,7 @@ async def test_function_gets_another_user_when_its_own_was_given_to_another_gate
         outside.write_text("root's")
         (folder / "home" / "link").symlink_to(outside)
         await there.provider.close()
-        another = UserIds(there.settings.user_locks, before, 1)
+        another = UserIds(there.bounds.user_locks, before, 1)
         assert another.keep(before)
         there.heard.endpoints.clear()
         there.provider = there.new_provider()

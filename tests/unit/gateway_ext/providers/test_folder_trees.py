@@ -58,10 +58,8 @@ def test_walk_ends_when_a_tree_is_too_deep_or_has_too_much(tmp_path: Path) -> No
     deep(tmp_path / "deep", 200)
     with pytest.raises(TreeRefused, match="levels"):
         disk.size_bytes(tmp_path / "deep")
-    top = disk.open_folder(tmp_path)
-    with pytest.raises(TreeRefused, match="more than 3 files"):
+    with disk.opened(tmp_path) as top, pytest.raises(TreeRefused, match="more than 3 files"):
         list(disk.entries(top, most=3))
-    os.close(top)
 
 
 @as_root

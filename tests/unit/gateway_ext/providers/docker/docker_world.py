@@ -10,8 +10,8 @@ from typing import Any
 from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.ports import Injection, LogQuery
-from gateway_ext.providers.docker.provider import DockerProvider
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
+from gateway_ext.settings import GatewaySettings
 from tests.kit.fakes.fake_engine import FakeEngine, fake_engine
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
@@ -34,9 +34,13 @@ class World:
             "stop_s": 1.0,
             "first_pause_s": 0.05,
         }
-        chosen = DockerSettings(self.folder / "state", self.engine.url, **usual | settings)
+        chosen = {name: settings.pop(name) for name in list(settings) if name.startswith("docker_")}
+        gateway = GatewaySettings(
+            state_dir=str(self.folder / "state"), docker_url=self.engine.url, **chosen
+        )
+        bounds = DockerBounds(**usual | settings)
         self.heard = Heard()
-        self.provider = DockerProvider(chosen, injection)
+        self.provider = DockerProvider(gateway, bounds, injection)
         return self.provider
 
     async def deploy(self, image: str = "f:1", **how: Any) -> None:

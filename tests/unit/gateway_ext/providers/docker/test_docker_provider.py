@@ -139,7 +139,7 @@ async def test_other_functions_start_when_what_is_stored_of_one_is_refused_by_no
         await there.provider.deploy(Deployment(other, "f:1"), update=False)
         await eventually(lambda: there.heard.endpoints.get(other), "the other one")
         await there.provider.close()
-        store_otherwise(tmp_path / "state", F, '"5"', '"+5"')
+        store_otherwise(tmp_path / "state" / "containers", F, '"5"', '"+5"')
         await there.another(Told("tcp:one:1")).start(there.heard)
         await eventually(lambda: there.heard.endpoints.get(other), "the other one is there again")
         assert F not in there.heard.endpoints
@@ -166,7 +166,7 @@ async def test_function_moves_when_another_network_is_chosen(tmp_path: Path) -> 
         await there.deploy()
         (first,) = await there.ready()
         await there.provider.close()
-        await there.another(network="elsewhere").start(there.heard)
+        await there.another(docker_network="elsewhere").start(there.heard)
         (second,) = await there.ready()
         assert first != second
         await eventually(lambda: list(there.engine.containers) == [second])

@@ -11,17 +11,19 @@ import pytest
 from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.docker import container_spec
+from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
 from gateway_ext.providers.docker.engine import (
+    EngineClient,
     EngineImage,
-    EngineTransport,
     OutputFrames,
     OutputLine,
     ended_with,
 )
 from gateway_ext.providers.docker.images import credentials_for
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
-from gateway_ext.providers.docker.settings import DockerSettings
+from gateway_ext.providers.docker.provider import check_settings
 from gateway_ext.providers.function_environment import injected_digest
+from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.settings import GatewaySettings
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 USUAL = "https://index.usual.io/v1/"
@@ -33,7 +35,7 @@ def deployed(**how: Any) -> Deployment:
 
 
 def body(injected: dict[str, str] | None = None, volume: str = "", **how: Any) -> dict[str, Any]:
-    settings = DockerSettings(Path("s"), gpu_mount=how.pop("gpu_mount", ""))
+    settings = GatewaySettings(docker_gpu_mount=how.pop("gpu_mount", ""))
     release = Release("r1", deployed(**how), EngineImage("sha256:1", has_our_template=True), "")
     labels = {"com.gpufaas.gateway": "g"}
     return container_spec.container(release, settings, labels, injected or {}, volume, cores=4)
@@ -200,11 +202,16 @@ def test_credentials_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"name": "a b"}, {"name": ""}, {"network": "-"}, {"pull": "sometimes"}],
+    [
+        GatewaySettings(docker_name="a b"),
+        GatewaySettings(docker_name=""),
+        GatewaySettings(docker_network="-"),
+        GatewaySettings(docker_pull="sometimes"),
+    ],
 )
-def test_settings_are_refused_when_they_cannot_be(wrong: Any) -> None:
+def test_settings_are_refused_when_they_cannot_be(wrong: GatewaySettings) -> None:
     with pytest.raises(BadRequest):
-        DockerSettings(Path("s"), **wrong).check()
+        check_settings(wrong)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +219,7 @@ def test_settings_are_refused_when_they_cannot_be(wrong: Any) -> None:
 )
 def test_url_is_refused_when_it_names_no_engine(url: str) -> None:
     with pytest.raises(BadRequest, match="docker_url"):
-        EngineTransport(url)
+        EngineClient(url, "g")
 
 
 @pytest.mark.parametrize(
@@ -228,7 +235,7 @@ def test_end_is_described_in_words(status: str, error: str, answer: str) -> None
 
 
 def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    store = ReleaseStore(tmp_path)
+    store = RecordStore(tmp_path, ReleaseRecord)
     assert store.open() == []
     deployment = deployed(limits=Resources("1Mi"), secrets=("a",), labels={"a": "b"})
     release = Release("r2", deployment, EngineImage("i", has_our_template=False), "x")
@@ -236,22 +243,22 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = ReleaseRecord(release, before, store.new_folder(deployment.id), AT, 3)
     store.save(record)
     with pytest.raises(ProviderFailed, match="another gateway"):
-        ReleaseStore(tmp_path).open()
-    store.lock.give_back()
-    found = ReleaseStore(tmp_path)
+        RecordStore(tmp_path, ReleaseRecord).open()
+    store.give_back()
+    found = RecordStore(tmp_path, ReleaseRecord)
     assert found.open() == [record]
     found.forget(record)
-    found.lock.give_back()
+    found.give_back()
     assert found.open() == []
-    found.lock.give_back()
+    found.give_back()
     assert not record.folder.exists()
 
 
 def test_damaged_record_is_reported(tmp_path: Path) -> None:
-    store = ReleaseStore(tmp_path)
+    store = RecordStore(tmp_path, ReleaseRecord)
     store.open()
     (store.new_folder(FunctionId("a", "b")) / "record.json").write_text("{")
-    store.lock.give_back()
+    store.give_back()
     with pytest.raises(ProviderFailed, match=r"record\.json is damaged"):
         store.open()
-    store.lock.give_back()
+    store.give_back()

@@ -44,7 +44,7 @@ async def test_image_is_pulled_with_the_registrys_credentials(tmp_path: Path) ->
 
     async with world(tmp_path) as there:
         await there.provider.close()
-        await there.another(registries=tmp_path / "config.json").start(there.heard)
+        await there.another(docker_config=str(tmp_path / "config.json")).start(there.heard)
         there.engine.pulled = {"r.io/x": IMAGE}
         await there.deploy("r.io/x")
         await there.ready()
@@ -56,7 +56,7 @@ async def test_image_is_pulled_with_the_registrys_credentials(tmp_path: Path) ->
 async def test_image_that_is_there_is_used_when_a_newer_one_cannot_be_had(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.provider.close()
-        await there.another(pull="always").start(there.heard)
+        await there.another(docker_pull="always").start(there.heard)
         there.engine.failing["POST images/create"] = (500, "registry away")
         await there.deploy()
         await there.ready()
@@ -67,7 +67,7 @@ async def test_image_that_is_there_is_used_when_a_newer_one_cannot_be_had(tmp_pa
 async def test_image_is_not_asked_for_when_none_is_to_be_pulled(tmp_path: Path) -> None:
     async with world(tmp_path) as there:
         await there.provider.close()
-        await there.another(pull="never").start(there.heard)
+        await there.another(docker_pull="never").start(there.heard)
         with pytest.raises(BadDeployment, match="none is to be pulled"):
             await there.deploy("x:1")
         assert "POST images/create" not in there.engine.asked

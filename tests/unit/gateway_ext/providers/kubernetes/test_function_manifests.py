@@ -8,12 +8,15 @@ from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.kubernetes import manifest
 from gateway_ext.providers.kubernetes.manifest import ReleaseMarks
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.providers.kubernetes.provider import check_settings
 from gateway_ext.providers.kubernetes.watched_functions import pod_state
+from gateway_ext.settings import GatewaySettings
 
 F = FunctionId("openfaas-fn", "f")
 MARKS = ReleaseMarks("life", "release")
-SETTINGS = KubernetesSettings(gpu_pod='{"nodeSelector": {"gpu": "yes"}, "priorityClassName": "p"}')
+SETTINGS = GatewaySettings(
+    kubernetes_gpu_pod='{"nodeSelector": {"gpu": "yes"}, "priorityClassName": "p"}'
+)
 GPU = {"GPUFAAS_ADDRESS": "unix:/run/gpus/node.sock", "GPUFAAS_ENABLED": "1", "PYTHONPATH": "/x"}
 
 
@@ -95,7 +98,7 @@ def test_function_has_no_gpu_of_the_machine_whatever_it_or_its_image_says(
 
 
 def test_gpu_functions_go_anywhere_where_no_label_is_named() -> None:
-    settings = KubernetesSettings(gpu_pod='{"nodeSelector": null, "tolerations": null}')
+    settings = GatewaySettings(kubernetes_gpu_pod='{"nodeSelector": null, "tolerations": null}')
     made = manifest.manifest(Deployment(F, "image"), settings, GPU, MARKS, 1)
     assert not made["spec"]["template"]["spec"]["nodeSelector"]
 
@@ -163,11 +166,16 @@ def test_deployment_that_no_cluster_takes_is_refused(deployment: Deployment) -> 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"url": "cluster"}, {"name": "not a label"}, {"pull": "often"}, {"gpu_pod": "[]"}],
+    [
+        GatewaySettings(kubernetes_url="cluster"),
+        GatewaySettings(kubernetes_name="not a label"),
+        GatewaySettings(kubernetes_pull="often"),
+        GatewaySettings(kubernetes_gpu_pod="[]"),
+    ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, str]) -> None:
+def test_settings_that_mean_nothing_are_refused(settings: GatewaySettings) -> None:
     with pytest.raises(BadRequest):
-        KubernetesSettings(**settings).check()  # type: ignore[arg-type]  # texts alone
+        check_settings(settings)
 
 
 @pytest.mark.parametrize(

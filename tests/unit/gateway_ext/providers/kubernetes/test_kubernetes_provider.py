@@ -24,7 +24,7 @@ from gateway_ext.errors import (
 from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
-from gateway_ext.providers.kubernetes.settings import KubernetesSettings
+from gateway_ext.settings import GatewaySettings
 from tests.kit.fakes.fake_cluster import FakeCluster
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
@@ -56,7 +56,7 @@ async def provider(
     cluster: FakeCluster, injection: Injected | None = None, **settings: Any
 ) -> AsyncIterator[tuple[KubernetesProvider, Heard]]:
     heard = Heard()
-    found = KubernetesProvider(KubernetesSettings(url=cluster.url, **settings), injection)
+    found = KubernetesProvider(GatewaySettings(kubernetes_url=cluster.url, **settings), injection)
     await found.start(heard)
     try:
         yield found, heard
@@ -290,7 +290,7 @@ async def test_secrets_are_those_of_this_gateway(cluster: FakeCluster) -> None:
 
 
 async def test_namespaces_are_fixed_when_the_settings_name_them(cluster: FakeCluster) -> None:
-    async with provider(cluster, namespaces=("b", "a")) as (there, _):
+    async with provider(cluster, kubernetes_namespaces=("b", "a")) as (there, _):
         assert [one.name for one in await there.namespaces()] == ["a", "b"]
         for refused in (
             there.create_namespace(Namespace("c")),
@@ -303,7 +303,7 @@ async def test_namespaces_are_fixed_when_the_settings_name_them(cluster: FakeClu
 
 async def test_namespaces_are_those_with_the_label_when_none_is_named(cluster: FakeCluster) -> None:
     await cluster.put("namespaces", {"metadata": {"name": "kube-system"}}, "")
-    async with provider(cluster, namespaces=()) as (there, heard):
+    async with provider(cluster, kubernetes_namespaces=()) as (there, heard):
         team = Namespace("team", {"a": "b", "left": "out"}, {"c": "d"})
         await there.create_namespace(team)
         assert [one.name for one in await there.namespaces()] == ["openfaas-fn", "team"]
@@ -373,7 +373,7 @@ async def test_logs_that_are_followed_have_each_line_once(
 
 
 async def test_gateway_does_not_start_when_there_is_no_cluster() -> None:
-    nobody = KubernetesProvider(KubernetesSettings(url="http://127.0.0.1:9"))
+    nobody = KubernetesProvider(GatewaySettings(kubernetes_url="http://127.0.0.1:9"))
     with pytest.raises(ProviderFailed, match="cannot be reached"):
         await nobody.start(Heard())
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord, ReleaseStore
+from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
 from gateway_ext.providers.managed.records import RecordStore
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
 
@@ -20,15 +20,19 @@ Make = Callable[[Path], Any]
 
 
 def build_record(folder: Path) -> BuildRecord:
-    return BuildRecord(Deployment(F, "f:1"), folder, folder / "build-1", NOW, 2, None)
+    return BuildRecord(Deployment(F, "f:1"), folder, "build-1", NOW, 2, None)
 
 
 def release_record(folder: Path) -> ReleaseRecord:
     return ReleaseRecord(Release("1", Deployment(F, "f:1"), None, ""), None, folder, NOW, 2)
 
 
+def release_store(folder: Path) -> RecordStore[ReleaseRecord]:
+    return RecordStore(folder, ReleaseRecord)
+
+
 both = pytest.mark.parametrize(
-    ("kind", "record_in"), [(BuildStore, build_record), (ReleaseStore, release_record)]
+    ("kind", "record_in"), [(BuildStore, build_record), (release_store, release_record)]
 )
 
 
@@ -42,11 +46,11 @@ def test_record_is_read_back_and_a_forgotten_ones_folder_is_deleted(
     store.save(kept)
     store.save(forgotten)
     store.forget(forgotten)
-    store.lock.give_back()
+    store.give_back()
     again = kind(tmp_path)
     assert again.open() == [kept]
     assert not forgotten.folder.exists()
-    again.lock.give_back()
+    again.give_back()
 
 
 @both
@@ -57,9 +61,9 @@ def test_damaged_record_is_refused(
     store.open()
     record = record_in(store.new_folder(F))
     store.save(record)
-    store.lock.give_back()
+    store.give_back()
     (record.folder / "record.json").write_text("{}")
     again = kind(tmp_path)
     with pytest.raises(ProviderFailed, match=r"record\.json is damaged"):
         again.open()
-    again.lock.give_back()
+    again.give_back()

@@ -7,7 +7,7 @@ import pytest
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.upstream.client import ProviderSite, provider_site
-from gateway_ext.providers.upstream.extras import (
+from gateway_ext.providers.upstream.provider import (
     NOTHING,
     Extras,
     ExtrasFile,

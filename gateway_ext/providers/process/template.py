@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.launch import LaunchOrders
+from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
 from gateway_ext.providers.process.processes import ProcessUsage
-from gateway_ext.providers.process.template.keeper import TemplateKeeper
-from gateway_ext.providers.process.template.run import TemplatePlace, TemplateRun
+from gateway_ext.providers.process.template_run import (
+    TemplateKeeper,
+    TemplatePlace,
+    TemplateRun,
+)
 from gateway_ext.runtime.template.fork_line import TemplateBroken
 
 log = logging.getLogger(__name__)
@@ -99,7 +101,7 @@ class FunctionTemplate:
             return f"imported, and not warm: {self.bad_examples}"
         return "warm" if self.warm else "imported"
 
-    async def fork(self, name: str, listener: int) -> KeptProcess | None:
+    async def fork(self, name: str, listener: int) -> InstanceProcess | None:
         """An instance of this name that serves this socket; None if it must be started anew."""
         # A cancelled fork must not leave a process behind that nobody knows.
         forking = asyncio.ensure_future(self._fork_in_turn(name, listener))
@@ -170,7 +172,7 @@ class FunctionTemplate:
 
     # -- inside --------------------------------------------------------------------------------
 
-    async def _fork_in_turn(self, name: str, listener: int) -> KeptProcess | None:
+    async def _fork_in_turn(self, name: str, listener: int) -> InstanceProcess | None:
         try:
             await self._ensure()
             async with self._one_at_a_time:
@@ -187,7 +189,7 @@ class FunctionTemplate:
             self.used_s = time.monotonic()
             self._spare_soon()
 
-    async def _forked_now(self, name: str, listener: int) -> KeptProcess | None:
+    async def _forked_now(self, name: str, listener: int) -> InstanceProcess | None:
         run = self._run
         if run is None:
             return None
@@ -209,13 +211,13 @@ class FunctionTemplate:
         if run is None or self._obstacle or self._warmed is not None:
             return None
         try:
-            return await run.fork_spare()
+            return await run.fork_run("spare")
         except OSError as error:
             if self._run is run:
                 self._fail(str(error))
             return None
 
-    def _forked(self, run: TemplateRun, process: KeptProcess) -> None:
+    def _forked(self, run: TemplateRun, process: InstanceProcess) -> None:
         if process is run.process:
             self._run = None
             self._spare.drop()
@@ -264,7 +266,7 @@ class FunctionTemplate:
                     return
                 self._stop_watching()
                 try:
-                    run = self._warmed = await before.fork_template()
+                    run = self._warmed = await before.fork_run("warm")
                 finally:
                     self._watch_again(before)
             report = await run.report("warmed", "failed", within_s=_WARM_S)
@@ -342,7 +344,7 @@ def _took(usage: processes.ProcessUsage, limit_bytes: int) -> str:
     return f"took {used} MiB of memory, the limit of an instance is {most} MiB"
 
 
-def _end_unwanted(forking: asyncio.Future[KeptProcess | None]) -> None:
+def _end_unwanted(forking: asyncio.Future[InstanceProcess | None]) -> None:
     if forking.cancelled() or forking.exception() is not None:
         return
     process = forking.result()
@@ -352,19 +354,12 @@ def _end_unwanted(forking: asyncio.Future[KeptProcess | None]) -> None:
         os.close(process.output)
 
 
-class BoundedTemplate(NamedTuple):
-    """A template that is alive, and whether its version has instances."""
-
-    template: FunctionTemplate
-    has_instances: bool
-
-
 def enforce_bounds(
-    templates: Collection[BoundedTemplate], *, most_bytes: int, idle_s: float
+    templates: Collection[tuple[FunctionTemplate, bool]], *, most_bytes: int, idle_s: float
 ) -> None:
     """End templates that wait for too long; then the least recently used while all take too much.
 
-    The next instance of such a function is started anew.
+    The flags say which have instances. The next instance of such a function is started anew.
     """
     now_s = time.monotonic()
     for template, has_instances in templates:
@@ -372,9 +367,9 @@ def enforce_bounds(
             template.used_s = now_s
         elif now_s - template.used_s > idle_s and not template.busy:
             template.give_up(f"its function was idle for {idle_s:g} s")
-    living = [one for one in templates if one.template.alive and not one.template.busy]
-    used_bytes = sum(one.template.memory_bytes for one in living)
-    for template, _ in sorted(living, key=lambda one: (one.has_instances, one.template.used_s)):
+    living = [pair for pair in templates if pair[0].alive and not pair[0].busy]
+    used_bytes = sum(template.memory_bytes for template, _ in living)
+    for template, _ in sorted(living, key=lambda pair: (pair[1], pair[0].used_s)):
         if used_bytes <= most_bytes:
             return
         used_bytes -= template.memory_bytes
@@ -411,7 +406,7 @@ class SpareFork:
             self._stop_making()
             self._making = self._tasks.start(self._made(make))
 
-    async def become(self, name: str, listener: int) -> KeptProcess | None:
+    async def become(self, name: str, listener: int) -> InstanceProcess | None:
         """An instance of this name that serves this socket; None without a spare.
 
         OSError if the spare lives and does not do as ordered.

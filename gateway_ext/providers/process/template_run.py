@@ -1,19 +1,20 @@
-"""One process that is a template, from its start to its end, and its orders to fork."""
+"""The processes of a template: its keeper, and the run of one from its start to its end."""
 
 import asyncio
 import contextlib
 import os
 import secrets
 import signal
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.instance_process import KeptProcess
-from gateway_ext.providers.process.launch import MARK, LaunchOrders
-from gateway_ext.providers.process.template.keeper import TemplateKeeper
+from gateway_ext.providers.process.launch import MARK, InstanceProcess, LaunchOrders, launch
 from gateway_ext.runtime.template.fork_line import (
     VARIABLE,
     ForkReport,
@@ -21,11 +22,127 @@ from gateway_ext.runtime.template.fork_line import (
     TemplateBroken,
 )
 
+_REPORT = struct.Struct("=ii")
+_AT_ONCE = 512 * _REPORT.size
+_PARENT, _SESSION = 1, 3  # positions in /proc/PID/stat after the name
+# The keeper of processes that have ended takes note of that, and ends, within milliseconds.
+_LAST_REPORT_S = 0.5
 _LIVENESS = LivenessTimes(look_s=0.75)
 _KEEPER_S = 60.0
 _FORK_S = 10.0
 _NOTICE_S = 1.0  # between the end of a process and that of its line
 _DRAIN_OUTPUT_S = 0.5
+
+
+class TemplateKeeper:
+    """The process that keeps a template and all its forks: their parent, which reports their ends.
+
+    It is the launcher program before it gives up its rights, so that no function can signal it or
+    pretend to be it where the gateway is root. It ends when it has no child any more.
+    `first` resolves to the process that it was started for; OSError if there is none.
+    `ended` resolves once this process has taken note of the keeper's end.
+    """
+
+    def __init__(self, orders: LaunchOrders, pass_on: Sequence[int]) -> None:
+        """Start the keeper, and the process that the orders describe below it."""
+        self._uid = orders.uid
+        self._known: dict[int, InstanceProcess] = {}
+        self._rest = b""
+        self.first: asyncio.Future[InstanceProcess] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reports, theirs = os.pipe()
+        try:
+            launched = launch(replace(orders, reports=theirs), [*pass_on, theirs])
+        except BaseException:
+            os.close(self._reports)
+            raise
+        finally:
+            os.close(theirs)
+        self._process = launched.process
+        self._output = launched.output
+        os.set_blocking(self._reports, False)
+        asyncio.get_running_loop().add_reader(self._reports, self._read)
+
+    def take(self, pid: int, output: int) -> InstanceProcess:
+        """A child of the keeper; ProcessLookupError unless it is one, and nobody has it yet.
+
+        Its end is still to be reported: the keeper reports it after the child is gone from /proc.
+        """
+        if pid in self._known or not self._is_child(pid):
+            raise ProcessLookupError(f"{pid} is no new process of this template")
+        process = self._known[pid] = InstanceProcess(pid, output)
+        if not self._is_child(pid):
+            del self._known[pid]
+            process.ended(0)
+            raise ProcessLookupError(f"{pid} has ended")
+        return process
+
+    def end(self) -> None:
+        """Kill the keeper, and with it all its children."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Return when it has ended; kill it if it keeps a process that nobody ends."""
+        await asyncio.wait([self.ended], timeout=_LAST_REPORT_S)
+        self.end()
+        await asyncio.shield(self.ended)
+
+    def _is_child(self, pid: int) -> bool:
+        """Whether this is a living child of the keeper, of its user, that leads a session."""
+        folder = Path("/proc", str(pid))
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            owner = folder.stat().st_uid
+        except OSError:
+            return False
+        ours = int(fields[_PARENT]) == self._process.pid and int(fields[_SESSION]) == pid
+        return ours and self._uid in (None, owner)
+
+    def _read(self) -> None:
+        try:
+            part = os.read(self._reports, _AT_ONCE)
+        except BlockingIOError:
+            return
+        if not part:
+            self._close()
+            return
+        data = self._rest + part
+        whole = len(data) - len(data) % _REPORT.size
+        self._rest = data[whole:]
+        for pid, status in _REPORT.iter_unpack(data[:whole]):
+            self._note(pid, status)
+
+    def _note(self, pid: int, status: int) -> None:
+        if not self.first.done():
+            self._note_first(pid)
+            return
+        process = self._known.pop(pid, None)
+        if process is not None:
+            process.ended(os.waitstatus_to_exitcode(status))
+
+    def _note_first(self, pid: int) -> None:
+        try:
+            self._known[pid] = InstanceProcess(pid, self._output)
+        except OSError as error:  # it has ended, or no descriptor is left
+            os.close(self._output)
+            self.first.set_exception(error)
+        else:
+            self.first.set_result(self._known[pid])
+
+    def _close(self) -> None:
+        """The keeper has ended, and with it what is left of its children."""
+        asyncio.get_running_loop().remove_reader(self._reports)
+        os.close(self._reports)
+        self._process.wait()
+        if not self.first.done():
+            os.close(self._output)
+            self.first.set_exception(ProcessLookupError("it could not be started"))
+            self.first.exception()  # whoever waited for it may have been cancelled
+        for process in self._known.values():
+            process.ended(-signal.SIGKILL)
+        self._known.clear()
+        self.ended.set_result(None)
 
 
 class TemplatePlace(NamedTuple):
@@ -46,7 +163,7 @@ class TemplateRun:
     def __init__(
         self,
         name: str,
-        process: KeptProcess,
+        process: InstanceProcess,
         keeper: TemplateKeeper,
         line: OrderLine,
         place: TemplatePlace,
@@ -100,19 +217,21 @@ class TemplateRun:
             raise TemplateBroken("sent a report that nobody expects")
         return report
 
-    async def fork(self, name: str, listener: int) -> KeptProcess:
+    async def fork(self, name: str, listener: int) -> InstanceProcess:
         """An instance of this name that serves this socket; TemplateBroken if it does not come."""
         process, line = await self._forked("serve", name, [listener])
         line.close()
         return process
 
-    async def fork_template(self) -> "TemplateRun":
-        """Another template below the same keeper, which makes its example calls now."""
-        return await self._forked_run("warm")
+    async def fork_run(self, kind: Literal["warm", "spare"]) -> "TemplateRun":
+        """A fork below the same keeper.
 
-    async def fork_spare(self) -> "TemplateRun":
-        """A fork that waits for the order to be an instance, and makes no other process."""
-        return await self._forked_run("spare")
+        One to `warm` is another template, which makes its example calls now. A `spare` waits for
+        the order to be an instance, and makes no other process.
+        """
+        name = new_name(self._place)
+        process, line = await self._forked(kind, name, [])
+        return TemplateRun(name, process, self._keeper, line, self._place)
 
     async def unasked_end(self) -> str:
         """Wait until the template ends, speaks without being asked, or freezes; returns why."""
@@ -138,20 +257,15 @@ class TemplateRun:
             self.process.send_signal(signal.SIGKILL)
         await asyncio.shield(self._living)
 
-    def release(self) -> KeptProcess:
+    def release(self) -> InstanceProcess:
         """Give the process away, which has become an instance itself."""
         self._line.close()
         self._living.cancel()
         return self.process
 
-    async def _forked_run(self, kind: str) -> "TemplateRun":
-        name = new_name(self._place)
-        process, line = await self._forked(kind, name, [])
-        return TemplateRun(name, process, self._keeper, line, self._place)
-
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
-    ) -> tuple[KeptProcess, OrderLine]:
+    ) -> tuple[InstanceProcess, OrderLine]:
         with contextlib.ExitStack() as unless_begun:
             output, written = os.pipe()
             unless_begun.callback(os.close, output)
@@ -167,7 +281,7 @@ class TemplateRun:
         line.confirm()
         return process, line
 
-    async def _began(self, line: OrderLine, output: int) -> KeptProcess:
+    async def _began(self, line: OrderLine, output: int) -> InstanceProcess:
         try:
             report = await _report(line, "began", within_s=_FORK_S)
             return self._new_process(report.pid, output)
@@ -175,7 +289,7 @@ class TemplateRun:
             why = "it took too long" if isinstance(error, TimeoutError) else str(error)
             raise TemplateBroken(f"did not fork: {why}") from error
 
-    def _new_process(self, pid: int, output: int) -> KeptProcess:
+    def _new_process(self, pid: int, output: int) -> InstanceProcess:
         """The process that has begun: a fork, or this one, if it cannot be forked."""
         if pid != self.process.pid:
             return self._keeper.take(pid, output)
@@ -183,7 +297,7 @@ class TemplateRun:
         return self.process
 
 
-async def _live(process: KeptProcess, name: str, place: TemplatePlace) -> None:
+async def _live(process: InstanceProcess, name: str, place: TemplatePlace) -> None:
     """Store the process's output until it has ended; then kill what it has started."""
     pipe = OutputPipe(process.output, lambda lines: place.log.write(name, *lines))
     try:
@@ -211,7 +325,7 @@ async def _readable(line: OrderLine) -> None:
         loop.remove_reader(line.socket)
 
 
-def _close_output(first: asyncio.Future[KeptProcess]) -> None:
+def _close_output(first: asyncio.Future[InstanceProcess]) -> None:
     if first.exception() is None:
         os.close(first.result().output)
 

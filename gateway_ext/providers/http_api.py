@@ -1,0 +1,54 @@
+"""What the clients of a cluster, an Engine and another provider share: HTTP with bounds."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+
+import aiohttp
+
+from gateway_ext.errors import ProviderFailed
+
+BAD = 400  # the least status of an answer that refuses
+CONNECT_S = 5.0
+_LONGEST_REFUSAL_BYTES = 1 << 20
+
+
+@contextmanager
+def translated(away: Callable[[str], ProviderFailed], late: str) -> Iterator[None]:
+    """Raise what `away` makes of the reason if a connection breaks; that is `late` after a time."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise away(late) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise away(str(error) or type(error).__name__) from error
+
+
+async def lines(
+    content: aiohttp.StreamReader, longest_bytes: int, too_long: Callable[[], None]
+) -> AsyncGenerator[bytes, None]:
+    """Lines without their ends; of a longer one `too_long` is told, and it is passed over.
+
+    `readline` of the library fails at a bound of its own, and the stream cannot be read further.
+    """
+    rest, is_skipped = b"", False
+    async for part in content.iter_any():
+        *ended, rest = (rest + part).split(b"\n")
+        for line in ended:
+            if not is_skipped:
+                yield line
+            is_skipped = False
+        if len(rest) > longest_bytes:
+            if not is_skipped:
+                too_long()
+            rest, is_skipped = b"", True
+    if rest and not is_skipped:
+        yield rest
+
+
+async def refusal(answer: aiohttp.ClientResponse) -> bytes:
+    """The text of an answer that refuses, or the beginning of a long one."""
+    try:
+        return await answer.content.readexactly(_LONGEST_REFUSAL_BYTES)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
