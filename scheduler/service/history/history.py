@@ -3,9 +3,12 @@
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
+from common.telemetry.traces import TraceContext, trace_of
+from common.telemetry.work_context import ABOUT
 from scheduler.model.actions import (
     Action,
     Dispatch,
@@ -31,13 +34,23 @@ from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, 
 _MOST_DECISIONS = 32
 # Calls under one lease whose runs are not reported yet.
 _MOST_CALLS = 1_000
+_UNTRACED = TraceContext("0" * 32, "")
 
 
 class Decided(NamedTuple):
-    """A decision about a request, and when it was made."""
+    """A decision about a request, when it was made, and how long handling its event took."""
 
     at_s: float
     action: Dispatch | EnqueueLocally
+    took_s: float
+
+
+class Loaded(NamedTuple):
+    """A load that a lease waited for, and when it was reported."""
+
+    at_s: float
+    load_s: float
+    source: Tier
 
 
 @dataclass(slots=True)
@@ -54,7 +67,7 @@ class Happened:
     dispatched_s: float
     missing: frozenset[ModelId]
     load_s: float = 0.0
-    sources: dict[ModelId, Tier] = field(default_factory=dict)
+    loads: dict[ModelId, Loaded] = field(default_factory=dict)
     failed_loads: dict[ModelId, str] = field(default_factory=dict)
     run_s: float = 0.0
     runs: int = 0
@@ -73,10 +86,12 @@ class Happened:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request from its arrival on."""
+    """One request from its arrival on; the ids of its spans begin at `span_seed`."""
 
     request: Request
     arrived_s: float
+    trace: TraceContext = _UNTRACED
+    span_seed: int = field(default_factory=lambda: getrandbits(64))
     decided: list[Decided] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
     outcome: RequestOutcome | None = None
@@ -89,22 +104,6 @@ class RequestRecord:
         return self.happened[0].dispatched_s if self.happened else None
 
 
-class HistoryListener:
-    """Receives what the history notices; each method does nothing by default."""
-
-    def granted(self, waited_s: float) -> None:
-        """A request was given its first lease."""
-
-    def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
-        """A lease has ended, with its dispatch and the measured course of its first call."""
-
-    def loaded(self, load_s: float) -> None:
-        """A model was loaded."""
-
-    def ended(self, record: RequestRecord) -> None:
-        """A request has ended."""
-
-
 class _Held(NamedTuple):
     """A lease in force: its dispatch, its course so far, and the calls whose runs may come yet."""
 
@@ -114,15 +113,28 @@ class _Held(NamedTuple):
 
 
 Watcher = Callable[[Decided], None]
+# A lease has ended: its dispatch, the measured course of its first call, and when.
+Freed = Callable[[Dispatch, Happened, float], None]
 
 
 class History:
-    """The last `limit` requests; the driver's observer. `alive` holds the leases in force."""
+    """The last `limit` requests; the driver's observer. `alive` holds the leases in force.
 
-    def __init__(self, limit: int, listener: HistoryListener, alive: Container[LeaseId]) -> None:
+    `freed` hears of every lease that has ended, `ended` of every request.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        alive: Container[LeaseId],
+        freed: Freed,
+        ended: Callable[[RequestRecord], None],
+    ) -> None:
         self._limit = limit
         self._alive = alive
-        self._listener = listener
+        self._freed = freed
+        self._ended = ended
+        self._took_s = 0.0
         # The oldest one leaves at every call: a plain dict would look through what was deleted.
         self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
         self._held: dict[LeaseId, _Held] = {}
@@ -147,7 +159,9 @@ class History:
             Prepare: self._prepared,
         }
 
-    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+    def __call__(self, now: float, event: Event, actions: Sequence[Action], took_s: float) -> None:
+        """Take in one event, which was handled in this time, and what was decided."""
+        self._took_s = took_s
         happens = self._happens.get(type(event))
         if happens is not None and not (actions and isinstance(actions[0], Refuse)):
             happens(event, now)
@@ -193,7 +207,9 @@ class History:
                 return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s
-        self._keep(RequestRecord(request, arrived_s))
+        work = ABOUT.get()
+        trace = None if work is None else work.trace
+        self._keep(RequestRecord(request, arrived_s, trace or _UNTRACED))
 
     def _keep(self, record: RequestRecord) -> RequestRecord:
         self._records[record.request.id] = record
@@ -202,15 +218,14 @@ class History:
         return record
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:
-        self._listener.loaded(event.load_s)
         for held in self._held.values():
             happened, dispatch = held.happened, held.dispatch
             if happened.gpu != event.gpu or event.model not in dispatch.models:
                 continue
-            if event.model in happened.missing and event.model not in happened.sources:
+            if event.model in happened.missing and event.model not in happened.loads:
                 happened.load_s += event.load_s
                 happened.loaded_s = now
-                happened.sources[event.model] = event.source
+                happened.loads[event.model] = Loaded(now, event.load_s, event.source)
             elif dispatch.estimate.load_s and happened.loaded_s is None:
                 happened.loaded_s = now  # it waited for the load of another lease
 
@@ -242,7 +257,7 @@ class History:
         if held is not None:
             if held.happened.freed_s is None:
                 held.happened.freed_s = now
-            self._listener.freed(held.dispatch, held.happened, now)
+            self._freed(held.dispatch, held.happened, now)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
         """Drop leases that were lost with their GPU: they are never reported as freed."""
@@ -277,10 +292,8 @@ class History:
         for request in action.requests:
             record = self._records.get(request)
             if record is not None:
-                if not record.happened:
-                    self._listener.granted(now - record.arrived_s)
                 record.happened.append(happened)
-                self._note(record, Decided(now, action))
+                self._note(record, Decided(now, action, self._took_s))
 
     def _taken(self, action: Taken, now: float) -> None:
         """A call ran under a lease that its caller kept: it has a record like any other."""
@@ -289,10 +302,10 @@ class History:
         happened = Happened(
             dispatch.lease, dispatch.slot, dispatch.gpu, action.began_s, frozenset()
         )
-        record = self._keep(RequestRecord(request, arrived_s))
-        self._listener.granted(action.began_s - arrived_s)
+        trace = trace_of(action.parent, "") if action.parent else None
+        record = self._keep(RequestRecord(request, arrived_s, trace or _UNTRACED))
         record.happened.append(happened)
-        self._note(record, Decided(action.began_s, dispatch))
+        self._note(record, Decided(action.began_s, dispatch, 0.0))
         held = self._held.get(dispatch.lease)
         if held is not None:
             held.calls.append(happened)
@@ -301,7 +314,7 @@ class History:
     def _enqueued(self, action: EnqueueLocally, now: float) -> None:
         record = self._records.get(action.request)
         if record is not None:
-            self._note(record, Decided(now, action))
+            self._note(record, Decided(now, action, self._took_s))
 
     def _note(self, record: RequestRecord, decided: Decided) -> None:
         record.decided.append(decided)
@@ -318,7 +331,7 @@ class History:
             record.outcome, record.reason, record.ended_s = action.outcome, action.reason, ended_s
             if action.at_s is not None and record.happened:
                 record.happened[-1].freed_s = action.at_s  # of this call: its lease stands
-            self._listener.ended(record)
+            self._ended(record)
 
 
 _NO_LEASES: dict[LeaseId, _Held] = {}

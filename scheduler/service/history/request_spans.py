@@ -1,182 +1,37 @@
 """The spans of requests: their waits, the decisions about them, and the use of their leases."""
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from random import getrandbits
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from cache_manager.model.ids import Tier
-from common.telemetry.traces import Sink, Span, SpanKind, TraceContext, trace_of
-from common.telemetry.work_context import ABOUT
-from scheduler.model.actions import (
-    Action,
-    Dispatch,
-    EnqueueLocally,
-    Finish,
-    Prepare,
-    Refuse,
-    Taken,
-)
-from scheduler.model.events import Event, ModelLoaded, RequestArrived
-from scheduler.model.values import LeaseId, RequestId, RequestOutcome
-from scheduler.service.history.history import Happened, History, RequestRecord
+from common.telemetry.traces import Sink, Span, SpanKind
+from scheduler.model.actions import Dispatch, EnqueueLocally
+from scheduler.model.values import LeaseId, RequestOutcome
+from scheduler.service.history.history import Happened, RequestRecord
 
 SCHEDULER, MANAGER = "gpufaas-scheduler", "gpufaas-gpu-manager"
 
 Facts = dict[str, str | int | float | bool]
 
-_MOST_DECISIONS = 32
 _SPAN_IDS = 1 << 64
 _NS = 1_000_000_000
-_UNTRACED = TraceContext("0" * 32, "")
 
 
-class _Decided(NamedTuple):
-    """A decision, when it was made, and how long making it took."""
-
-    at_s: float
-    took_s: float
-    action: Dispatch | EnqueueLocally
+def spans_of(record: RequestRecord, now_s: float) -> list[Span]:
+    """The spans of a request up to now, by the clock of its record."""
+    return list(_RequestSpans(record, now_s, time.time_ns() - round(now_s * _NS)).all())
 
 
-class _Loaded(NamedTuple):
-    """A load that a lease waited for, and when it was reported."""
-
-    at_s: float
-    event: ModelLoaded
-
-
-@dataclass(slots=True)
-class _Traced:
-    """One request: the trace that it belongs to, if any, and facts that the history lacks."""
-
-    trace: TraceContext
-    seed: int
-    decided: list[_Decided] = field(default_factory=list)
-    loaded: dict[LeaseId, list[_Loaded]] = field(default_factory=dict)
-    ended: bool = False
-
-
-class RequestTraces:
-    """Follows the same requests as the history; sends the spans of sampled ones to the sink."""
-
-    def __init__(
-        self, history: History, limit: int, now_s: Callable[[], float], sink: Sink | None
-    ) -> None:
-        self._history = history
-        self._limit = limit
-        self._now_s = now_s
-        self._sink = sink
-        # As in the history: the oldest one leaves at every call.
-        self._traced: OrderedDict[RequestId, _Traced] = OrderedDict()
-        self._loading: dict[LeaseId, tuple[Prepare, list[_Loaded]]] = {}
-        self._took_s = 0.0
-        self._happens: Mapping[type, Callable[[Any, float], None]] = {
-            RequestArrived: self._arrived,
-            ModelLoaded: self._loaded,
-        }
-        self._decides: Mapping[type, Callable[[Any, float], None]] = {
-            Prepare: self._prepared,
-            Dispatch: self._dispatched,
-            Taken: self._taken,
-            EnqueueLocally: self._enqueued,
-            Finish: self._finished,
-        }
-
-    def __call__(self, now: float, event: Event, actions: Sequence[Action], took_s: float) -> None:
-        """One event was handled in this time; the history has taken it in already."""
-        self._took_s = took_s
-        happens = self._happens.get(type(event))
-        if happens is not None and not (actions and isinstance(actions[0], Refuse)):
-            happens(event, now)
-        for action in actions:
-            decides = self._decides.get(type(action))
-            if decides is not None:
-                decides(action, now)
-
-    def spans(self, request: RequestId) -> list[Span]:
-        """The spans of a request; none if it was forgotten or never seen."""
-        traced, record = self._traced.get(request), self._history.get(request)
-        return [] if traced is None or record is None else self._made(traced, record)
-
-    def _made(self, traced: _Traced, record: RequestRecord) -> list[Span]:
-        now_s = self._now_s()
-        return list(_RequestSpans(traced, record, now_s, time.time_ns() - round(now_s * _NS)).all())
-
-    def _arrived(self, event: RequestArrived, now: float) -> None:
-        del now
-        request = event.request.id
-        traced = self._traced.pop(request, None)
-        if traced is not None and not traced.ended:  # the same request asked again
-            self._traced[request] = traced
-            return
-        work = ABOUT.get()
-        trace = _UNTRACED if work is None or work.trace is None else work.trace
-        self._keep(request, trace)
-
-    def _keep(self, request: RequestId, trace: TraceContext) -> _Traced:
-        traced = self._traced[request] = _Traced(trace, getrandbits(64))
-        if len(self._traced) > self._limit:
-            self._traced.popitem(last=False)
-        return traced
-
-    def _loaded(self, event: ModelLoaded, now: float) -> None:
-        for prepared, loads in self._loading.values():
-            wanted = any(load.model == event.model for load in prepared.loads)
-            if prepared.gpu == event.gpu and wanted:
-                loads.append(_Loaded(now, event))
-
-    def _prepared(self, action: Prepare, now: float) -> None:
-        del now
-        if not action.prefetch:
-            self._loading[action.lease] = (action, [])
-            if len(self._loading) > self._limit:
-                del self._loading[next(iter(self._loading))]
-
-    def _dispatched(self, action: Dispatch, now: float) -> None:
-        _, loads = self._loading.get(action.lease, (None, []))
-        for request in action.requests:
-            traced = self._traced.get(request)
-            if traced is not None and action.lease not in traced.loaded:
-                traced.loaded[action.lease] = loads
-                self._note(traced, action, now)
-
-    def _taken(self, action: Taken, now: float) -> None:
-        del now
-        trace = trace_of(action.parent, "") if action.parent else None
-        traced = self._keep(action.request.id, trace or _UNTRACED)
-        traced.loaded[action.dispatch.lease] = []
-        traced.decided.append(_Decided(action.began_s, 0.0, action.dispatch))
-
-    def _enqueued(self, action: EnqueueLocally, now: float) -> None:
-        traced = self._traced.get(action.request)
-        if traced is not None:
-            self._note(traced, action, now)
-
-    def _note(self, traced: _Traced, action: Dispatch | EnqueueLocally, now: float) -> None:
-        if len(traced.decided) < _MOST_DECISIONS:
-            traced.decided.append(_Decided(now, self._took_s, action))
-
-    def _finished(self, action: Finish, now: float) -> None:
-        del now
-        traced, record = self._traced.get(action.request), self._history.get(action.request)
-        if traced is None:
-            return
-        traced.ended = True
-        for lease in traced.loaded:
-            self._loading.pop(lease, None)
-        if self._sink is not None and traced.trace.sampled and record is not None:
-            self._sink.add(partial(self._made, traced, record))
+def send_sampled(sink: Sink | None, now_s: Callable[[], float], record: RequestRecord) -> None:
+    """A request has ended: if its trace is sampled, have the sink make its spans."""
+    if sink is not None and record.trace.sampled:
+        sink.add(lambda: spans_of(record, now_s()))
 
 
 @dataclass(frozen=True, slots=True)
 class _RequestSpans:
     """Makes the spans of one request; `epoch_ns` is the wall clock's time at the clock's 0."""
 
-    traced: _Traced
     record: RequestRecord
     now_s: float
     epoch_ns: int
@@ -184,7 +39,7 @@ class _RequestSpans:
     def all(self) -> Iterator[Span]:
         record = self.record
         end_s = record.granted_s or record.ended_s or self.now_s
-        whole = self._span(0, self.traced.trace.span_id, "schedule", (record.arrived_s, end_s))
+        whole = self._span(0, record.trace.span_id, "schedule", (record.arrived_s, end_s))
         failed = record.outcome not in {None, RequestOutcome.COMPLETED}
         yield whole._replace(
             kind=SpanKind.SERVER,
@@ -193,7 +48,7 @@ class _RequestSpans:
         )
         times = (record.arrived_s, end_s)
         yield self._span(1, whole.span_id, "queue", times)
-        for number, decided in enumerate(self.traced.decided):
+        for number, decided in enumerate(record.decided):
             times = (decided.at_s, decided.at_s + decided.took_s)
             span = self._span(2 + number, whole.span_id, "decision", times)
             yield span._replace(attributes=_decision(decided.action))
@@ -225,14 +80,14 @@ class _RequestSpans:
             facts["gpufaas.load_s"] = happened.load_s
         span = self._span(number, parent, "held", (happened.dispatched_s, freed_s))
         yield span._replace(attributes=facts | self._expected(happened.lease))
-        for place, (at_s, event) in enumerate(self.traced.loaded.get(happened.lease, ())):
-            load = self._span(number + 1 + place, span.span_id, "load", (at_s - event.load_s, at_s))
-            tier: Tier = event.source
-            loaded: Facts = {"gpufaas.model": event.model, "gpufaas.from": tier.name.lower()}
-            yield load._replace(service=MANAGER, attributes=loaded)
+        for place, (model, loaded) in enumerate(happened.loads.items()):
+            times = (loaded.at_s - loaded.load_s, loaded.at_s)
+            load = self._span(number + 1 + place, span.span_id, "load", times)
+            source: Facts = {"gpufaas.model": model, "gpufaas.from": loaded.source.name.lower()}
+            yield load._replace(service=MANAGER, attributes=source)
 
     def _expected(self, lease: LeaseId) -> Facts:
-        for decided in self.traced.decided:
+        for decided in self.record.decided:
             action = decided.action
             if isinstance(action, Dispatch) and action.lease == lease:
                 return {
@@ -245,8 +100,8 @@ class _RequestSpans:
     def _span(self, number: int, parent_id: str, name: str, times_s: tuple[float, float]) -> Span:
         begin_s, end_s = times_s
         return Span(
-            trace_id=self.traced.trace.trace_id,
-            span_id=f"{(self.traced.seed + number) % _SPAN_IDS or 1:016x}",
+            trace_id=self.record.trace.trace_id,
+            span_id=f"{(self.record.span_seed + number) % _SPAN_IDS or 1:016x}",
             parent_id=parent_id,
             name=name,
             service=SCHEDULER,

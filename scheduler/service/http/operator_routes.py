@@ -15,6 +15,8 @@ from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, Unkno
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId
 from scheduler.service.bill import GROUPS, BillShown, bill
+from scheduler.service.history.history import RequestRecord
+from scheduler.service.history.request_spans import spans_of
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.terms import OwnerRow, owner_row, owner_rows
@@ -101,9 +103,7 @@ def _add_explanations(routes: APIRouter, service: SchedulerService, view: Sequen
     )
     async def explain(request: str) -> RequestShown:
         office = service.office()
-        record = office.history.get(RequestId(request))
-        if record is None:
-            raise UnknownName("request among the latest:", request)
+        record = _record(office, request)
         now_s = office.clock.now_s()
         used = used_by(record, office.core, office.bill.settings, now_s)
         rests = model_rests(office.core, record.request.models, now_s)
@@ -116,10 +116,16 @@ def _add_explanations(routes: APIRouter, service: SchedulerService, view: Sequen
         summary="The spans of a request: its wait, decisions, leases and loads",
     )
     async def traces(request: str) -> dict[str, Any]:
-        spans = service.office().traces.spans(RequestId(request))
-        if not spans:
-            raise UnknownName("request among the latest:", request)
+        office = service.office()
+        spans = spans_of(_record(office, request), office.clock.now_s())
         return {"request": request, "spans": [plain_span(span) for span in spans]}
+
+
+def _record(office: Office, request: str) -> RequestRecord:
+    record = office.history.get(RequestId(request))
+    if record is None:
+        raise UnknownName("request among the latest:", request)
+    return record
 
 
 def _add_policy(

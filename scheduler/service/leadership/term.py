@@ -3,6 +3,7 @@
 import logging
 from asyncio import Event, get_running_loop
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 
 from common.telemetry.traces import Sink
 from scheduler.core.billing.use_buckets import UseBuckets
@@ -19,7 +20,7 @@ from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, Observer, nobody_keeps
 from scheduler.service.history.history import History
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.history.request_spans import RequestTraces
+from scheduler.service.history.request_spans import send_sampled
 from scheduler.service.loop_clocks import MonotonicClock
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.decision_counts import DecisionCounting
@@ -86,8 +87,8 @@ class Office:
         )
         self.closed = False
         self.observers: list[Callable[[], None]] = []
-        self.history = History(serving.history, meters, self.core.placer.leases)
-        self.traces = RequestTraces(self.history, serving.history, self.clock.now_s, sink)
+        ended = partial(send_sampled, sink, self.clock.now_s)
+        self.history = History(serving.history, self.core.placer.leases, meters.freed, ended)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
         meters.terms.add(())
         self.placed_before = meters.placements()
@@ -162,8 +163,7 @@ class Office:
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:
         took_s = self.clock.now_s() - now
         self._counting(now, event, actions)
-        self.history(now, event, actions)
-        self.traces(now, event, actions, took_s)
+        self.history(now, event, actions, took_s)
         if self._recorder is not None:
             self._recorder(now, event, actions)
         for action in actions:

@@ -13,7 +13,7 @@ from common.telemetry.metrics import (
     counted_in,
 )
 from scheduler.model.actions import Dispatch
-from scheduler.service.history.history import Happened, HistoryListener
+from scheduler.service.history.history import Happened
 from scheduler.service.metrics import declared
 
 MOST_NAMES = 1_000
@@ -23,7 +23,7 @@ _FORGET_S = 86_400.0
 _ON_GPUS = frozenset({"used", "idle", "context"})
 
 
-class SchedulerCounters(HistoryListener):
+class SchedulerCounters:
     """Counters and histograms.
 
     At most `most_names` GPUs, models and functions have numbers of their own; others are `other`.
@@ -121,12 +121,11 @@ class SchedulerCounters(HistoryListener):
         self._model_estimated.add((model,), estimated_s)
         self._model_measured.add((model,), measured_s)
 
-    # -- what the history notices ---------------------------------------------------------------
-
     def loaded(self, load_s: float) -> None:
         self._load.add((), load_s)
 
     def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
+        """The history: a lease has ended."""
         models = [self.models.of(model) for model in dispatch.models]
         held_s = freed_s - happened.dispatched_s
         self._held.add((), held_s)

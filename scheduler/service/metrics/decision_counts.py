@@ -134,6 +134,7 @@ class DecisionCounting:
         meters = self._meters
         self._expected.loaded(event)
         gpu, model = (meters.gpus.of(event.gpu),), (meters.models.of(event.model),)
+        meters.loaded(event.load_s)
         meters.loads.add((event.source.name.lower(),))
         meters.gpu_loads.add(gpu)
         meters.gpu_load.add(gpu, event.load_s)

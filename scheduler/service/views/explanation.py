@@ -206,7 +206,7 @@ def _lease(happened: Happened) -> LeaseShown:
     return LeaseShown(
         lease=happened.lease,
         load_s=happened.load_s,
-        loaded_from={model: tier_name(tier) for model, tier in happened.sources.items()},
+        loaded_from={model: tier_name(load.source) for model, load in happened.loads.items()},
         failed_loads=dict(happened.failed_loads),
         run_s=happened.run_s,
         runs=happened.runs,

@@ -40,7 +40,7 @@ class Play:
         models = [model(name, memory_mb=6000) for name in ("bert", "vit", "gpt")]
         self.core: Core = a_core(policy, gpus=specs or (gpu("g0"),), models=models)
         self.counting = DecisionCounting(self.core, self.meters, lambda: self.now_s)
-        self.history = History(1, self.meters, self.core.placer.leases)  # it soon forgets
+        self.history = History(1, self.core.placer.leases, self.meters.freed, lambda _ended: None)
         self.now_s = 0.0
 
     def at(self, now_s: float, *events: Event) -> None:
@@ -48,7 +48,7 @@ class Play:
         for event in events:
             actions = self.core.handle(event, now_s)
             self.counting(now_s, event, actions)
-            self.history(now_s, event, actions)
+            self.history(now_s, event, actions, 0.0)
 
     def asks(self, now_s: float, name: str, *models: str) -> LeaseId | None:
         self.at(now_s, RequestArrived(request(name, *models)))
@@ -154,6 +154,7 @@ def test_loads_and_runs_are_compared_with_what_was_expected() -> None:
     assert play.says("model_estimated_seconds_total", model="bert") == pytest.approx(3.0)
     assert play.says("model_measured_seconds_total", model="bert") == pytest.approx(4.5)
     assert play.says("loads_total", source="disk") == 1
+    assert play.says("load_seconds_sum") == pytest.approx(4.0)
     assert play.says("gpu_load_seconds_total", gpu="g0") == pytest.approx(4.0)
     assert play.says("model_load_seconds_total", model="bert") == pytest.approx(4.0)
 

@@ -8,7 +8,7 @@ from cache_manager import eviction
 from scheduler.core.core import Core
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
-from scheduler.service.history.history import History, HistoryListener
+from scheduler.service.history.history import History
 from scheduler.service.survey import gpus_of
 from scheduler.service.views.explanation import UseShown, explained
 from scheduler.service.views.glance import Glances
@@ -21,13 +21,13 @@ from tests.kit.cores.wide_policy import WidePolicy
 @pytest.mark.parametrize("vcpus", [8, 0])
 def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
     world = World(Core(WidePolicy(), eviction.make("lru")))
-    history = History(10, HistoryListener(), world.core.placer.leases)
+    history = History(10, world.core.placer.leases, lambda *_freed: None, lambda _ended: None)
     for event in (
         ModelRegistered(model("bert")),
         GpuJoined(gpu("g0", slots=3, vcpus=vcpus)),
         RequestArrived(request("r0")),
     ):
-        history(world.now, event, world.send(event))
+        history(world.now, event, world.send(event), 0.0)
     # Without vCPUs the GPU's manager takes no configuration.
     given = ConfigurationStatus(1, 3, 3) if vcpus else None
 
