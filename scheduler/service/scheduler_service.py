@@ -32,7 +32,7 @@ from scheduler.service.settings import Settings
 from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.service.terms import KeptTerms, OwnerRow, owner_rows
-from scheduler.service.views.glance import stuck_loads
+from scheduler.service.views.glance import waiting_functions
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
@@ -377,10 +377,10 @@ def _fence_of(candidacy: Leadership | None) -> Fence | None:
 
 def _stuck(gpus: Iterable[Gpu], now_s: float) -> tuple[str, ...]:
     return tuple(
-        f"the load of {load.model} for {', '.join(load.functions) or 'nobody'} on {gpu.spec.id} of "
-        f"node {gpu.spec.node} has made no progress for {now_s - load.since_s:.0f} s"
+        f"the load of {model} for {', '.join(waiting_functions(gpu, model)) or 'nobody'} on "
+        f"{gpu.spec.id} of node {gpu.spec.node} has made no progress for {now_s - since_s:.0f} s"
         for gpu in gpus
-        for load in stuck_loads(gpu)
+        for model, since_s in gpu.stuck.items()
     )
 
 

@@ -9,7 +9,6 @@ from scheduler.model.errors import MalformedRequest, UnknownModel, UnknownName
 from scheduler.service.leadership.term import Office
 from scheduler.service.survey import hosting_of
 from scheduler.service.views.cluster_report import model_rests
-from scheduler.service.views.explanation import tier_name
 
 
 class LeaderResidency:
@@ -76,7 +75,7 @@ def _model(office: Office, model: ModelId, profile: Profile, now_s: float) -> Mo
     return ModelShown(
         model=model,
         memory_bytes=profile.memory_bytes,
-        load_s={tier_name(tier): seconds for tier, seconds in sorted(profile.load_s.items())},
+        load_s={tier.name.lower(): seconds for tier, seconds in sorted(profile.load_s.items())},
         run_s={f"{batch} on {kind}": s for (batch, kind), s in sorted(profile.run_s.items())},
         configured=[
             ConfiguredRun(*configuration, gpu_type, run_s)

@@ -92,7 +92,10 @@ def _add_explanations(routes: APIRouter, service: SchedulerService, view: Sequen
         office = service.office()
         now_s, records = office.clock.now_s(), office.history.latest(most)
         if named:
-            return [LatestShown.of(record, now_s) for record in records]
+            return [
+                LatestShown(record.request.id, record.request.function, now_s - record.arrived_s)
+                for record in records
+            ]
         return [record.request.id for record in records]
 
     @get(

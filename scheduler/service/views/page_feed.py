@@ -10,11 +10,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic_core import to_json
 
 from common.numerals import natural
-from scheduler.service.history.recent_requests import DecisionRow, RecentRequests
+from scheduler.service.history.recent_requests import RecentRequests, Row
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.terms import owner_rows
-from scheduler.service.views.glance import Glances, GpuGlance, in_order, lengths
+from scheduler.service.views.glance import Glance, Glances, in_order, lengths
 
 _HEAD = 50
 _MOST_FUNCTIONS = 50
@@ -47,8 +47,8 @@ class PageFeed:
         self._looked_s = -_AGAIN_S
         self._glances = Glances(office.core, office.history, since_1970_s)
         self._recent = RecentRequests(office.history, since_1970_s)
-        self._gpus: Versions[GpuGlance] = Versions()
-        self._rows: Versions[DecisionRow] = Versions()
+        self._gpus: Versions[Glance] = Versions()
+        self._rows: Versions[Row] = Versions()
         self._gpu_seconds: Versions[float] = Versions()
         self._billed: Versions[tuple[float, str | None]] = Versions()
         self._counted = deque([_Counted(office.began_s, 0, 0, 0)], maxlen=300)
@@ -74,9 +74,9 @@ class PageFeed:
             "queue": self._queue(),
             "totals": self._totals(),
             "owners": self._owners(),
-            "gpus": [gpu.plain() for gpu in self._gpus.since(seen).values()],
+            "gpus": list(self._gpus.since(seen).values()),
             "gpus_gone": self._gpus.gone_since(seen) if seen else [],
-            "decisions": [row._asdict() for row in self._rows.since(seen).values()],
+            "decisions": list(self._rows.since(seen).values()),
             "gpu_seconds": self._gpu_seconds.since(seen),
             "billed": self._billed.since(seen),
         }

@@ -41,8 +41,9 @@ def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
     (lease,) = first.leases
     assert (lease.more_slots, lease.configuration) == (("g0.1", "g0.2"), given)
     assert [slot.leases for slot in others] == [(), ()]
-    shown = asdict(lease)["configuration"]
-    assert shown == ({"batch": 1, "vcpus": 3, "vgpus": 3} if vcpus else None)
+    configuration = asdict(lease)["configuration"]
+    assert configuration == ({"batch": 1, "vcpus": 3, "vgpus": 3} if vcpus else None)
 
-    (glance,) = Glances(world.core, history, 0.0).gpus()["g0"].leases
-    assert (glance.slots, glance.batch, glance.vcpus) == (3, *((1, 3) if vcpus else (None, None)))
+    (glance,) = Glances(world.core, history, 0.0).gpus()["g0"]["leases"]
+    shown = (glance["slots"], glance["batch"], glance["vcpus"])
+    assert shown == (3, *((1, 3) if vcpus else (None, None)))
