@@ -21,6 +21,7 @@ from scheduler.core.billing.charges import (
 from scheduler.core.billing.use_buckets import Collected, UseBuckets, UseKey
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.model.errors import DatastoreError
+from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 
 
@@ -223,8 +224,10 @@ class BillCollector:
         rows, spans = self._meter.collect(self._now_s(), gpus)
         self.buckets.add(rows, spans, time.time())
         self._count(rows)
-        self._meters.idle_gpu.add((), sum(span.idle_slot_us for span in spans) / 1e6)
-        self._meters.unused_memory.add((), sum(span.unused_byte_us for span in spans) / 1e6)
+        idle_us = sum(span.idle_slot_us for span in spans)
+        unused_byte_us = sum(span.unused_byte_us for span in spans)
+        self._meters.values[declared.IDLE_GPU].add((), idle_us / 1e6)
+        self._meters.values[declared.UNUSED_MEMORY].add((), unused_byte_us / 1e6)
 
     def users(self, model: ModelId) -> list[str]:
         """The functions that use a model; the first ones, where there are many."""
@@ -277,17 +280,18 @@ class BillCollector:
         return size_bytes
 
     def _count(self, rows: list[Collected]) -> None:
+        counts = self._meters.values
         for row in rows:
             function = (self._meters.functions.of(row.function or "nobody"),)
             for stage, charge in STAGES.items():
                 amount = row.amounts[charge]
                 if amount:
-                    self._meters.billed_bytes.add((*function, stage), amount / 1e6)
+                    counts[declared.BILLED_BYTES].add((*function, stage), amount / 1e6)
             if row.amounts[GPU_TIME]:
-                self._meters.billed_gpu.add(function, row.amounts[GPU_TIME] / 1e6)
+                counts[declared.BILLED_GPU].add(function, row.amounts[GPU_TIME] / 1e6)
             used_us = max(0, row.amounts[GPU_TIME] - row.amounts[KEPT])
             if used_us:  # perhaps of time that was collected as kept before
-                self._meters.function_gpu.add(function, used_us / 1e6)
+                counts[declared.FUNCTION_GPU].add(function, used_us / 1e6)
             if self.settings.priced:
                 cost = self.settings.cost(row.amounts, row.gpu_type)
-                self._meters.billed_cost.add(function, cost)
+                counts[declared.BILLED_COST].add(function, cost)

@@ -12,7 +12,7 @@ from typing import Self
 from cache_manager.model.ids import NodeId
 from common.http.accepted_line import AcceptedLine
 from common.stream_upgrade import StreamRequest
-from common.telemetry.traces import Sink
+from common.telemetry.traces import NO_COUNTS, Sink
 from scheduler.api import Placement
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.slots import Gpu
@@ -27,11 +27,11 @@ from scheduler.service.leadership.rivals import standing_by, term_at, watch_riva
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.metrics.gauges import MetricsPage
+from scheduler.service.metrics.gauges import metrics_page
 from scheduler.service.settings import Settings
 from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
-from scheduler.service.terms import KeptTerms, OwnerRow, owner_rows
+from scheduler.service.terms import KeptTerms, owner_rows
 from scheduler.service.views.glance import waiting_functions
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
@@ -40,7 +40,6 @@ from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import PolicyChoice
 from scheduler.store.use_records import mark_lost, read_use, write_use
 from scheduler.wire import caller_stream
-from scheduler.wire.cluster_status import Status
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.wire.node_stream import node_of_path
 
@@ -107,7 +106,6 @@ class SchedulerService:
         self._met = 0
         self._billed_under: Fence | None = None
         self.meters = SchedulerCounters(settings.scheduler.metric_names)
-        self.metrics = MetricsPage(self.meters, self._status, self._own, self._owners, sink).text
         self.access = ApiAccess(secret)
         self.leases = CallerLeases()
         self.callers: CallerStreams | None = None
@@ -349,25 +347,24 @@ class SchedulerService:
 
     # -- metrics --------------------------------------------------------------------------------
 
-    def _status(self) -> Status | None:
-        return None if self._office is None else self._office.driver.status()
-
-    def _owners(self) -> list[OwnerRow]:
-        office, most = self._office, self.settings.scheduler.metric_names
-        if office is None:
-            return []
-        return owner_rows(office.terms, office.core, office.clock.now_s(), most)
-
-    def _own(self) -> dict[str, float]:
-        health, keeper = self.health(), self._keeper
-        return {
-            declared.LEADING.name: float(health.leading),
-            declared.TERM.name: float(health.term or 0),
-            declared.CONFIRMED.name: float(health.confirmed),
-            declared.STORE_BEHIND.name: 0.0 if keeper is None else keeper.behind_s,
-            declared.STORE_UNWRITTEN.name: 0.0 if keeper is None else keeper.unwritten,
-            declared.STORE_HEALTHY.name: float(health.store != "lost"),
+    def metrics(self) -> bytes:
+        """The answer to a scrape."""
+        office, health, keeper = self._office, self.health(), self._keeper
+        own = {
+            declared.LEADING: float(health.leading),
+            declared.TERM: float(health.term or 0),
+            declared.CONFIRMED: float(health.confirmed),
+            declared.STORE_BEHIND: 0.0 if keeper is None else keeper.behind_s,
+            declared.STORE_UNWRITTEN: 0.0 if keeper is None else keeper.unwritten,
+            declared.STORE_HEALTHY: float(health.store != "lost"),
+            declared.STARTED: self.meters.started_unix_s,
         }
+        spans = NO_COUNTS if self._sink is None else self._sink.counts()
+        if office is None:
+            return metrics_page(own, spans, self.meters, None, ())
+        most, now_s = self.settings.scheduler.metric_names, office.clock.now_s()
+        owners = owner_rows(office.terms, office.core, now_s, most)
+        return metrics_page(own, spans, self.meters, office.driver.status(), owners)
 
 
 def _fence_of(candidacy: Leadership | None) -> Fence | None:

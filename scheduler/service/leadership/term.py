@@ -22,6 +22,7 @@ from scheduler.service.history.history import History
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.history.request_spans import send_sampled
 from scheduler.service.loop_clocks import MonotonicClock
+from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.decision_counts import DecisionCounting
 from scheduler.service.settings import Settings
@@ -88,9 +89,10 @@ class Office:
         self.closed = False
         self.observers: list[Callable[[], None]] = []
         ended = partial(send_sampled, sink, self.clock.now_s)
-        self.history = History(serving.history, self.core.placer.leases, meters.freed, ended)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
-        meters.terms.add(())
+        leases = self.core.placer.leases
+        self.history = History(serving.history, leases, self._counting.freed, ended)
+        meters.values[declared.TERMS].add(())
         self.placed_before = meters.placements()
         recovered = recovered or Recovered()
         recovered.restore(self.core)

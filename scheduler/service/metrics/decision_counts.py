@@ -23,10 +23,11 @@ from scheduler.model.events import (
     RunFinished,
     StageDue,
 )
-from scheduler.model.values import LeaseId, SlotId
+from scheduler.model.values import LeaseId, Request, SlotId
+from scheduler.service.history.history import Happened
+from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 
-_HIT, _MISS, _FALSE_MISS = "hit", "miss", "false_miss"
 # The reason of an eviction, by the event that led to it.
 _REASONS: Mapping[type, str] = {
     EvictAsked: "asked",
@@ -52,16 +53,15 @@ class DecisionCounting:
     def __init__(self, core: Core, meters: SchedulerCounters, now_s: Callable[[], float]) -> None:
         self._core = core
         self._meters = meters
+        self._counts = meters.values
         self._now_s = now_s
-        self._policy = core.placer.policy_name
-        self._decisions = meters.decisions(self._policy)
         self._latest = LeaseId(0)
         self._gpus: frozenset[str] = frozenset()
-        self._expected = ExpectedTimes(meters)
+        self._expected = ExpectedTimes()
         self._happens: Mapping[type, Callable[[Any], None]] = {
             ModelLoaded: self._loaded,
             LoadFailed: self._load_failed,
-            RunFinished: self._expected.ran,
+            RunFinished: self._run_finished,
             RunFailed: self._run_failed,
             MemoryPressure: self._pressure,
             NodeSnapshot: self._fleet_changed,
@@ -70,10 +70,8 @@ class DecisionCounting:
 
     def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """One event was handled, which began at `now`; these actions follow from it."""
-        policy = self._core.placer.policy_name
-        if policy != self._policy:
-            self._policy, self._decisions = policy, self._meters.decisions(policy)
-        self._decisions.add(self._now_s() - now)
+        decided = self._meters.times[declared.DECIDED]
+        decided.add((self._core.placer.policy_name,), self._now_s() - now)
         happens = self._happens.get(type(event))
         if happens is not None and not (actions and isinstance(actions[0], Refuse)):
             happens(event)
@@ -81,7 +79,9 @@ class DecisionCounting:
             if type(action) is Dispatch:
                 self._dispatched(action, now)
             elif type(action) is Taken:
-                self._taken(action)
+                request, began_s = action.request, action.began_s
+                arrived_s = began_s if request.arrived_s is None else request.arrived_s
+                self._placed(action.dispatch, request, "hit", began_s - arrived_s)
             elif type(action) is Prepare:
                 self._prepared(action)
             elif type(action) is Demote:
@@ -93,30 +93,35 @@ class DecisionCounting:
         if action.lease <= self._latest:
             return  # repeated for a caller that asked again
         self._latest = action.lease
-        meters, requests = self._meters, self._core.requests
-        policy = self._core.placer.policy_name
-        result = _HIT if action.hit else _FALSE_MISS if action.held_elsewhere else _MISS
-        gpu = meters.gpus.of(action.gpu)
-        models = [meters.models.of(model) for model in action.models]
+        result = "hit" if action.hit else "false_miss" if action.held_elsewhere else "miss"
         for request in action.requests:
-            pending = requests.get(request)
-            if pending is None:  # the request ended in the same step
-                continue
-            function = meters.functions.of(pending.request.function)
-            first = not pending.gave_back
-            waited_s = now - pending.arrived_s if first else None
-            meters.placed(policy, gpu, models, function, result, waited_s)
-        meters.leases.add(())
+            pending = self._core.requests.get(request)
+            if pending is not None:  # else the request ended in the same step
+                waited_s = None if pending.gave_back else now - pending.arrived_s
+                self._placed(action, pending.request, result, waited_s)
+        self._counts[declared.LEASES].add(())
         self._expected.dispatched(action)
 
-    def _taken(self, action: Taken) -> None:
-        meters, request, dispatch = self._meters, action.request, action.dispatch
+    def _placed(
+        self, dispatch: Dispatch, request: Request, result: str, waited_s: float | None
+    ) -> None:
+        """A request was given a lease; with `waited_s` if it is the request's first lease."""
+        meters, counts, policy = self._meters, self._counts, self._core.placer.policy_name
         gpu = meters.gpus.of(dispatch.gpu)
-        models = [meters.models.of(model) for model in dispatch.models]
         function = meters.functions.of(request.function)
-        arrived_s = action.began_s if request.arrived_s is None else request.arrived_s
-        policy, waited_s = self._core.placer.policy_name, action.began_s - arrived_s
-        meters.placed(policy, gpu, models, function, _HIT, waited_s)
+        models = [meters.models.of(model) for model in dispatch.models]
+        counts[declared.POLICY_PLACEMENTS].add((policy, result))
+        counts[declared.GPU_PLACEMENTS].add((gpu, result))
+        counts[declared.FUNCTION_PLACEMENTS].add((function, result))
+        for model in models:
+            counts[declared.MODEL_PLACEMENTS].add((model, result))
+        if waited_s is None:
+            return
+        meters.times[declared.POLICY_WAITED].add((policy,), waited_s)
+        counts[declared.GPU_WAITED].add((gpu,), waited_s)
+        counts[declared.FUNCTION_WAITED].add((function,), waited_s)
+        for model in models:
+            counts[declared.MODEL_WAITED].add((model,), waited_s)
 
     def _prepared(self, action: Prepare) -> None:
         self._expected.prepared(action)
@@ -125,36 +130,62 @@ class DecisionCounting:
             self._evicted(action.gpu, model, reason)
 
     def _evicted(self, gpu: str, model: ModelId, reason: str) -> None:
-        self._meters.gpu_evictions.add((self._meters.gpus.of(gpu), reason))
-        self._meters.model_evictions.add((self._meters.models.of(model),))
+        self._counts[declared.GPU_EVICTIONS].add((self._meters.gpus.of(gpu), reason))
+        self._counts[declared.MODEL_EVICTIONS].add((self._meters.models.of(model),))
 
     # -- what happened --------------------------------------------------------------------------
 
+    def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
+        """A lease has ended."""
+        held_s = freed_s - happened.dispatched_s
+        self._meters.times[declared.HELD].add((), held_s)
+        self._counts[declared.GPU_HELD].add((self._meters.gpus.of(dispatch.gpu),), held_s)
+        for model in dispatch.models:
+            self._counts[declared.MODEL_HELD].add((self._meters.models.of(model),), held_s)
+        if happened.runs:
+            late_s = abs(happened.load_s + happened.run_s - dispatch.estimate.total_s)
+            self._meters.times[declared.ESTIMATE_ERROR].add((), late_s)
+
     def _loaded(self, event: ModelLoaded) -> None:
-        meters = self._meters
-        self._expected.loaded(event)
-        gpu, model = (meters.gpus.of(event.gpu),), (meters.models.of(event.model),)
-        meters.loaded(event.load_s)
-        meters.loads.add((event.source.name.lower(),))
-        meters.gpu_loads.add(gpu)
-        meters.gpu_load.add(gpu, event.load_s)
-        meters.model_loads.add(model)
-        meters.model_load.add(model, event.load_s)
+        counts, load_s = self._counts, event.load_s
+        gpu, model = (self._meters.gpus.of(event.gpu),), (self._meters.models.of(event.model),)
+        self._meters.times[declared.LOAD].add((), load_s)
+        counts[declared.LOADS].add((event.source.name.lower(),))
+        counts[declared.GPU_LOADS].add(gpu)
+        counts[declared.GPU_LOAD].add(gpu, load_s)
+        counts[declared.MODEL_LOADS].add(model)
+        counts[declared.MODEL_LOAD].add(model, load_s)
+        self._compare("load", event.model, self._expected.load_s(event.gpu, event.model), load_s)
 
     def _load_failed(self, event: LoadFailed) -> None:
-        self._expected.failed(event)
-        self._meters.load_failures.add((self._meters.gpus.of(event.gpu),))
+        self._expected.load_s(event.gpu, event.model)
+        self._counts[declared.LOAD_FAILURES].add((self._meters.gpus.of(event.gpu),))
+
+    def _run_finished(self, event: RunFinished) -> None:
+        expected_s = self._expected.run_s(event.slot, event.model)
+        self._compare("run", event.model, expected_s, event.run_s)
+
+    def _compare(
+        self, what: str, model: ModelId, expected_s: float | None, measured_s: float
+    ) -> None:
+        if expected_s is None:
+            return
+        if measured_s > 0.0:
+            self._meters.times[declared.ESTIMATE_RATIO].add((what,), expected_s / measured_s)
+        labels = (self._meters.models.of(model),)
+        self._counts[declared.MODEL_ESTIMATED].add(labels, expected_s)
+        self._counts[declared.MODEL_MEASURED].add(labels, measured_s)
 
     def _run_failed(self, event: RunFailed) -> None:
         if event.lease in self._core.placer.leases:
-            self._meters.run_failures.add(())
+            self._counts[declared.RUN_FAILURES].add(())
 
     def _pressure(self, event: MemoryPressure) -> None:
-        self._meters.pressure.add((self._meters.gpus.of(event.gpu),))
+        self._counts[declared.PRESSURE].add((self._meters.gpus.of(event.gpu),))
 
     def _fleet(self, event: Event) -> None:
         if not isinstance(event, GpuJoined | GpuLost):  # the comparison below finds these
-            self._meters.fleet_events.add((_FLEET[type(event)],))
+            self._counts[declared.FLEET_EVENTS].add((_FLEET[type(event)],))
         self._fleet_changed(event)
 
     def _fleet_changed(self, event: Event) -> None:
@@ -163,8 +194,9 @@ class DecisionCounting:
         gpus: frozenset[str] = frozenset(self._core.cluster.gpus)
         for gpu in gpus - self._gpus:
             self._meters.met(gpu)
-        self._meters.fleet_events.add(("joined",), len(gpus - self._gpus))
-        self._meters.fleet_events.add(("lost",), len(self._gpus - gpus))
+        fleet_events = self._counts[declared.FLEET_EVENTS]
+        fleet_events.add(("joined",), len(gpus - self._gpus))
+        fleet_events.add(("lost",), len(self._gpus - gpus))
         self._gpus = gpus
         self._expected.forget()
 
@@ -176,8 +208,7 @@ _MODELS_OF_SLOT = 8
 class ExpectedTimes:
     """Estimates of leases of one model: with several models an error belongs to none of them."""
 
-    def __init__(self, meters: SchedulerCounters) -> None:
-        self._meters = meters
+    def __init__(self) -> None:
         self._loads: dict[tuple[GpuId, ModelId], float] = {}
         self._runs: dict[SlotId, dict[ModelId, float]] = {}
         self._loading = False
@@ -199,20 +230,12 @@ class ExpectedTimes:
         if len(runs) > _MODELS_OF_SLOT:
             del runs[next(iter(runs))]
 
-    def loaded(self, event: ModelLoaded) -> None:
-        expected_s = self._loads.pop((event.gpu, event.model), None)
-        if expected_s is not None:
-            model = self._meters.models.of(event.model)
-            self._meters.compared("load", model, expected_s, event.load_s)
+    def load_s(self, gpu: GpuId, model: ModelId) -> float | None:
+        """What was expected of a load that has ended now."""
+        return self._loads.pop((gpu, model), None)
 
-    def failed(self, event: LoadFailed) -> None:
-        self._loads.pop((event.gpu, event.model), None)
-
-    def ran(self, event: RunFinished) -> None:
-        expected_s = self._runs.get(event.slot, _NOTHING).get(event.model)
-        if expected_s is not None:
-            model = self._meters.models.of(event.model)
-            self._meters.compared("run", model, expected_s, event.run_s)
+    def run_s(self, slot: SlotId, model: ModelId) -> float | None:
+        return self._runs.get(slot, _NOTHING).get(model)
 
     def forget(self) -> None:
         """Drop all estimates: after GPUs joined or left, their reports may never arrive."""
