@@ -11,11 +11,18 @@ from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning, recorded_profile
 from scheduler.core.tenants.quotas import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
-from scheduler.model.errors import NoGpus
+from scheduler.model.errors import NoGpus, RequestWithdrawn
 from scheduler.model.events import Event as CoreEvent
 from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
+from scheduler.model.values import (
+    CoreSettings,
+    LeaseId,
+    Placement,
+    Request,
+    RequestId,
+    RequestOutcome,
+)
 from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, Observer, nobody_keeps
 from scheduler.service.history.history import History
@@ -138,6 +145,19 @@ class Office:
         return cluster.active_slots > 0 or any(
             gpu.silent and not gpu.draining for gpu in cluster.gpus.values()
         )
+
+    async def acquire(self, request: Request) -> Placement:
+        """The driver's `acquire`, which waits a short time for the first GPU; else NoGpus."""
+        if not self.has_gpus:
+            await self.some_gpu()
+        return await self.driver.acquire(request)
+
+    def request(self, request: RequestId) -> Request:
+        """A request that has just been given a lease."""
+        pending = self.core.requests.get(request)
+        if pending is None:  # it ended while its answer was being made
+            raise RequestWithdrawn(request, "it has ended")
+        return pending.request
 
     async def some_gpu(self) -> None:
         """Wait a short time for the first GPU; NoGpus if none attached."""

@@ -369,16 +369,11 @@ class _CallerStream:
             request = request._replace(caller=self._caller if question.keeps else "")
             trace = trace_of(question.parent, question.state) if question.parent else None
             ABOUT.set(Work(trace, function=request.function, request=request.id))
-            if not office.has_gpus:
-                await office.some_gpu()
-            placement = await office.driver.acquire(request)
+            placement = await office.acquire(request)
         else:
             ABOUT.set(Work(None, request=question.request))
             placement = await office.driver.wanted(question.request)
-            pending = office.core.requests.get(question.request)
-            if pending is None:  # it ended while its answer was being made
-                raise RequestWithdrawn(question.request, "it has ended")
-            request = pending.request
+            request = office.request(question.request)
         self._leases.granted(office, self._caller, placement.lease, request.id)
         return Granted(question.call, placement, *self._signed(placement, request))
 

@@ -167,7 +167,7 @@ async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": 0}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": true}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "deadline_in_s": -1}', "deadline"),
-        (b'{"request": "r0", "function": "f", "models": ["m"], "waited_s": NaN}', "waited_s"),
+        (b'{"request": "r0", "function": "f", "models": ["m"], "waited_s": NaN}', "no JSON"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "urgent": 1}', "unknown: urgent"),
     ],
 )
