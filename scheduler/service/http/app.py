@@ -34,7 +34,7 @@ from scheduler.service.http.lease_routes import (
     send_error,
     unknown_caller,
 )
-from scheduler.service.http.operator_routes import feed_router, quota_router, router
+from scheduler.service.http.operator_routes import routers
 from scheduler.service.scheduler_service import Health, SchedulerService
 from scheduler.wire.node_stream import node_of_path
 
@@ -91,9 +91,8 @@ def _management(service: SchedulerService) -> FastAPI:
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
     view = [*schemes, Depends(_lets_in(service.access, ApiRole.CALLER))]
     change = [*schemes, Depends(_lets_in(service.access, ApiRole.ADMIN))]
-    app.include_router(router(service, view, change))
-    app.include_router(quota_router(service, view, change))
-    app.include_router(feed_router(service, view))
+    for router in routers(service, view, change):
+        app.include_router(router)
     app.include_router(models_router(LeaderResidency(service.office), view, change))
     _add_health(app, service)
     app.add_exception_handler(SchedulerError, _failed)
