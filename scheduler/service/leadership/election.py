@@ -66,6 +66,7 @@ class Leadership:
         *,
         floor: int = 0,
         leaps: bool = False,
+        rises: Callable[[int], None] = lambda _term: None,
     ) -> None:
         """The terms are above the `floor`; whether the first one of a datastore leaps beyond it."""
         self._store = store
@@ -79,10 +80,10 @@ class Leadership:
         self._seen_term = 0
         self._leaps = leaps
         self._back_s = -inf
-        self._forget_health = store.on_health_change(self._health_changed)
+        self._forget_health: Callable[[], None] = store.on_health_change(self._health_changed)
         self.confirmed = False
         self.lost = asyncio.Event()
-        self.rises: Callable[[int], None] = lambda _term: None
+        self._rises = rises
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,7 +118,7 @@ class Leadership:
         """Stop leading, and let another scheduler lead at once."""
         self.lost.set()
         self._forget_health()
-        self._forget_health = _nothing
+        self._forget_health = lambda: None
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -136,20 +137,6 @@ class Leadership:
     def doubt(self) -> None:
         """A write was fenced off: find out at once who leads."""
         self._doubted.set()
-
-    async def leader(self) -> LeaderInfo | None:
-        """The leader that the datastore records."""
-        leader = decoded(await self._store.get(LEADER))
-        return leader if leader is not None and leader.term else None
-
-    async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
-        """The leader that the datastore records, then every change of leader."""
-        async with aclosing(self._store.watch(LEADER)) as watch:
-            async for changes in watch:
-                if changes.complete or LEADER in changes.values:
-                    leader = decoded(changes.values.get(LEADER))
-                    if leader is None or leader.term:
-                        yield leader
 
     # -- being elected --------------------------------------------------------------------------
 
@@ -191,7 +178,7 @@ class Leadership:
         self._me, self._lease, self._fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
-        self.rises(me.term)
+        self._rises(me.term)
 
     async def _wait_for_vacancy(self) -> None:
         async with aclosing(self._store.watch(LEADER)) as watch:
@@ -289,8 +276,14 @@ class Leadership:
                 await self._store.revoke(lease)
 
 
-def _nothing() -> None:
-    """Replaces the callback's removal after it ran once."""
+async def leaders(store: Store) -> AsyncGenerator[LeaderInfo | None, None]:
+    """The leader that the datastore records, then every change of leader."""
+    async with aclosing(store.watch(LEADER)) as watch:
+        async for changes in watch:
+            if changes.complete or LEADER in changes.values:
+                leader = decoded(changes.values.get(LEADER))
+                if leader is None or leader.term:
+                    yield leader
 
 
 def decoded(value: bytes | None) -> LeaderInfo | None:

@@ -33,7 +33,7 @@ from scheduler.service.metrics import declared
 from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.metrics.decision_counts import DecisionCounting
 from scheduler.service.settings import Settings
-from scheduler.service.terms import CallersTerms, TermsBook
+from scheduler.service.terms import TermsBook
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
 
@@ -110,7 +110,6 @@ class Office:
             recovered, self.core, self.clock, log, self._observe, recall
         )
         self.terms = TermsBook(self._set_terms, recovered.terms)
-        self.callers_terms = CallersTerms(self.terms)
         self._grace = Event()
         self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
 

@@ -140,8 +140,8 @@ async def answer_of(line: FrameLine) -> CallerDown:
 
 async def cut_all_lines(world: World) -> None:
     """Break the callers' connections as a network does."""
-    callers = world.service.callers
-    assert callers is not None
+    assert world.service.reign is not None
+    callers = world.service.reign.callers
     for line in list(callers.lines):
         line.abort()
 
