@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from cache_manager.routes import router as models_router
 from common import build_identity
 from common.http import server
 from common.http.accepted_line import StreamHandler
@@ -26,7 +25,6 @@ from common.telemetry.stranger_log import StrangerLog
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
 from scheduler.service import error_table
 from scheduler.service.access import ApiAccess, ApiRole
-from scheduler.service.http.leader_residency import LeaderResidency
 from scheduler.service.http.lease_routes import (
     MOST_BODY_BYTES,
     HotPath,
@@ -93,7 +91,6 @@ def _management(service: SchedulerService) -> FastAPI:
     change = [*schemes, Depends(_lets_in(service.access, ApiRole.ADMIN))]
     for router in routers(service, view, change):
         app.include_router(router)
-    app.include_router(models_router(LeaderResidency(service.office), view, change))
     _add_health(app, service)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -17,6 +17,7 @@ from scheduler.model.values import RequestId
 from scheduler.service.bill import GROUPS, BillShown, bill
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.history.request_spans import spans_of
+from scheduler.service.http.model_routes import add_models
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.terms import OwnerRow, owner_row, owner_rows
@@ -87,6 +88,7 @@ def routers(
     _add_explanations(reads, service)
     _add_quotas(reads, orders, service)
     _add_feed(reads, service)
+    add_models(reads, orders, service.office)
     return reads, orders
 
 

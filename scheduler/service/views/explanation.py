@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from cache_manager.routes import ModelRest
 from scheduler.core.billing.charges import CHARGES, GPU_TIME, IN_USE
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
@@ -18,7 +17,7 @@ from scheduler.model.values import (
 )
 from scheduler.service.bill import Billing
 from scheduler.service.history.history import Decided, Happened, RequestRecord
-from scheduler.service.views.cluster_report import of_lease
+from scheduler.service.views.cluster_report import ModelRest, of_lease
 from scheduler.wire.cluster_status import ConfigurationStatus, configuration_status
 
 
