@@ -6,12 +6,12 @@ asks the schedulers that stood by when it last reached the datastore.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from logging import Logger
 
 import aiohttp
+import msgspec
 
 from scheduler.model.errors import DatastoreError
 from scheduler.service.leadership.election import Leadership
@@ -23,6 +23,14 @@ CANDIDATES = "candidates/"
 _TTL_S = 10
 _REFRESH_S = 3.0
 _LOOK_S = 1.0
+
+
+class _Candidate(msgspec.Struct):
+    """The record of a scheduler that stands by."""
+
+    name: str
+    url: str
+
 
 # The term in which the scheduler at this URL leads; 0 if it does not lead or does not answer.
 Ask = Callable[[str], Awaitable[int]]
@@ -58,7 +66,7 @@ async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logg
 
 async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
     lease: StoreLease | None = None
-    record = json.dumps({"name": name, "url": url}).encode()
+    record = msgspec.json.encode(_Candidate(name, url))
     while True:
         try:
             if lease is None or not await store.refresh(lease):
@@ -74,7 +82,7 @@ def _urls(values: Iterable[bytes]) -> list[str]:
     urls: list[str] = []
     for value in values:
         with suppress(*UNREADABLE):
-            urls.append(str(json.loads(value)["url"]))
+            urls.append(msgspec.json.decode(value, type=_Candidate).url)
     return urls
 
 
