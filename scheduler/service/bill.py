@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from logging import Logger
+from operator import attrgetter
 
 from cache_manager.model.ids import GpuId, ModelId, tenant_of
 from common.tasks import BackgroundTasks
@@ -22,7 +23,7 @@ from scheduler.core.billing.use_buckets import Collected, UseBuckets, UseKey
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.model.errors import DatastoreError
 from scheduler.service.metrics import declared
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +81,14 @@ class BillShown:
 
 def namespace_of(key: UseKey) -> str:
     """The namespace that pays: the function's, or the model's where no function is known."""
-    return tenant_of(_model_of(key)) if not key.function else key.function.partition("/")[0]
-
-
-def _model_of(key: UseKey) -> ModelId:
-    return key.model
-
-
-def _function_of(key: UseKey) -> str:
-    return key.function
+    return tenant_of(key.model) if not key.function else key.function.partition("/")[0]
 
 
 # What `by` may be.
 GROUPS: Mapping[str, Callable[[UseKey], str]] = {
-    "function": _function_of,
+    "function": attrgetter("function"),
     "namespace": namespace_of,
-    "model": _model_of,
+    "model": attrgetter("model"),
 }
 
 

@@ -20,18 +20,24 @@ from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
 from scheduler.service.access import ApiAccess
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.leadership.election import LeaderInfo, Leadership, leaders
+from scheduler.service.leadership.election import (
+    LeaderInfo,
+    Leadership,
+    leaders,
+    standing_by,
+    term_at,
+    watch_rivals,
+)
 from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
-from scheduler.service.leadership.rivals import standing_by, term_at, watch_rivals
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
 from scheduler.service.settings import Settings
 from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.service.terms import KeptTerms, owner_rows
-from scheduler.service.views.glance import waiting_functions
+from scheduler.service.views.page_feed import waiting_functions
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore

@@ -15,8 +15,7 @@ from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, Unkno
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId
 from scheduler.service.bill import GROUPS, BillShown, bill
-from scheduler.service.history.history import RequestRecord
-from scheduler.service.history.request_spans import spans_of
+from scheduler.service.history.history import RequestRecord, spans_of
 from scheduler.service.http.model_routes import add_models
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService

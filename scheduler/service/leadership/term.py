@@ -25,13 +25,11 @@ from scheduler.model.values import (
 )
 from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, Observer, nobody_keeps
-from scheduler.service.history.history import History
+from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.history.request_spans import send_sampled
 from scheduler.service.loop_clocks import MonotonicClock
 from scheduler.service.metrics import declared
-from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.metrics.decision_counts import DecisionCounting
+from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from scheduler.service.settings import Settings
 from scheduler.service.terms import TermsBook
 from scheduler.store.recovery import Recovered

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from common.telemetry.metrics import BoundedNames, Labels, Metric, MetricFamily, Values, gauge, page
 from scheduler.service.metrics import declared
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.terms import OwnerRow
 from scheduler.wire.cluster_status import GpuStatus, Status
 

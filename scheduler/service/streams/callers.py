@@ -17,7 +17,7 @@ from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, Sched
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.request_bounds import check_report, check_request
 from scheduler.wire.caller_stream import (
     BEAT_S,

@@ -85,7 +85,7 @@ async def a_scheduler(
     events: list[Event] = []
     fenced: list[int] = []
     clock = LoopClock(asyncio.get_running_loop())
-    driver = Driver(core, clock, LOG, lambda _, event: events.append(event))
+    driver = Driver(core, clock, LOG, lambda _, event, _actions: events.append(event))
     streams = NodeStreams(driver, lambda: term, secret, LOG, times=times, fenced=fenced.append)
 
     async def serve(request: StreamRequest, line: AcceptedLine) -> None:

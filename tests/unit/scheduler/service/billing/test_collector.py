@@ -14,7 +14,7 @@ from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, S
 from scheduler.model.values import LeaseId, SlotId
 from scheduler.service.bill import BillCollector, Billing
 from scheduler.service.metrics import declared
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.waiting import eventually
 

@@ -18,8 +18,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import CoreSettings, LeaseId, RequestId, SlotId
-from scheduler.service.history.history import History
-from scheduler.service.history.request_spans import send_sampled, spans_of
+from scheduler.service.history.history import History, send_sampled, spans_of
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT, SLOT = GpuId("g0"), ModelId("bert"), SlotId("g0")

@@ -8,7 +8,7 @@ import pytest
 from common.telemetry.traces import Span, TraceContext
 from gpufaas.log_format import JsonLines
 from scheduler.model.values import RequestId
-from scheduler.service.history.request_spans import spans_of
+from scheduler.service.history.history import spans_of
 from tests.kit.cores.builders import request
 from tests.kit.worlds.service_world import World, leading
 

@@ -25,8 +25,7 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import GpuSpec, LeaseId, RequestId, SlotId
 from scheduler.service.history.history import History
-from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.metrics.decision_counts import DecisionCounting
+from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from tests.kit.cores.builders import a_core, gpu, model, request
 
 G0, G1 = GpuId("g0"), GpuId("g1")

@@ -11,7 +11,7 @@ from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
 from scheduler.service.survey import gpus_of
 from scheduler.service.views.explanation import UseShown, explained
-from scheduler.service.views.glance import Glances
+from scheduler.service.views.page_feed import Glances
 from scheduler.wire.cluster_status import ConfigurationStatus
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
