@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import WHOLE
+from gpu_manager import metrics
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.counts import NodeMeters
@@ -339,8 +340,8 @@ class GpuNode(Observer):
         kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
 
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        self._usage.used(hosted, metrics)
+    def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:
+        self._usage.used(hosted, counted)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self._lease_of(hosted, lease)
@@ -361,7 +362,7 @@ class GpuNode(Observer):
         if resident is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         log.info("%s needs %d bytes on %s (lease %d)", resident.model, need_bytes, gpu.id, lease)
-        self.meters.memory_pressure(gpu.id)
+        self.meters.count(metrics.PRESSURE, gpu.id)
         relieved = await self._relieve(gpu, resident, need_bytes)
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
@@ -375,7 +376,7 @@ class GpuNode(Observer):
         if resident is None:
             return
         del gpu.residents[resident.model]
-        self.meters.died(gpu.id)
+        self.meters.count(metrics.WORKERS_DIED, gpu.id)
         self._loader.report_lost(gpu, resident, cause)
         for lease in self.leases.using(gpu.id, resident.model):
             if lease.ending is None:
@@ -385,7 +386,7 @@ class GpuNode(Observer):
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         for gpu in self.gpus.values():
             if self._loader.processes.lost(gpu, host, cause):
-                self.meters.died(gpu.id)
+                self.meters.count(metrics.WORKERS_DIED, gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""
