@@ -1,7 +1,7 @@
 """The last requests: the decisions about them, and their measured outcomes."""
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
@@ -33,6 +33,7 @@ from scheduler.model.events import (
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
 
 _MOST_DECISIONS = 32
+_MOST_GRANTED = 100
 # Calls under one lease whose runs are not reported yet.
 _MOST_CALLS = 1_000
 _UNTRACED = TraceContext("0" * 32, "")
@@ -138,6 +139,8 @@ class History:
         self._took_s = 0.0
         # The oldest one leaves at every call: a plain dict would look through what was deleted.
         self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+        # Those that were given leases last, once for each lease.
+        self.granted: deque[RequestRecord] = deque(maxlen=_MOST_GRANTED)
         self._held: dict[LeaseId, _Held] = {}
         self._by_slot: dict[SlotId, dict[LeaseId, _Held]] = {}
         self._missing: dict[LeaseId, frozenset[ModelId]] = {}
@@ -294,6 +297,7 @@ class History:
             record = self._records.get(request)
             if record is not None:
                 record.happened.append(happened)
+                self.granted.append(record)
                 self._note(record, Decided(now, action, self._took_s))
 
     def _taken(self, action: Taken, now: float) -> None:
@@ -306,6 +310,7 @@ class History:
         trace = trace_of(action.parent, "") if action.parent else None
         record = self._keep(RequestRecord(request, arrived_s, trace or _UNTRACED))
         record.happened.append(happened)
+        self.granted.append(record)
         self._note(record, Decided(action.began_s, dispatch, 0.0))
         held = self._held.get(dispatch.lease)
         if held is not None:

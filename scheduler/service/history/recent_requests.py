@@ -12,7 +12,6 @@ from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
 
-_ROWS = 100
 _LEASE_NUMBER = (1 << 32) - 1  # the bits above it hold the leader's term
 
 
@@ -27,33 +26,25 @@ class RecentRequests:
         self._since_1970_s = since_1970_s
         self._last: RequestRecord | None = None
         self._open: dict[RequestId, RequestRecord] = {}
-        self._decided: dict[RequestId, RequestRecord] = {}
-        self._leases: dict[RequestId, int] = {}
         self.times = Percentiles()
 
     def update(self, now_s: float) -> None:
         for record in reversed(self._new()):
             self._open[record.request.id] = record
-        granted: list[RequestRecord] = []
         for request, record in list(self._open.items()):
-            if len(record.happened) > self._leases.get(request, 0):
-                self._leases[request] = len(record.happened)
-                granted.append(record)
             if record.outcome is not None or self._history.get(request) is not record:
                 del self._open[request]
-                self._leases.pop(request, None)
                 self._ended(record, now_s)
-        granted.sort(key=lambda record: record.happened[-1].lease)
-        for record in granted:
-            self._decided.pop(record.request.id, None)  # the request returned for another lease
-            self._decided[record.request.id] = record
-        for request in list(self._decided)[:-_ROWS]:
-            del self._decided[request]
 
     def rows(self) -> dict[str, Row]:
         """The last decisions in their present state, the oldest first."""
-        rows = ((request, self._row(record)) for request, record in self._decided.items())
-        return {request: row for request, row in rows if row is not None}
+        rows: dict[str, Row] = {}
+        for record in self._history.granted:
+            row = self._row(record)
+            if row is not None:
+                rows.pop(record.request.id, None)  # the request returned for another lease
+                rows[record.request.id] = row
+        return rows
 
     def _new(self) -> list[RequestRecord]:
         new: list[RequestRecord] = []
