@@ -13,7 +13,7 @@ from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver import Driver
-from scheduler.service.streams.attached_manager import AttachedManager
+from scheduler.service.streams.attached_manager import AttachedManager, Leader
 from scheduler.wire.codec import VERSION, other_version
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
@@ -63,7 +63,7 @@ class NodeStreams:
         self._strangers = StrangerLog(log)
         self._times = times
         self._fenced = fenced
-        self._now_s = now_s
+        self._leader = Leader(driver, term, now_s, self._note_term, self.addresses)
         self._run = secrets.token_hex(16)
         self._nodes: dict[NodeId, AttachedManager] = {}
         self._addresses: dict[NodeId, tuple[str, ...]] = {}
@@ -145,16 +145,7 @@ class NodeStreams:
         if earlier is not None and earlier.run == hello.run and hello.resume is not None:
             unsent = earlier.unsent(hello.resume) if hello.resume.run == self._run else None
         if earlier is None or unsent is None:
-            node = AttachedManager(
-                name,
-                hello.run,
-                self._driver,
-                self._term,
-                self._now_s,
-                self._log,
-                self._note_term,
-                self.addresses,
-            )
+            node = AttachedManager(name, hello.run, self._leader)
             if earlier is not None:
                 node.replace(earlier)
             self._nodes[name] = node
