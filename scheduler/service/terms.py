@@ -50,7 +50,7 @@ class TermsBook:
         self._apply = apply
         self._streams: Counter[str] = Counter()
         self._is_full = False
-        self._of_operators: dict[str, OwnerTerms] = {}
+        self.of_operators: dict[str, OwnerTerms] = {}
         self._own: dict[str, dict[str, OwnerTerms]] = {}
         self._in_force: dict[str, OwnerTerms] = {}
         # Of owners that have terms: how many requests each quota has refused in this term.
@@ -61,9 +61,9 @@ class TermsBook:
     def set(self, owner: str, terms: OwnerTerms | None) -> None:
         """An operator sets the terms of an owner; None: no longer."""
         if terms is None:
-            self._of_operators.pop(owner, None)
+            self.of_operators.pop(owner, None)
         else:
-            self._of_operators[owner] = terms
+            self.of_operators[owner] = terms
         self._update(owner)
 
     @contextmanager
@@ -109,16 +109,12 @@ class TermsBook:
         if owner in self._in_force:
             self.refused.setdefault(owner, Counter())[quota] += 1
 
-    @property
-    def of_operators(self) -> Mapping[str, OwnerTerms]:
-        return self._of_operators
-
     def get(self, owner: str) -> TermsInForce | None:
         """The terms in force of an owner; None if it has none."""
         terms = self._in_force.get(owner)
         if terms is None:
             return None
-        return TermsInForce(terms, OPERATOR if owner in self._of_operators else FUNCTION)
+        return TermsInForce(terms, OPERATOR if owner in self.of_operators else FUNCTION)
 
     def __iter__(self) -> Iterator[str]:
         """Every owner that has terms, in the order of their names."""
@@ -148,7 +144,7 @@ class TermsBook:
 
     def _update(self, owner: str) -> None:
         """Tell the core if other terms are in force now."""
-        terms = self._of_operators.get(owner)
+        terms = self.of_operators.get(owner)
         if terms is None and owner in self._own:
             terms = next(reversed(self._own[owner].values()))
         if terms == self._in_force.get(owner):

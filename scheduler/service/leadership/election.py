@@ -76,7 +76,7 @@ class Leadership:
         process = name_of_this_process()
         self._me = LeaderInfo(name, advertise_url, floor, uuid4().hex, process)
         self._lease: StoreLease | None = None
-        self._fence: Fence | None = None
+        self.fence: Fence | None = None  # for the leader's writes; it changes when the term rises
         self._refreshing: asyncio.Task[None] | None = None
         self._doubted = asyncio.Event()
         self._seen_term = 0
@@ -101,16 +101,11 @@ class Leadership:
     @property
     def leading(self) -> bool:
         """Whether this scheduler was elected, and has met no later leader since."""
-        return self._fence is not None and not self.lost.is_set()
-
-    @property
-    def fence(self) -> Fence | None:
-        """The fence for the leader's writes; it changes when the term rises."""
-        return self._fence
+        return self.fence is not None and not self.lost.is_set()
 
     async def campaign(self) -> int:
         """Wait until this scheduler leads; returns its term."""
-        assert self._fence is None, "a candidacy is for one election"
+        assert self.fence is None, "a candidacy is for one election"
         while not await self._elected():
             await asyncio.sleep(_TRY_AGAIN_S)
         self._refreshing = asyncio.create_task(self._refresh())
@@ -180,7 +175,7 @@ class Leadership:
         me = msgspec.structs.replace(self._me, term=highest + leap + 1)
         await self._store.write({ELECTION: msgspec.json.encode(me)}, fence=fence)
         await self._store.write({LEADER: msgspec.json.encode(me)}, fence=fence, lease=lease)
-        self._me, self._lease, self._fence = me, lease, fence
+        self._me, self._lease, self.fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
         self._rises(me.term)
@@ -248,8 +243,8 @@ class Leadership:
             await self._regain()
         elif self._seen_term > self.term:
             assert self._lease is not None
-            assert self._fence is not None
-            await self._take_office(self._lease, self._fence)
+            assert self.fence is not None
+            await self._take_office(self._lease, self.fence)
         self._doubted.clear()
         self.confirmed = not self.lost.is_set()
 

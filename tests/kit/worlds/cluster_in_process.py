@@ -62,6 +62,11 @@ class Scheduler:
     fenced: list[int]
     server: AsyncExitStack
 
+    @property
+    def nodes(self) -> dict[NodeId, bool]:
+        """The nodes that are attached; False if the node's stream is broken at present."""
+        return {name: node.connected for name, node in self.streams.attached.items()}
+
     async def stop(self) -> None:
         """As a process that ends: its nodes are hung up on, and nothing is decided any more."""
         await self.streams.close()
