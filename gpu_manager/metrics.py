@@ -119,3 +119,8 @@ WORKERS_DIED = _counter("worker_deaths", "Workers that ended unasked", "gpu")
 METRICS: tuple[Metric, ...] = tuple(
     found for found in list(globals().values()) if isinstance(found, Metric)
 )
+_AT_SCRAPE = (WEIGHTS_EVICTED, TRANSFERRED, TRANSFER_WAIT)
+# What is counted from the start of the process on.
+COUNTERS = tuple(
+    metric for metric in METRICS if metric.kind is MetricKind.COUNTER and metric not in _AT_SCRAPE
+)

@@ -11,10 +11,9 @@ from common.addresses import Address
 from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.emulated.pool_build import PoolNotBuilt, pool_library
-from gpu_manager.runtimes.chosen import ChosenRuntime
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
-from gpu_manager.runtimes.stream import BREAKS_FILE, ProcessBreaks
+from gpu_manager.runtimes.stream import BREAKS_FILE, ChosenRuntime, ProcessBreaks
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status

@@ -22,7 +22,7 @@ class MetricKind(StrEnum):
     UNTYPED = "untyped"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric as it is documented; `name` is what is written, a counter's ends in `_total`.
 

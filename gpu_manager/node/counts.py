@@ -3,9 +3,16 @@
 import time
 from collections.abc import Iterable, Iterator
 
-from common.telemetry.metrics import BoundedNames, Histogram, Labels, MetricFamily, Values, gauge
+from common.telemetry.metrics import (
+    BoundedNames,
+    Histogram,
+    Labels,
+    Metric,
+    MetricFamily,
+    Values,
+    gauge,
+)
 from gpu_manager import metrics
-from gpu_manager.node.leases import EndReason
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.runtime import LoadPhases, MergedSums, hidden_s
 from gpu_manager.weights.store import StoreStatus
@@ -22,79 +29,53 @@ class NodeMeters:
         self._models = BoundedNames(most_names)
         self._swept_s = time.monotonic()
         self._started = gauge(metrics.STARTED, [((), time.time())])
-        self._leases_ended = Values(metrics.LEASES_ENDED)
-        self._health = Values(metrics.HEALTH)
-        self._pressure = Values(metrics.PRESSURE)
+        self._values = {metric: Values(metric) for metric in metrics.COUNTERS}
         self._load = Histogram(metrics.LOAD)
-        self._phases = Values(metrics.LOAD_PHASES)
-        self._hidden = Values(metrics.LOAD_HIDDEN)
-        self._load_failures = Values(metrics.LOAD_FAILURES)
-        self._runs = Values(metrics.RUNS)
-        self._run = Values(metrics.RUN)
-        self._model_runs = Values(metrics.MODEL_RUNS)
-        self._model_run = Values(metrics.MODEL_RUN)
-        self._merged_groups = Values(metrics.MERGED_GROUPS)
-        self._merged = Values(metrics.MERGED_CALLS)
-        self._compared = Values(metrics.COMPARED_CALLS)
-        self._singly = Values(metrics.SINGLE_CALLS)
-        self._died = Values(metrics.WORKERS_DIED)
         for gpu in gpus:  # Prometheus detects an increase only of a series that exists
-            for each in (
-                *(self._pressure, self._load_failures, self._died, self._runs, self._run),
-                *(self._merged_groups, self._merged, self._compared),
-            ):
-                each.put((gpu,), 0.0)
-            for fatal in (True, False):
-                self._health.put((gpu, str(fatal).lower()), 0.0)
+            for metric in metrics.COUNTERS:
+                if metric.labels == ("gpu",):
+                    self.count(metric, gpu, by=0.0)
+            for fatal in ("true", "false"):
+                self.count(metrics.HEALTH, gpu, fatal, by=0.0)
+
+    def count(self, metric: Metric, *labels: str, by: float = 1.0) -> None:
+        self._values[metric].add(labels, by)
 
     def ran(self, gpu: str, model: str, calls: int, run_s: float) -> None:
         """Count calls that have ended, which took `run_s` each."""
-        self._runs.add((gpu,), calls)
-        self._run.add((gpu,), calls * run_s)
-        name = (self._models.of(model),)
-        self._model_runs.add(name, calls)
-        self._model_run.add(name, calls * run_s)
+        self.count(metrics.RUNS, gpu, by=calls)
+        self.count(metrics.RUN, gpu, by=calls * run_s)
+        name = self._models.of(model)
+        self.count(metrics.MODEL_RUNS, name, by=calls)
+        self.count(metrics.MODEL_RUN, name, by=calls * run_s)
 
     def merged(self, gpu: str, added: MergedSums) -> None:
         """Count calls that waited together, and what became of them."""
-        self._merged_groups.add((gpu,), added.groups)
-        self._merged.add((gpu,), added.calls)
-        self._compared.add((gpu,), added.compared)
+        self.count(metrics.MERGED_GROUPS, gpu, by=added.groups)
+        self.count(metrics.MERGED_CALLS, gpu, by=added.calls)
+        self.count(metrics.COMPARED_CALLS, gpu, by=added.compared)
         for reason, calls in added.singly.items():
-            self._singly.add((gpu, reason), calls)
+            self.count(metrics.SINGLE_CALLS, gpu, reason, by=calls)
 
     def loaded(self, source: str, load_s: float, phases: LoadPhases) -> None:
         self._load.add((source,), load_s)
         for phase, phase_s in phases.took_s().items():
-            self._phases.add((phase,), phase_s)
-        self._hidden.add((), hidden_s(phases.spans))
-
-    def load_failed(self, gpu: str) -> None:
-        self._load_failures.add((gpu,))
-
-    def lease_ended(self, why: EndReason | None) -> None:
-        self._leases_ended.add(("unknown" if why is None else why.name.lower(),))
-
-    def memory_pressure(self, gpu: str) -> None:
-        self._pressure.add((gpu,))
-
-    def died(self, gpu: str) -> None:
-        self._died.add((gpu,))
-
-    def health_event(self, gpu: str, *, fatal: bool) -> None:
-        self._health.add((gpu, str(fatal).lower()))
+            self.count(metrics.LOAD_PHASES, phase, by=phase_s)
+        self.count(metrics.LOAD_HIDDEN, by=hidden_s(phases.spans))
 
     def families(self) -> Iterator[MetricFamily]:
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()
-        yield from (sums for sums in vars(self).values() if isinstance(sums, Values | Histogram))
+        yield self._started
+        yield from self._values.values()
+        yield self._load
 
     def sweep(self) -> None:
         """Remove the metrics of models that did not run since the last call."""
         self._swept_s = time.monotonic()
         for model in self._models.sweep():
-            self._model_runs.forget("model", model)
-            self._model_run.forget("model", model)
+            for metric in (metrics.MODEL_RUNS, metrics.MODEL_RUN):
+                self._values[metric].forget("model", model)
 
 
 def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:

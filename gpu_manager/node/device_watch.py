@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from cache_manager.model.ids import MIB, GpuId, ModelId
+from gpu_manager import metrics
 from gpu_manager.devices.gpu_turns import kill_turn_holder, turn_holder
 from gpu_manager.node.ledger import ProcessUse
 from gpu_manager.node.node import GpuNode
@@ -43,7 +44,7 @@ class DeviceWatch:
         for gpu in list(self._node.gpus.values()):
             for event in gpu.device.health():
                 log.warning("%s: %s", gpu.id, event.what)
-                self._node.meters.health_event(gpu.id, fatal=event.fatal)
+                self._node.meters.count(metrics.HEALTH, gpu.id, str(event.fatal).lower())
                 if event.fatal and not gpu.lost:
                     self._node.lose(gpu, event.what)
             changed |= _reconcile(gpu)

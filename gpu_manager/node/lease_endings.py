@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.tasks import BackgroundTasks
+from gpu_manager import metrics
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey
 from gpu_manager.node.residents import HostGpu
@@ -141,7 +142,8 @@ class LeaseEndings:
         if self._leases.get(lease.id) is not lease:
             return  # the lease was ended twice, the second time with a shorter grace
         self._leases.forget(lease.id)
-        self._meters.lease_ended(lease.ending)
+        why = "unknown" if lease.ending is None else lease.ending.name.lower()
+        self._meters.count(metrics.LEASES_ENDED, why)
         log.debug("lease %d on %s has ended: %s", lease.id, lease.slot, lease.ending)
         for claim in lease.claims.values():
             if claim.holder is not None and not claim.given:  # else its caller is told by others

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from scheduler.api import Configuration, GpuId, LeaseId, ModelId, RequestId, SlotId
+from gpu_manager.worker.orders import LeaseTerms
+from scheduler.api import Configuration, GpuId, GpuSpec, LeaseId, ModelId, RequestId, SlotId
 
 SessionKey = NewType("SessionKey", str)
 
@@ -231,6 +232,18 @@ class LeaseInForce:
         if self.granted_s is None or not self.stands:
             return 0.0
         return self.granted_s + self.stands_s + _LAST_CALL_S
+
+
+def terms_of(lease: LeaseInForce, spec: GpuSpec) -> LeaseTerms:
+    batch, vcpus = 0, 0
+    if lease.configuration is not None:
+        batch, vcpus = lease.configuration.batch, lease.configuration.vcpus
+    numbers = {slot.id: number for number, slot in enumerate(spec.slot_specs())}
+    if len(numbers) == 1:
+        return LeaseTerms((), 1, batch, vcpus)
+    slots = (lease.slot, *lease.more_slots)
+    positions = sorted(numbers[slot] for slot in slots if slot in numbers)
+    return LeaseTerms(tuple(positions), len(numbers), batch, vcpus)
 
 
 # How long a lease of a function waits for its session while others wait. Pure.

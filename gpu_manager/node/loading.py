@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
+from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.lease_endings import WaitingLeases
@@ -213,7 +214,7 @@ class Loader:
             del gpu.residents[resident.model]
         resident.mark_lost(error)
         self._forget(gpu, resident)
-        self._meters.load_failed(gpu.id)
+        self._meters.count(metrics.LOAD_FAILURES, gpu.id)
         self._reports.report(LoadFailed(gpu.id, resident.model, str(error), after, lease))
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:

@@ -6,19 +6,19 @@ always reflect the orders given so far; tasks do the actual work.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import WHOLE
+from gpu_manager import metrics
 from gpu_manager.errors import NoWorker
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.claims import Claiming
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.lease_endings import LeaseEndings, WaitingLeases
-from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey
+from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey, terms_of
 from gpu_manager.node.loading import Loader
-from gpu_manager.node.residents import HostGpu
+from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down import WeightSteps
@@ -44,6 +44,7 @@ from scheduler.api import (
     GpuSnapshot,
     LeaseComputed,
     LeaseId,
+    LeaseReleased,
     LiveLease,
     MemoryPressure,
     NodeReports,
@@ -93,13 +94,8 @@ class GpuNode(Observer):
         self._usage = UsageReports(reports, self.gpus, self.leases)
         self._loader = Loader(settings, store, catalogue, reports, self.resync, self.meters, data)
         self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
-        self._relief = MemoryRelief(reports, _PRESSURE_S, self.resync)
         self._endings = LeaseEndings(
             self.leases, self.gpus, self.meters, reports, self._runs, lease_ended
-        )
-        self._claiming = Claiming(self.leases, self.gpus, self._endings, reports, self.loaded_now)
-        self._losses = Losses(
-            self.gpus, self.leases, self._loader, self._endings, self.meters, reports, self.resync
         )
 
     def start(self, runtime: Runtime) -> None:
@@ -159,7 +155,7 @@ class GpuNode(Observer):
         self._loader.hurry(self.gpus[order.gpu], order.models)
         self._note_loaded()
         if fresh and order.function:
-            self._claiming.admit_ahead(order.lease)
+            self._admit_ahead(lease)
         if fresh and order.own:
             self._endings.follow(lease)
         self.granted.notify()
@@ -245,30 +241,73 @@ class GpuNode(Observer):
         `given` to the session's caller is for a single request, or for one after the other: if it
         stands, the session that presents it last has it.
         """
-        return self._claiming.claim(lease, holder, models, request, given=given)
+        held = self.leases.get(lease)
+        part = None if held is None else held.claim_of(request)
+        if held is None or part is None or held.ending is not None:
+            return False
+        if part.holder not in (None, holder) and not held.stands:
+            return False
+        if not (held.admitted and held.is_shared):
+            self._admit(held, models, held.function if held.is_shared else holder)
+        self.leases.claim(held, holder, self._loop.time(), request, given=given)
+        self._endings.check()
+        return True
 
     def release(self, lease: LeaseInForce, reason: EndReason) -> None:
         self._endings.end(lease, reason)
 
     def give_back(
         self,
-        lease: LeaseInForce,
+        held: LeaseInForce,
         requests: Iterable[RequestId],
         reason: EndReason,
         *,
         may_return: bool = False,
     ) -> None:
-        self._claiming.give_back(lease, requests, reason, may_return=may_return)
+        """End a lease, or of a divided one these requests' parts: it ends with the last one."""
+        if not held.is_divided:
+            if may_return:
+                self._reports.report(LeaseReleased(held.id, may_return=True))
+            self._endings.end(held, reason)
+            return
+        for request in requests:
+            if request not in held.claims:
+                continue
+            if not held.drop(request):
+                self._endings.end(held, reason)
+            self._reports.report(LeaseReleased(held.id, may_return, request))
+        self._endings.check()
+
+    def _admit_ahead(self, held: LeaseInForce) -> None:
+        """Let the calls of a lease's function in before a session asks, if its models are loaded.
+
+        A session that has a channel to the model then calls without asking first. Those that share
+        a lease ask, and thereby say which request is theirs.
+        """
+        models = {} if held.is_divided else self.loaded_now(held, held.models)
+        if models:
+            self._admit(held, models.values(), held.function)
+
+    def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
+        lease.admitted = True
+        terms, divided = terms_of(lease, self.gpus[lease.gpu].spec), lease.is_divided
+        for hosted in models:
+            hosted.admit(lease.id, owner, several=lease.is_shared, divided=divided, terms=terms)
 
     # -- reports of hosted models ---------------------------------------------------------------
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
-        self._claiming.called_first(hosted, lease, session)
+        """Record the session whose call was the first under a lease that was admitted ahead."""
+        held = self._lease_of(hosted, lease)
+        if held is None or held.ending is not None or held.is_divided or held.holders:
+            return
+        if held.function and session.startswith(f"{held.function}/"):
+            self.leases.claim(held, SessionKey(session), self._loop.time(), given=True)
+            self._endings.check()
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        held = self.leases.get(LeaseId(lease))
-        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if held is not None and (held.gpu, model in held.models) == (gpu, True):
+        held = self._lease_of(hosted, lease)
+        if held is not None:
             self.leases.record_use(held, self._loop.time(), run_s, session)
 
     def ran(
@@ -288,8 +327,8 @@ class GpuNode(Observer):
             return
         now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        held = self.leases.get(LeaseId(lease))
-        if held is not None and (held.gpu, resident.model in held.models) == (gpu.id, True):
+        held = self._lease_of(hosted, lease)
+        if held is not None:
             if not held.is_divided:  # else its sessions' calls are reported, too
                 self.leases.record_use(held, now_s, run_s)
             if self.leases.contended:
@@ -301,13 +340,13 @@ class GpuNode(Observer):
         kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
         self._runs.ran(kind, run_s, needed_bytes)
 
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        self._usage.used(hosted, metrics)
+    def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:
+        self._usage.used(hosted, counted)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        held = self.leases.get(LeaseId(lease))
-        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        if held is not None and held.own and (held.gpu, model in held.models) == (gpu, True):
+        held = self._lease_of(hosted, lease)
+        if held is not None and held.own:
+            model = ModelId(hosted.order.model)
             counted_s = held.computing.counted_s(model, computed_s, self._loop.time())
             if counted_s > 0:
                 self._reports.report(LeaseComputed(held.id, counted_s))
@@ -323,21 +362,70 @@ class GpuNode(Observer):
         if resident is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         log.info("%s needs %d bytes on %s (lease %d)", resident.model, need_bytes, gpu.id, lease)
-        self.meters.memory_pressure(gpu.id)
-        relieved = await self._relief.relieve(gpu, hosted, need_bytes)
+        self.meters.count(metrics.PRESSURE, gpu.id)
+        relieved = await self._relieve(gpu, resident, need_bytes)
         if gpu.resident_of(hosted) is None:
             return PressureAnswer(hosted.order.limit_bytes, retry=False)
         gpu.update_limits()
         return PressureAnswer(gpu.limit_bytes(resident), relieved, gpu.together_bytes(resident))
 
     def died(self, hosted: HostedModel, cause: str) -> None:
-        self._losses.model_died(hosted, cause)
+        """End every lease that may call a model that has ended unexpectedly."""
+        gpu = self.gpus[GpuId(hosted.order.gpu)]
+        resident = gpu.resident_of(hosted)
+        if resident is None:
+            return
+        del gpu.residents[resident.model]
+        self.meters.count(metrics.WORKERS_DIED, gpu.id)
+        self._loader.report_lost(gpu, resident, cause)
+        for lease in self.leases.using(gpu.id, resident.model):
+            if lease.ending is None:
+                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
+            self._endings.end(lease, EndReason.WORKER_LOST)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
-        self._losses.context_lost(host, cause)
+        for gpu in self.gpus.values():
+            if self._loader.processes.lost(gpu, host, cause):
+                self.meters.count(metrics.WORKERS_DIED, gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
-        self._losses.gpu_lost(gpu, cause)
+        """Mark a GPU as unusable, and end its leases and residents."""
+        gpu.lost = True
+        for lease in self.leases:
+            if lease.gpu == gpu.id:
+                self._endings.end(lease, EndReason.GPU_LOST)
+        for resident in gpu.by_use():
+            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
+            self._loader.unload(gpu, resident.model)
+        for model in list(gpu.contexts):
+            self._loader.processes.end(gpu, model)
+        self.resync()
+
+    def _lease_of(self, hosted: HostedModel, number: int) -> LeaseInForce | None:
+        """The lease of this number, if it is in force and has this model on this GPU."""
+        held = self.leases.get(LeaseId(number))
+        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
+        return held if held is not None and held.gpu == gpu and model in held.models else None
+
+    async def _relieve(self, gpu: HostGpu, resident: ModelOnGpu, need_bytes: int) -> bool:
+        """Report a shortage to the scheduler, which picks victims, and wait for their memory.
+
+        Return False if that is impossible or takes too long.
+        """
+        model, hosted, ledger = resident.model, resident.hosted, gpu.ledger
+        need_bytes -= gpu.for_calls_bytes(resident)
+        if hosted is None or not ledger.ever_fits(need_bytes):
+            return False
+        short_bytes = ledger.grow(model, need_bytes)
+        if not short_bytes:
+            return True
+        self._reports.report(MemoryPressure(gpu.id, short_bytes))
+        deadline_s = self._loop.time() + _PRESSURE_S
+        while gpu.resident_of(hosted) is not None and ledger.grow(model, need_bytes):
+            if not await gpu.change.wait(deadline_s - self._loop.time()):
+                break
+        self.resync()
+        return gpu.resident_of(hosted) is not None and not ledger.grow(model, need_bytes)
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -348,13 +436,23 @@ class GpuNode(Observer):
             self._loop.call_soon(self._resync)
 
     def snapshot(self) -> NodeSnapshot:
-        gpus = self.gpus.values()
-        now_s = self._loop.time()
-        return node_snapshot(now_s, self.name, gpus, self.leases, self._store, self._catalogue)
+        now_s, gpus = self._loop.time(), self.gpus.values()
+        states = tuple(_gpu_snapshot(now_s, gpu, self.leases) for gpu in gpus if not gpu.lost)
+        tiers = [(model.id, self._store.tier(model.digest)) for model in self._catalogue]
+        there = tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT)
+        return NodeSnapshot(self.name, states, there)
 
     def whole_state(self) -> list[NodeSnapshot | MemoryPressure]:
-        """Return a snapshot, which clears the scheduler's shortages, and the lasting shortages."""
-        return [self.snapshot(), *lasting_shortages(self.gpus.values())]
+        """Return a snapshot, which clears the scheduler's shortages, and those by other programs.
+
+        The snapshot does not contain these.
+        """
+        lasting = [
+            MemoryPressure(gpu.id, 0, withheld_bytes=gpu.foreign_bytes)
+            for gpu in self.gpus.values()
+            if gpu.foreign_bytes and not gpu.lost
+        ]
+        return [self.snapshot(), *lasting]
 
     def stuck_reason(self) -> str:
         """Return how many loads make no progress, without names of tenants; empty if all do."""
@@ -380,116 +478,6 @@ class GpuNode(Observer):
         self._resync_due = False
         for event in self.whole_state():
             self._reports.report(event)
-
-
-class Losses:
-    """Ends the leases of what was lost, and reports it."""
-
-    def __init__(
-        self,
-        gpus: Mapping[GpuId, HostGpu],
-        leases: LeasesInForce,
-        loader: Loader,
-        endings: LeaseEndings,
-        meters: NodeMeters,
-        reports: NodeReports,
-        resync: Callable[[], None],
-    ) -> None:
-        """`resync` reports the whole state."""
-        self._gpus = gpus
-        self._leases = leases
-        self._loader = loader
-        self._endings = endings
-        self._meters = meters
-        self._reports = reports
-        self._resync = resync
-
-    def model_died(self, hosted: HostedModel, cause: str) -> None:
-        """End every lease that may call a model that has ended unexpectedly."""
-        gpu = self._gpus[GpuId(hosted.order.gpu)]
-        resident = gpu.resident_of(hosted)
-        if resident is None:
-            return
-        del gpu.residents[resident.model]
-        self._meters.died(gpu.id)
-        self._loader.report_lost(gpu, resident, cause)
-        for lease in self._leases.using(gpu.id, resident.model):
-            if lease.ending is None:
-                self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
-            self._endings.end(lease, EndReason.WORKER_LOST)
-
-    def context_lost(self, host: EmptyHost, cause: str) -> None:
-        for gpu in self._gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
-                self._meters.died(gpu.id)
-
-    def gpu_lost(self, gpu: HostGpu, cause: str) -> None:
-        """Mark a GPU as unusable, and end its leases and residents."""
-        gpu.lost = True
-        for lease in self._leases:
-            if lease.gpu == gpu.id:
-                self._endings.end(lease, EndReason.GPU_LOST)
-        for resident in gpu.by_use():
-            log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
-            self._loader.unload(gpu, resident.model)
-        for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
-        self._resync()
-
-
-class MemoryRelief:
-    """Reports a shortage to the scheduler, which picks victims, and waits for their memory."""
-
-    def __init__(self, reports: NodeReports, wait_s: float, resync: Callable[[], None]) -> None:
-        """`resync` is called after a reported shortage has ended."""
-        self._reports = reports
-        self._wait_s = wait_s
-        self._resync = resync
-
-    async def relieve(self, gpu: HostGpu, hosted: HostedModel, need_bytes: int) -> bool:
-        """Grant the model this many bytes; return False if impossible or if it takes too long."""
-        resident = gpu.resident_of(hosted)
-        if resident is None:
-            return False
-        need_bytes -= gpu.for_calls_bytes(resident)
-        if not gpu.ledger.ever_fits(need_bytes):
-            return False
-        model = ModelId(hosted.order.model)
-        short_bytes = gpu.ledger.grow(model, need_bytes)
-        if not short_bytes:
-            return True
-        self._reports.report(MemoryPressure(gpu.id, short_bytes))
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._wait_s
-        while gpu.resident_of(hosted) is not None:
-            if not gpu.ledger.grow(model, need_bytes):
-                break
-            if not await gpu.change.wait(deadline_s - loop.time()):
-                break
-        self._resync()
-        return gpu.resident_of(hosted) is not None and not gpu.ledger.grow(model, need_bytes)
-
-
-def node_snapshot(
-    now_s: float,
-    node: NodeId,
-    gpus: Iterable[HostGpu],
-    leases: LeasesInForce,
-    store: WeightStore,
-    catalogue: Catalogue,
-) -> NodeSnapshot:
-    states = tuple(_gpu_snapshot(now_s, gpu, leases) for gpu in gpus if not gpu.lost)
-    tiers = tuple((model.id, store.tier(model.digest)) for model in catalogue)
-    return NodeSnapshot(node, states, tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT))
-
-
-def lasting_shortages(gpus: Iterable[HostGpu]) -> list[MemoryPressure]:
-    """Return the shortages caused by other programs, which a snapshot does not contain."""
-    return [
-        MemoryPressure(gpu.id, 0, withheld_bytes=gpu.foreign_bytes)
-        for gpu in gpus
-        if gpu.foreign_bytes and not gpu.lost
-    ]
 
 
 def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:

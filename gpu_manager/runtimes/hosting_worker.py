@@ -63,15 +63,15 @@ class WorkerHostedModel:
         """`begin_s` is when the worker was asked for."""
         loop = asyncio.get_running_loop()
         self.number = number
-        self._order = order
+        self.order = order
         self._host = host
-        self._worker = host.worker
-        self._process = HostProcess(host.worker.pid)
+        self.worker = host.worker  # it may run other models of the tenant, too
+        self.host = HostProcess(host.worker.pid)
         self._observer = observer
-        self._memory_bytes = 0
-        self._load_s = 0.0
+        self.memory_bytes = 0
+        self.load_s = 0.0
         self._begin_s = begin_s
-        self._load_spans = [LoadSpan("worker", begin_s, loop.time())]
+        self.load_spans = [LoadSpan("worker", begin_s, loop.time())]
         self._loaded: asyncio.Future[orders.ImageLoaded] = loop.create_future()
         self._admitted: set[int] = set()
         self._ending: dict[int, asyncio.Future[None]] = {}
@@ -79,45 +79,16 @@ class WorkerHostedModel:
         self.leaves = False
         self.keeps_worker = False
         self._left: EmptyHost | None = None
-        self._closed: asyncio.Future[str] = loop.create_future()
-
-    @property
-    def order(self) -> LoadOrder:
-        return self._order
+        # Done when the model has left the worker, or the worker has ended.
+        self.closed: asyncio.Future[str] = loop.create_future()
 
     @property
     def id(self) -> HostedId:
-        return HostedId(f"{self._worker.name}.{self.number}")
-
-    @property
-    def host(self) -> HostProcess:
-        return self._process
-
-    @property
-    def worker(self) -> ForkedWorker:
-        """The worker, which may run other models of the tenant, too."""
-        return self._worker
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._memory_bytes
+        return HostedId(f"{self.worker.name}.{self.number}")
 
     @property
     def overhead_bytes(self) -> int:
         return self._host.overhead_bytes
-
-    @property
-    def load_s(self) -> float:
-        return self._load_s
-
-    @property
-    def load_spans(self) -> Sequence[LoadSpan]:
-        return self._load_spans
-
-    @property
-    def closed(self) -> asyncio.Future[str]:
-        """Done when the model has left the worker, or the worker has ended."""
-        return self._closed
 
     @property
     def runs_calls(self) -> bool:
@@ -131,9 +102,9 @@ class WorkerHostedModel:
         The weights are on their way while the worker makes its context, and is assigned; `assign`
         makes it the tenant's, unless it is that already.
         """
-        urgency = self._order.urgency
+        urgency = self.order.urgency
         told_ahead = urgency.is_ahead
-        await send_image(self._worker, self.number, self._order, shared=self._host.shared)
+        await send_image(self.worker, self.number, self.order, shared=self._host.shared)
         urgency.listen(self._hurry)
         try:
             if told_ahead:
@@ -142,8 +113,8 @@ class WorkerHostedModel:
             answer = await asyncio.shield(self._loaded)
         finally:
             urgency.ignore(self._hurry)
-        self._memory_bytes, self._load_s = answer.memory_bytes, answer.load_s
-        self._load_spans = [*self._load_spans, *spans_of(answer, self._begin_s)]
+        self.memory_bytes, self.load_s = answer.memory_bytes, answer.load_s
+        self.load_spans = [*self.load_spans, *spans_of(answer, self._begin_s)]
 
     def fail(self, error: WireError | LoadFailure) -> None:
         if not self._loaded.done():
@@ -152,13 +123,13 @@ class WorkerHostedModel:
 
     def abandon(self) -> None:
         """Leave the worker without a report: the load has failed, or nobody wants it."""
-        if self._closed.done() or self.leaves:
+        if self.closed.done() or self.leaves:
             return
         self.leaves = True
         if self._host.others(self):
             self._drop()
         else:
-            self._worker.kill("the load failed")
+            self.worker.kill("the load failed")
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -175,14 +146,14 @@ class WorkerHostedModel:
         self._send(orders.admitting(self.number, lease, owner, (several, divided), terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
-        if self.leaves or self._closed.done():
-            await asyncio.shield(self._closed)  # no call goes on when the model has left
+        if self.leaves or self.closed.done():
+            await asyncio.shield(self.closed)  # no call goes on when the model has left
             return
         try:
             await wait_within(self._end_calls(lease), grace_s)
         except TimeoutError:
-            self._worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
-            await asyncio.shield(self._closed)
+            self.worker.kill(f"a call of lease {lease} outlived its grace of {grace_s} s")
+            await asyncio.shield(self.closed)
 
     def ask_computed(self, lease: int) -> None:
         self._send(orders.AskComputed(self.number, lease))
@@ -218,8 +189,8 @@ class WorkerHostedModel:
 
     def given_back(self, handle: str) -> None:
         """Another process uses data of the worker once less; also while the model leaves."""
-        if not self._closed.done():
-            self._worker.send_now(orders.DataGivenBack(self.number, handle))
+        if not self.closed.done():
+            self.worker.send_now(orders.DataGivenBack(self.number, handle))
 
     def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
         if found is None:
@@ -241,7 +212,7 @@ class WorkerHostedModel:
             await self._leave(self._drop, _DROPPING_S)
         else:
             await self._leave(self._host.stop, _LEAVING_S)
-        return self._memory_bytes
+        return self.memory_bytes
 
     async def empty(self) -> EmptyHost | None:
         """Have the worker let the model go and keep its context; None if no empty one is left.
@@ -263,25 +234,25 @@ class WorkerHostedModel:
         self._ending.clear()
         self._pressures.cancel()
         self._host.forget(self)
-        self._closed.set_result(cause)
+        self.closed.set_result(cause)
         if not self.leaves:
-            log.warning("worker %s of %s: %s", self._worker.name, self._order.model, cause)
+            log.warning("worker %s of %s: %s", self.worker.name, self.order.model, cause)
             self._observer.died(self, cause)
 
     def _drop(self) -> None:
-        self._worker.send_now(orders.DropModel(self.number))
+        self.worker.send_now(orders.DropModel(self.number))
 
     async def _leave(self, order: Callable[[], None], within_s: float) -> None:
         """Have the model leave the worker, and wait until it has; kill one that is slow."""
-        if self._closed.done():
+        if self.closed.done():
             return
         self.leaves = True
         order()
         try:
-            await wait_within(self._closed, within_s)
+            await wait_within(self.closed, within_s)
         except TimeoutError:
-            self._worker.kill(f"{self._order.model} did not leave it in time")
-        await asyncio.shield(self._closed)
+            self.worker.kill(f"{self.order.model} did not leave it in time")
+        await asyncio.shield(self.closed)
 
     # -- reports of the worker ------------------------------------------------------------------
 
@@ -292,12 +263,12 @@ class WorkerHostedModel:
                 self._loaded.set_result(order)
         elif isinstance(order, orders.ImageLoadFailed):
             out_of_memory = order.out_of_memory
-            self.fail(LoadFailure(self._worker.name, order.detail, out_of_memory=out_of_memory))
+            self.fail(LoadFailure(self.worker.name, order.detail, out_of_memory=out_of_memory))
         elif isinstance(order, orders.CallsRan):
             if order.session:
                 self._observer.called(self, order.lease, order.session, order.run_s)
-            self._memory_bytes = max(self._memory_bytes, order.peak_bytes)
-            peak_bytes, held_bytes = self._memory_bytes, order.held_bytes
+            self.memory_bytes = max(self.memory_bytes, order.peak_bytes)
+            peak_bytes, held_bytes = self.memory_bytes, order.held_bytes
             ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
             self._observer.ran(self, *ran, together=max(1, order.together))
             self._observer.used(self, order.metrics)
@@ -345,15 +316,15 @@ class WorkerHostedModel:
             self._send(orders.HurryLoad(self.number))
 
     def _send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
-        if not (self.leaves or self._closed.done()):
-            self._worker.send_now(order, descriptors)
+        if not (self.leaves or self.closed.done()):
+            self.worker.send_now(order, descriptors)
 
     def _end_calls(self, lease: int) -> "asyncio.Future[None]":
         """Order the end of a lease's calls, once; done when none is in flight."""
         ending = self._ending.get(lease)
         if ending is None:
             ending = self._ending[lease] = asyncio.get_running_loop().create_future()
-            self._worker.send_now(orders.EndCalls(self.number, lease))
+            self.worker.send_now(orders.EndCalls(self.number, lease))
         return ending
 
     async def _relieve(self, order: orders.Pressure) -> None:

@@ -60,12 +60,8 @@ class EmptyProcess:
         self._observer = observer
         self._exit_expected = False
         self._watching: asyncio.Task[None] | None = None
-        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         worker.exited.add_done_callback(self._exit)
-
-    @property
-    def closed(self) -> asyncio.Future[str]:
-        return self._closed
 
     def watch(self, times: LivenessTimes) -> None:
         """Kill the process as soon as it is stopped, from now on until another model takes it."""
@@ -73,18 +69,18 @@ class EmptyProcess:
 
     def take(self, model: str) -> ForkedWorker | None:
         """The worker, for this model of its tenant from now on; None if it has ended."""
-        if self._closed.done() or self._worker.exited.done():
+        if self.closed.done() or self._worker.exited.done():
             return None
         self._worker.exited.remove_done_callback(self._exit)
         self._close(f"{model} has taken it")
         return self._worker
 
     async def end(self) -> None:
-        if self._closed.done():
+        if self.closed.done():
             return
         self._exit_expected = True
         self._worker.kill("its context is not needed any more")
-        await asyncio.shield(self._closed)
+        await asyncio.shield(self.closed)
 
     async def _watch(self, times: LivenessTimes) -> None:
         why = await until_frozen(self._worker.pid, None, times)
@@ -102,7 +98,7 @@ class EmptyProcess:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None  # a cancelled task refers to all that it worked with
-        self._closed.set_result(result)
+        self.closed.set_result(result)
 
 
 class ProcessRuntime:

@@ -1,4 +1,4 @@
-"""The runtime of streams: a process for each tenant on a GPU hosts all models of that tenant."""
+"""Which models share a process: a tenant's on one GPU, where their functions wish it."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.gpu_wishes import PROCESS, STREAM
 from gpu_manager.runtimes.hosting_worker import HostingWorker
 from gpu_manager.runtimes.process import ProcessRuntime
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
@@ -104,34 +105,41 @@ def _checked(content: Any) -> dict[str, tuple[int, float]]:
     return counts
 
 
-class StreamRuntime:
-    """Hosts the models of a tenant in one process on each GPU; never those of two tenants."""
+class ChosenRuntime:
+    """Hosts models alone (`process`), or a tenant's in one process on each GPU (`stream`).
 
-    def __init__(self, workers: ProcessRuntime, breaks: ProcessBreaks | None = None) -> None:
-        """`workers` has the processes, and hosts the models that break those of others."""
-        self._workers = workers
+    Models of two tenants never share a process.
+    """
+
+    def __init__(
+        self, alone: ProcessRuntime, usual: str = PROCESS, breaks: ProcessBreaks | None = None
+    ) -> None:
+        """`alone` has all processes; `usual` is the runtime of models without a wish.
+
+        `breaks` counts the processes that a model broke for others.
+        """
+        self._workers = alone
+        self._usual = usual
+        self._breaks = breaks or ProcessBreaks()
         self._hosts: dict[tuple[str, str], HostingWorker] = {}
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
-        self._breaks = breaks or ProcessBreaks()
 
     def prepare(self) -> None:
         self._workers.prepare()
 
-    def hosts_alone(self, model: str) -> bool:
-        return self._breaks[model] >= _MOST_BREAKS
-
-    def process_of(self, tenant: str, gpu: str) -> HostingWorker | None:
-        """The tenant's process on this GPU, if further models may come there."""
-        host = self._hosts.get((tenant, gpu))
-        return host if host is not None and host.is_open else None
+    def hosting(self, wish: str, model: str) -> str:
+        wanted = wish or self._usual
+        if wanted == STREAM and self._workers.can_share and not self._hosts_alone(model):
+            return STREAM
+        return PROCESS
 
     async def load(self, order: LoadOrder) -> HostedModel:
-        """Load a model in its tenant's process on the GPU, which the first model makes."""
-        if self.hosts_alone(order.model):
+        """Load a model alone, or in its tenant's process on the GPU, which the first one makes."""
+        if order.runtime != STREAM or self._hosts_alone(order.model):
             return await self._workers.load(order)
         place = order.tenant, order.gpu
         async with self._opening.setdefault(place, asyncio.Lock()):
-            host = self.process_of(*place)
+            host = self._process_of(place)
             if host is None:
                 return await self._open(order)
         if order.emptied is not None:
@@ -141,11 +149,19 @@ class StreamRuntime:
         except WireError as error:
             log.warning("the process of %s was lost while it loaded %s: %s", *place, error)
         async with self._opening[place]:
-            host = self.process_of(*place)
+            host = self._process_of(place)
             return await (self._open(order) if host is None else self._workers.load_in(host, order))
 
     async def close(self) -> None:
-        """Nothing: the workers are ended with those of the other runtime."""
+        await self._workers.close()
+
+    def _hosts_alone(self, model: str) -> bool:
+        return self._breaks[model] >= _MOST_BREAKS
+
+    def _process_of(self, place: tuple[str, str]) -> HostingWorker | None:
+        """The tenant's process on this GPU, if further models may come there."""
+        host = self._hosts.get(place)
+        return host if host is not None and host.is_open else None
 
     async def _open(self, order: LoadOrder) -> HostedModel:
         model = await self._workers.load(order, shared=True)
@@ -162,5 +178,5 @@ class StreamRuntime:
         for model in host.broken_by:
             name = model.order.model
             self._breaks.add(name)
-            if self.hosts_alone(name):
+            if self._hosts_alone(name):
                 log.warning("%s broke its process again: it gets one of its own", name)

@@ -144,9 +144,9 @@ def _node_values(node: StackNode | argparse.Namespace) -> dict[str, Any]:
 
 
 def number_of(name: str, text: str) -> int | None:
-    """The number of a field; None where nobody says."""
+    """The number of a field; None where nobody says, and nobody has to."""
     what, numbers = _NUMBERS[name]
-    if not text:
+    if not text and not numbers.start:
         return None
     with suppress(ValueError):
         if (number := numerals.whole(text)) in numbers:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from logging import Logger
+from operator import attrgetter
 
 from cache_manager.model.ids import GpuId, ModelId, tenant_of
 from common.tasks import BackgroundTasks
@@ -21,7 +22,8 @@ from scheduler.core.billing.charges import (
 from scheduler.core.billing.use_buckets import Collected, UseBuckets, UseKey
 from scheduler.core.billing.use_meter import UseMeter
 from scheduler.model.errors import DatastoreError
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics import declared
+from scheduler.service.metrics.counting import SchedulerCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +81,14 @@ class BillShown:
 
 def namespace_of(key: UseKey) -> str:
     """The namespace that pays: the function's, or the model's where no function is known."""
-    return tenant_of(_model_of(key)) if not key.function else key.function.partition("/")[0]
-
-
-def _model_of(key: UseKey) -> ModelId:
-    return key.model
-
-
-def _function_of(key: UseKey) -> str:
-    return key.function
+    return tenant_of(key.model) if not key.function else key.function.partition("/")[0]
 
 
 # What `by` may be.
 GROUPS: Mapping[str, Callable[[UseKey], str]] = {
-    "function": _function_of,
+    "function": attrgetter("function"),
     "namespace": namespace_of,
-    "model": _model_of,
+    "model": attrgetter("model"),
 }
 
 
@@ -223,8 +217,10 @@ class BillCollector:
         rows, spans = self._meter.collect(self._now_s(), gpus)
         self.buckets.add(rows, spans, time.time())
         self._count(rows)
-        self._meters.idle_gpu.add((), sum(span.idle_slot_us for span in spans) / 1e6)
-        self._meters.unused_memory.add((), sum(span.unused_byte_us for span in spans) / 1e6)
+        idle_us = sum(span.idle_slot_us for span in spans)
+        unused_byte_us = sum(span.unused_byte_us for span in spans)
+        self._meters.values[declared.IDLE_GPU].add((), idle_us / 1e6)
+        self._meters.values[declared.UNUSED_MEMORY].add((), unused_byte_us / 1e6)
 
     def users(self, model: ModelId) -> list[str]:
         """The functions that use a model; the first ones, where there are many."""
@@ -277,17 +273,18 @@ class BillCollector:
         return size_bytes
 
     def _count(self, rows: list[Collected]) -> None:
+        counts = self._meters.values
         for row in rows:
             function = (self._meters.functions.of(row.function or "nobody"),)
             for stage, charge in STAGES.items():
                 amount = row.amounts[charge]
                 if amount:
-                    self._meters.billed_bytes.add((*function, stage), amount / 1e6)
+                    counts[declared.BILLED_BYTES].add((*function, stage), amount / 1e6)
             if row.amounts[GPU_TIME]:
-                self._meters.billed_gpu.add(function, row.amounts[GPU_TIME] / 1e6)
+                counts[declared.BILLED_GPU].add(function, row.amounts[GPU_TIME] / 1e6)
             used_us = max(0, row.amounts[GPU_TIME] - row.amounts[KEPT])
             if used_us:  # perhaps of time that was collected as kept before
-                self._meters.function_gpu.add(function, used_us / 1e6)
+                counts[declared.FUNCTION_GPU].add(function, used_us / 1e6)
             if self.settings.priced:
                 cost = self.settings.cost(row.amounts, row.gpu_type)
-                self._meters.billed_cost.add(function, cost)
+                counts[declared.BILLED_COST].add(function, cost)

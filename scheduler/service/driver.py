@@ -21,6 +21,7 @@ from scheduler.model.actions import (
     EndContext,
     EndLease,
     Finish,
+    Order,
     Prepare,
     Recall,
     Refuse,
@@ -40,12 +41,10 @@ from scheduler.model.errors import (
 from scheduler.model.events import DeadlinePassed, Event, GpuJoined, NodeSnapshot, RunFailed
 from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
 from scheduler.service.event_log import DecisionLog
-from scheduler.service.node_links import NodeLinks
 from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import DecisionCounts, Status
 from scheduler.wire.node_link import NodeLink
 
-EventRecorder = Callable[[float, Event], None]
 Observer = Callable[[float, Event, Sequence[Action]], None]
 
 _STOPPING = "the scheduler is stopping"
@@ -74,7 +73,6 @@ class Driver:
         core: Core,
         clock: Clock,
         log: Logger,
-        recorder: EventRecorder | None = None,
         observer: Observer | None = None,
         recall: Callable[[LeaseId], None] = nobody_keeps,
     ) -> None:
@@ -82,7 +80,6 @@ class Driver:
         self._core = core
         self._clock = clock
         self._log = log
-        self._recorder = recorder
         self._observer = observer
         self._recall = recall
         self._events: deque[_Reported] = deque()
@@ -291,8 +288,6 @@ class Driver:
         if self._from_stranger(event):
             actions: list[Action] = [Refuse(event, "this node is not attached")]
         else:
-            if self._recorder is not None:
-                self._recorder(now, event)
             self._journal.happened(event)
             actions = self._core.handle(event, now)
             if self._observer is not None:
@@ -448,6 +443,75 @@ class CallerWait:
 
 
 REPEAT_S = 0.1
+
+
+class NodeLinks:
+    """One link for each attached node; `lost` holds nodes whose GPUs the core still counts on."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._links: dict[NodeId, NodeLink] = {}
+        self.lost: dict[NodeId, AfterLoss] = {}
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._links
+
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes that are attached, in the order in which they attached."""
+        return tuple(self._links)
+
+    def attach(self, node: NodeId, link: NodeLink) -> None:
+        self._links[node] = link
+
+    def lose(self, node: NodeId, running: AfterLoss) -> None:
+        """Send this node no more orders; `running` says what becomes of its leases' requests."""
+        self._links.pop(node, None)
+        self.lost.setdefault(node, running)
+
+    def give(self, node: NodeId, order: Order) -> bool:
+        """Hand one order over; False if the node is lost, also if the link fails now."""
+        link = self._links.get(node)
+        if link is None:
+            self.lose(node, AfterLoss.FAIL)
+            return False
+        try:
+            _hand_over(link, order)
+        except Exception:  # noqa: BLE001 - a fault of one link must not stop the other nodes
+            self._failed(node, order)
+            return False
+        return True
+
+    def contended(self, *, waiting: bool) -> None:
+        for node in self.nodes():
+            self.contended_at(node, waiting=waiting)
+
+    def contended_at(self, node: NodeId, *, waiting: bool) -> None:
+        link = self._links.get(node)
+        if link is None:  # it was lost while other nodes were notified
+            return
+        try:
+            link.contended(waiting=waiting)
+        except Exception:  # noqa: BLE001 - as above
+            self._failed(node, "contended")
+
+    def _failed(self, node: NodeId, order: object) -> None:
+        self._log.exception("node %s is lost: its link failed at %s", node, order)
+        self.lose(node, AfterLoss.FAIL)
+
+
+def _hand_over(link: NodeLink, order: Order) -> None:
+    if isinstance(order, Dispatch):
+        link.grant(order)
+    elif isinstance(order, Prepare):
+        link.prepare(order)
+    elif isinstance(order, EndLease):
+        link.end_lease(order)
+    elif isinstance(order, Demote):
+        link.demote(order)
+    elif isinstance(order, EndContext):
+        link.end_context(order)
+    else:
+        link.demote_stored(order)
 
 
 class Contention:

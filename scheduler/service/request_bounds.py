@@ -13,7 +13,16 @@ MOST_S = 1e9
 MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
 
 
-def is_name(text: str) -> bool:
+_A_NAME = f"a text of 1 to {LONGEST_NAME} printable characters is expected"
+
+
+def check_name(field: str, text: str) -> str:
+    if not _is_name(text):
+        raise MalformedRequest(f"{field}: {_A_NAME}")
+    return text
+
+
+def _is_name(text: str) -> bool:
     """Whether a caller may name something so: logs, traces and terminals show it."""
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
@@ -22,12 +31,12 @@ def check_request(request: Request) -> Request:
     """The request as it came, its times relative to now; MalformedRequest says what is wrong."""
     if not 0 < len(request.models) <= MOST_MODELS:
         raise MalformedRequest(f"models: from 1 to {MOST_MODELS} names")
-    if not all(map(is_name, (request.id, request.function, *request.models))):
-        raise MalformedRequest(f"a name has from 1 to {LONGEST_NAME} printable characters")
-    if not all(not text or is_name(text) for text in (request.application, request.stage)):
-        raise MalformedRequest(f"a name has at most {LONGEST_NAME} printable characters")
-    if request.near is not None and not is_name(request.near):
-        raise MalformedRequest(f"near: a name of 1 to {LONGEST_NAME} printable characters")
+    if not all(map(_is_name, (request.id, request.function, *request.models))):
+        raise MalformedRequest(f"request, function, models: {_A_NAME}")
+    if not all(not text or _is_name(text) for text in (request.application, request.stage)):
+        raise MalformedRequest(f"application, stage: {_A_NAME}")
+    if request.near is not None:
+        check_name("near", request.near)
     if not 1 <= request.batch <= MOST_WHOLE or abs(request.priority) > MOST_WHOLE:
         raise MalformedRequest(f"batch, priority: at most {MOST_WHOLE}")
     if request.exit_rule and not exits.is_rule(request.exit_rule[:LONGEST_NAME]):
@@ -42,7 +51,7 @@ def check_request(request: Request) -> Request:
 def check_report(report: LeaseUsed) -> LeaseUsed:
     """The report as it came, its times relative to now; BadValue if it is out of bounds."""
     names = [use.request for use in report.uses] + [end.request for end in report.ends]
-    if not all(map(is_name, (report.function, *names))):
+    if not all(map(_is_name, (report.function, *names))):
         raise BadValue(f"a name in a report has from 1 to {LONGEST_NAME} printable characters")
     if any(len(use.parent) > LONGEST_NAME for use in report.uses):
         raise BadValue(f"a trace in a report has at most {LONGEST_NAME} characters")

@@ -3,13 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from logging import Logger
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
@@ -24,6 +23,11 @@ from scheduler.wire.caller_stream import ToldTerms
 OPERATOR, FUNCTION = "operator", "function"
 # Functions whose own terms are kept; those of further ones are left out.
 MOST_FUNCTIONS = 20_000
+
+# What a caller told is kept for this long after its stream: a gateway may start again meanwhile.
+KEPT_S = 60.0
+
+log = logging.getLogger(__name__)
 
 Apply = Callable[[str, OwnerTerms | None], None]
 
@@ -44,7 +48,9 @@ class TermsBook:
 
     def __init__(self, apply: Apply, of_operators: Mapping[str, OwnerTerms]) -> None:
         self._apply = apply
-        self._of_operators: dict[str, OwnerTerms] = {}
+        self._streams: Counter[str] = Counter()
+        self._is_full = False
+        self.of_operators: dict[str, OwnerTerms] = {}
         self._own: dict[str, dict[str, OwnerTerms]] = {}
         self._in_force: dict[str, OwnerTerms] = {}
         # Of owners that have terms: how many requests each quota has refused in this term.
@@ -55,48 +61,60 @@ class TermsBook:
     def set(self, owner: str, terms: OwnerTerms | None) -> None:
         """An operator sets the terms of an owner; None: no longer."""
         if terms is None:
-            self._of_operators.pop(owner, None)
+            self.of_operators.pop(owner, None)
         else:
-            self._of_operators[owner] = terms
+            self.of_operators[owner] = terms
         self._update(owner)
 
-    def tell(self, caller: str, function: str, terms: OwnerTerms | None) -> bool:
-        """A caller tells a function's own terms; False if too many functions have some."""
-        told = self._own.get(function)
+    @contextmanager
+    def present(self, caller: str) -> Iterator[None]:
+        """What a caller tells is forgotten some time after the last of its streams has ended."""
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(KEPT_S, self._left, caller)
+
+    def take(self, caller: str, message: ToldTerms) -> None:
+        """Take one message in; BadValue if it is out of bounds, and then nothing of it is taken."""
+        for own in message.functions:
+            if not is_function(check_owner(own.function)):
+                raise BadValue("a caller tells the terms of functions, not of namespaces")
+            if own.terms is not None:
+                check_terms(own.terms)
+        if message.begins:
+            named = {own.function for own in message.functions}
+            for function in self._told_by(caller):
+                if function not in named:
+                    self._forget(caller, function)
+        for own in message.functions:
+            self.tell(caller, own.function, own.terms)
+
+    def tell(self, caller: str, function: str, terms: OwnerTerms | None) -> None:
+        """A caller tells a function's own terms, unless too many functions have some."""
         if terms is None:
-            if told is not None:
-                self._forget(function, told, caller)
-            return True
-        if told is None:
-            if len(self._own) >= MOST_FUNCTIONS:
-                return False
-            told = self._own[function] = {}
+            self._forget(caller, function)
+            return
+        if function not in self._own and len(self._own) >= MOST_FUNCTIONS:
+            if not self._is_full:
+                self._is_full = True
+                log.warning("%s: too many functions have terms of their own", function)
+            return
+        told = self._own.setdefault(function, {})
         told.pop(caller, None)
         told[caller] = terms
         self._update(function)
-        return True
-
-    def told_by(self, caller: str) -> list[str]:
-        return [function for function, told in self._own.items() if caller in told]
-
-    def forget(self, caller: str) -> None:
-        for function in self.told_by(caller):
-            self._forget(function, self._own[function], caller)
 
     def count_refusal(self, owner: str, quota: str) -> None:
         if owner in self._in_force:
             self.refused.setdefault(owner, Counter())[quota] += 1
-
-    @property
-    def of_operators(self) -> Mapping[str, OwnerTerms]:
-        return self._of_operators
 
     def get(self, owner: str) -> TermsInForce | None:
         """The terms in force of an owner; None if it has none."""
         terms = self._in_force.get(owner)
         if terms is None:
             return None
-        return TermsInForce(terms, OPERATOR if owner in self._of_operators else FUNCTION)
+        return TermsInForce(terms, OPERATOR if owner in self.of_operators else FUNCTION)
 
     def __iter__(self) -> Iterator[str]:
         """Every owner that has terms, in the order of their names."""
@@ -105,7 +123,20 @@ class TermsBook:
     def __len__(self) -> int:
         return len(self._in_force)
 
-    def _forget(self, function: str, told: dict[str, OwnerTerms], caller: str) -> None:
+    def _left(self, caller: str) -> None:
+        self._streams[caller] -= 1
+        if not self._streams[caller]:
+            del self._streams[caller]
+            for function in self._told_by(caller):
+                self._forget(caller, function)
+
+    def _told_by(self, caller: str) -> list[str]:
+        return [function for function, told in self._own.items() if caller in told]
+
+    def _forget(self, caller: str, function: str) -> None:
+        told = self._own.get(function)
+        if told is None:
+            return
         told.pop(caller, None)
         if not told:
             del self._own[function]
@@ -113,7 +144,7 @@ class TermsBook:
 
     def _update(self, owner: str) -> None:
         """Tell the core if other terms are in force now."""
-        terms = self._of_operators.get(owner)
+        terms = self.of_operators.get(owner)
         if terms is None and owner in self._own:
             terms = next(reversed(self._own[owner].values()))
         if terms == self._in_force.get(owner):
@@ -131,7 +162,7 @@ _TRY_AGAIN_S = 1.0
 
 
 class KeptTerms:
-    """Sets terms for one leader, and keeps them stored; use it as a context.
+    """Sets terms for one leader, and keeps them stored.
 
     Terms are written while this scheduler leads, so a new leader that has read them misses none.
     After an outage the datastore is made to hold what is in force: it may have lost its data, and
@@ -148,20 +179,16 @@ class KeptTerms:
         self._writing = asyncio.Lock()
         self._mending = False
         self._tasks = BackgroundTasks(log, "keeping the terms of owners")
-        self._forget_health: Callable[[], None] = lambda: None
 
-    async def __aenter__(self) -> Self:
-        self._forget_health = self._store.on_health_change(self._health_changed)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._forget_health()
-        await self._tasks.close()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep terms stored, after outages of the datastore too, while the context lasts."""
+        forget_health = self._store.on_health_change(self._health_changed)
+        try:
+            yield
+        finally:
+            forget_health()
+            await self._tasks.close()
 
     async def set(self, owner: str, terms: OwnerTerms | None) -> None:
         """Put an owner's terms in force, here and for every later leader; None: no more terms.
@@ -219,52 +246,6 @@ class KeptTerms:
             part = changed[begin : begin + MAX_CHANGES]
             puts = {key: in_force[key] for key in part if key in in_force}
             await self._store.write(puts, [key for key in part if key not in puts], self._fence())
-
-
-log = logging.getLogger(__name__)
-
-# What a caller told is kept for this long after its stream: a gateway may start again meanwhile.
-KEPT_S = 60.0
-
-
-class CallersTerms:
-    """Takes what callers tell into one leader's book, and forgets it some time after they left."""
-
-    def __init__(self, book: TermsBook) -> None:
-        self._book = book
-        self._streams: Counter[str] = Counter()
-        self._is_full = False
-
-    @contextmanager
-    def present(self, caller: str) -> Iterator[None]:
-        self._streams[caller] += 1
-        try:
-            yield
-        finally:
-            asyncio.get_running_loop().call_later(KEPT_S, self._left, caller)
-
-    def take(self, caller: str, told: ToldTerms) -> None:
-        """Take one message in; BadValue if it is out of bounds, and then nothing of it is taken."""
-        for own in told.functions:
-            if not is_function(check_owner(own.function)):
-                raise BadValue("a caller tells the terms of functions, not of namespaces")
-            if own.terms is not None:
-                check_terms(own.terms)
-        if told.begins:
-            named = {own.function for own in told.functions}
-            for function in self._book.told_by(caller):
-                if function not in named:
-                    self._book.tell(caller, function, None)
-        for own in told.functions:
-            if not self._book.tell(caller, own.function, own.terms) and not self._is_full:
-                self._is_full = True
-                log.warning("%s: too many functions have terms of their own", own.function)
-
-    def _left(self, caller: str) -> None:
-        self._streams[caller] -= 1
-        if not self._streams[caller]:
-            del self._streams[caller]
-            self._book.forget(caller)
 
 
 @dataclass(frozen=True, slots=True)

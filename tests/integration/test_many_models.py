@@ -119,7 +119,7 @@ async def test_node_that_leaves_while_pages_are_sent_is_gone_at_once() -> None:
     async with attached(node, it.url) as attachment:
         register(attachment, 0, 3000)
         await eventually(lambda: len(it.events) > 0, "a page", within_s=20)
-    await eventually(lambda: it.streams.nodes == {}, "the node's end")
+    await eventually(lambda: it.nodes == {}, "the node's end")
     await it.stop()
 
 

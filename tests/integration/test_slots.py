@@ -13,8 +13,7 @@ import pytest
 
 from cache_manager import eviction
 from common.telemetry.metrics import Values
-from gpu_manager.node.claims import terms_of
-from gpu_manager.node.leases import LeaseTimes
+from gpu_manager.node.leases import LeaseTimes, terms_of
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.worker.orders import LeaseTerms
 from gpufaas import embedded_node

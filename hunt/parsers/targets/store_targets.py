@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
+
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
@@ -90,8 +92,8 @@ def _records() -> list[Target]:
         _record(
             "stored-leader",
             decoded,
-            lambda found: None if found is None else found._asdict(),
-            leader._asdict(),
+            lambda found: None if found is None else msgspec.structs.asdict(found),
+            msgspec.structs.asdict(leader),
             reads="scheduler/service/leadership/election.py",
         ),
     ]

@@ -1,11 +1,15 @@
 """The last requests: the decisions about them, and their measured outcomes."""
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
+from common.telemetry.traces import Sink, Span, SpanKind, TraceContext, trace_of
+from common.telemetry.work_context import ABOUT
 from scheduler.model.actions import (
     Action,
     Dispatch,
@@ -29,15 +33,26 @@ from scheduler.model.events import (
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
 
 _MOST_DECISIONS = 32
+_MOST_GRANTED = 100
 # Calls under one lease whose runs are not reported yet.
 _MOST_CALLS = 1_000
+_UNTRACED = TraceContext("0" * 32, "")
 
 
 class Decided(NamedTuple):
-    """A decision about a request, and when it was made."""
+    """A decision about a request, when it was made, and how long handling its event took."""
 
     at_s: float
     action: Dispatch | EnqueueLocally
+    took_s: float
+
+
+class Loaded(NamedTuple):
+    """A load that a lease waited for, and when it was reported."""
+
+    at_s: float
+    load_s: float
+    source: Tier
 
 
 @dataclass(slots=True)
@@ -54,7 +69,7 @@ class Happened:
     dispatched_s: float
     missing: frozenset[ModelId]
     load_s: float = 0.0
-    sources: dict[ModelId, Tier] = field(default_factory=dict)
+    loads: dict[ModelId, Loaded] = field(default_factory=dict)
     failed_loads: dict[ModelId, str] = field(default_factory=dict)
     run_s: float = 0.0
     runs: int = 0
@@ -73,10 +88,12 @@ class Happened:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request from its arrival on."""
+    """One request from its arrival on; the ids of its spans begin at `span_seed`."""
 
     request: Request
     arrived_s: float
+    trace: TraceContext = _UNTRACED
+    span_seed: int = field(default_factory=lambda: getrandbits(64))
     decided: list[Decided] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
     outcome: RequestOutcome | None = None
@@ -89,22 +106,6 @@ class RequestRecord:
         return self.happened[0].dispatched_s if self.happened else None
 
 
-class HistoryListener:
-    """Receives what the history notices; each method does nothing by default."""
-
-    def granted(self, waited_s: float) -> None:
-        """A request was given its first lease."""
-
-    def freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
-        """A lease has ended, with its dispatch and the measured course of its first call."""
-
-    def loaded(self, load_s: float) -> None:
-        """A model was loaded."""
-
-    def ended(self, record: RequestRecord) -> None:
-        """A request has ended."""
-
-
 class _Held(NamedTuple):
     """A lease in force: its dispatch, its course so far, and the calls whose runs may come yet."""
 
@@ -114,17 +115,32 @@ class _Held(NamedTuple):
 
 
 Watcher = Callable[[Decided], None]
+# A lease has ended: its dispatch, the measured course of its first call, and when.
+Freed = Callable[[Dispatch, Happened, float], None]
 
 
 class History:
-    """The last `limit` requests; the driver's observer. `alive` holds the leases in force."""
+    """The last `limit` requests; the driver's observer. `alive` holds the leases in force.
 
-    def __init__(self, limit: int, listener: HistoryListener, alive: Container[LeaseId]) -> None:
+    `freed` hears of every lease that has ended, `ended` of every request.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        alive: Container[LeaseId],
+        freed: Freed,
+        ended: Callable[[RequestRecord], None],
+    ) -> None:
         self._limit = limit
         self._alive = alive
-        self._listener = listener
+        self._freed = freed
+        self._ended = ended
+        self._took_s = 0.0
         # The oldest one leaves at every call: a plain dict would look through what was deleted.
         self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+        # Those that were given leases last, once for each lease.
+        self.granted: deque[RequestRecord] = deque(maxlen=_MOST_GRANTED)
         self._held: dict[LeaseId, _Held] = {}
         self._by_slot: dict[SlotId, dict[LeaseId, _Held]] = {}
         self._missing: dict[LeaseId, frozenset[ModelId]] = {}
@@ -147,7 +163,9 @@ class History:
             Prepare: self._prepared,
         }
 
-    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+    def __call__(self, now: float, event: Event, actions: Sequence[Action], took_s: float) -> None:
+        """Take in one event, which was handled in this time, and what was decided."""
+        self._took_s = took_s
         happens = self._happens.get(type(event))
         if happens is not None and not (actions and isinstance(actions[0], Refuse)):
             happens(event, now)
@@ -193,7 +211,9 @@ class History:
                 return  # the same request asked again
             del self._records[request.id]
         arrived_s = now if request.arrived_s is None else request.arrived_s
-        self._keep(RequestRecord(request, arrived_s))
+        work = ABOUT.get()
+        trace = None if work is None else work.trace
+        self._keep(RequestRecord(request, arrived_s, trace or _UNTRACED))
 
     def _keep(self, record: RequestRecord) -> RequestRecord:
         self._records[record.request.id] = record
@@ -202,15 +222,14 @@ class History:
         return record
 
     def _loaded(self, event: ModelLoaded, now: float) -> None:
-        self._listener.loaded(event.load_s)
         for held in self._held.values():
             happened, dispatch = held.happened, held.dispatch
             if happened.gpu != event.gpu or event.model not in dispatch.models:
                 continue
-            if event.model in happened.missing and event.model not in happened.sources:
+            if event.model in happened.missing and event.model not in happened.loads:
                 happened.load_s += event.load_s
                 happened.loaded_s = now
-                happened.sources[event.model] = event.source
+                happened.loads[event.model] = Loaded(now, event.load_s, event.source)
             elif dispatch.estimate.load_s and happened.loaded_s is None:
                 happened.loaded_s = now  # it waited for the load of another lease
 
@@ -242,7 +261,7 @@ class History:
         if held is not None:
             if held.happened.freed_s is None:
                 held.happened.freed_s = now
-            self._listener.freed(held.dispatch, held.happened, now)
+            self._freed(held.dispatch, held.happened, now)
 
     def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
         """Drop leases that were lost with their GPU: they are never reported as freed."""
@@ -277,10 +296,9 @@ class History:
         for request in action.requests:
             record = self._records.get(request)
             if record is not None:
-                if not record.happened:
-                    self._listener.granted(now - record.arrived_s)
                 record.happened.append(happened)
-                self._note(record, Decided(now, action))
+                self.granted.append(record)
+                self._note(record, Decided(now, action, self._took_s))
 
     def _taken(self, action: Taken, now: float) -> None:
         """A call ran under a lease that its caller kept: it has a record like any other."""
@@ -289,10 +307,11 @@ class History:
         happened = Happened(
             dispatch.lease, dispatch.slot, dispatch.gpu, action.began_s, frozenset()
         )
-        record = self._keep(RequestRecord(request, arrived_s))
-        self._listener.granted(action.began_s - arrived_s)
+        trace = trace_of(action.parent, "") if action.parent else None
+        record = self._keep(RequestRecord(request, arrived_s, trace or _UNTRACED))
         record.happened.append(happened)
-        self._note(record, Decided(action.began_s, dispatch))
+        self.granted.append(record)
+        self._note(record, Decided(action.began_s, dispatch, 0.0))
         held = self._held.get(dispatch.lease)
         if held is not None:
             held.calls.append(happened)
@@ -301,7 +320,7 @@ class History:
     def _enqueued(self, action: EnqueueLocally, now: float) -> None:
         record = self._records.get(action.request)
         if record is not None:
-            self._note(record, Decided(now, action))
+            self._note(record, Decided(now, action, self._took_s))
 
     def _note(self, record: RequestRecord, decided: Decided) -> None:
         record.decided.append(decided)
@@ -318,8 +337,126 @@ class History:
             record.outcome, record.reason, record.ended_s = action.outcome, action.reason, ended_s
             if action.at_s is not None and record.happened:
                 record.happened[-1].freed_s = action.at_s  # of this call: its lease stands
-            self._listener.ended(record)
+            self._ended(record)
 
 
 _NO_LEASES: dict[LeaseId, _Held] = {}
 _NOTHING: frozenset[ModelId] = frozenset()
+
+
+SCHEDULER, MANAGER = "gpufaas-scheduler", "gpufaas-gpu-manager"
+
+Facts = dict[str, str | int | float | bool]
+
+_SPAN_IDS = 1 << 64
+_NS = 1_000_000_000
+
+
+def spans_of(record: RequestRecord, now_s: float) -> list[Span]:
+    """The spans of a request up to now, by the clock of its record."""
+    return list(_RequestSpans(record, now_s, time.time_ns() - round(now_s * _NS)).all())
+
+
+def send_sampled(sink: Sink | None, now_s: Callable[[], float], record: RequestRecord) -> None:
+    """A request has ended: if its trace is sampled, have the sink make its spans."""
+    if sink is not None and record.trace.sampled:
+        sink.add(lambda: spans_of(record, now_s()))
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestSpans:
+    """Makes the spans of one request; `epoch_ns` is the wall clock's time at the clock's 0."""
+
+    record: RequestRecord
+    now_s: float
+    epoch_ns: int
+
+    def all(self) -> Iterator[Span]:
+        record = self.record
+        end_s = record.granted_s or record.ended_s or self.now_s
+        whole = self._span(0, record.trace.span_id, "schedule", (record.arrived_s, end_s))
+        failed = record.outcome not in {None, RequestOutcome.COMPLETED}
+        yield whole._replace(
+            kind=SpanKind.SERVER,
+            attributes=self._facts(),
+            error=f"{record.outcome}: {record.reason}" if failed else "",
+        )
+        times = (record.arrived_s, end_s)
+        yield self._span(1, whole.span_id, "queue", times)
+        for number, decided in enumerate(record.decided):
+            times = (decided.at_s, decided.at_s + decided.took_s)
+            span = self._span(2 + number, whole.span_id, "decision", times)
+            yield span._replace(attributes=_decision(decided.action))
+        for number, happened in enumerate(record.happened):
+            yield from self._lease(happened, whole.span_id, (1 + number) * 1_000)
+
+    def _facts(self) -> Facts:
+        request, record = self.record.request, self.record
+        facts: Facts = {
+            "gpufaas.request": request.id,
+            "faas.name": request.function,
+            "gpufaas.models": ",".join(request.models),
+            "gpufaas.batch": request.batch,
+        }
+        if record.outcome is not None:
+            facts["gpufaas.outcome"] = str(record.outcome)
+        return facts
+
+    def _lease(self, happened: Happened, parent: str, number: int) -> Iterator[Span]:
+        freed_s = happened.freed_s or self.record.ended_s or self.now_s
+        facts: Facts = {
+            "gpufaas.lease": happened.lease,
+            "gpufaas.gpu": happened.gpu,
+            "gpufaas.slot": happened.slot,
+        }
+        if happened.runs:  # the runs of short leases are reported after the lease's end
+            facts |= {"gpufaas.run_s": happened.run_s, "gpufaas.runs": happened.runs}
+        if happened.missing:
+            facts["gpufaas.load_s"] = happened.load_s
+        span = self._span(number, parent, "held", (happened.dispatched_s, freed_s))
+        yield span._replace(attributes=facts | self._expected(happened.lease))
+        for place, (model, loaded) in enumerate(happened.loads.items()):
+            times = (loaded.at_s - loaded.load_s, loaded.at_s)
+            load = self._span(number + 1 + place, span.span_id, "load", times)
+            source: Facts = {"gpufaas.model": model, "gpufaas.from": loaded.source.name.lower()}
+            yield load._replace(service=MANAGER, attributes=source)
+
+    def _expected(self, lease: LeaseId) -> Facts:
+        for decided in self.record.decided:
+            action = decided.action
+            if isinstance(action, Dispatch) and action.lease == lease:
+                return {
+                    "gpufaas.node": action.node,
+                    "gpufaas.expected_load_s": action.estimate.load_s,
+                    "gpufaas.expected_run_s": action.estimate.run_s,
+                }
+        return {}
+
+    def _span(self, number: int, parent_id: str, name: str, times_s: tuple[float, float]) -> Span:
+        begin_s, end_s = times_s
+        return Span(
+            trace_id=self.record.trace.trace_id,
+            span_id=f"{(self.record.span_seed + number) % _SPAN_IDS or 1:016x}",
+            parent_id=parent_id,
+            name=name,
+            service=SCHEDULER,
+            begin_ns=self.epoch_ns + round(begin_s * _NS),
+            end_ns=self.epoch_ns + round(max(begin_s, end_s) * _NS),
+        )
+
+
+def _decision(action: Dispatch | EnqueueLocally) -> Facts:
+    facts: Facts = {"gpufaas.slot": action.slot, "gpufaas.rule": action.rule}
+    if isinstance(action, Dispatch):
+        facts |= {"gpufaas.gpu": action.gpu, "gpufaas.hit": action.hit}
+    why = action.explanation
+    if why is not None:
+        facts |= {
+            "gpufaas.policy": why.policy,
+            "gpufaas.queue_length": why.queue_length,
+            "gpufaas.ahead": why.ahead,
+            "gpufaas.visits": why.visits,
+            "gpufaas.candidates": len(why.candidates),
+            "gpufaas.victims": ",".join(why.victims),
+        }
+    return facts

@@ -6,34 +6,16 @@ The history is read only when this is asked, so that requests pay nothing for be
 from collections import Counter, deque
 from collections.abc import Sequence
 from math import exp, log
-from typing import NamedTuple
+from typing import Any
 
-from cache_manager.model.ids import ModelId
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
 
-_ROWS = 100
 _LEASE_NUMBER = (1 << 32) - 1  # the bits above it hold the leader's term
 
 
-class DecisionRow(NamedTuple):
-    """The last lease of a request, and its outcome so far; `number` rises."""
-
-    request: RequestId
-    number: int
-    function: str
-    models: tuple[ModelId, ...]
-    at: float
-    gpu: str
-    hit: bool
-    false_miss: bool
-    waited_s: float
-    load_s: float
-    run_s: float
-    rule: str
-    outcome: RequestOutcome | None
-    reason: str
+Row = dict[str, Any]
 
 
 class RecentRequests:
@@ -44,42 +26,24 @@ class RecentRequests:
         self._since_1970_s = since_1970_s
         self._last: RequestRecord | None = None
         self._open: dict[RequestId, RequestRecord] = {}
-        self._decided: dict[RequestId, RequestRecord] = {}
-        self._final: dict[RequestId, DecisionRow] = {}
-        self._leases: dict[RequestId, int] = {}
         self.times = Percentiles()
 
     def update(self, now_s: float) -> None:
         for record in reversed(self._new()):
             self._open[record.request.id] = record
-        granted: list[RequestRecord] = []
         for request, record in list(self._open.items()):
-            if len(record.happened) > self._leases.get(request, 0):
-                self._leases[request] = len(record.happened)
-                granted.append(record)
             if record.outcome is not None or self._history.get(request) is not record:
                 del self._open[request]
-                self._leases.pop(request, None)
                 self._ended(record, now_s)
-        granted.sort(key=lambda record: record.happened[-1].lease)
-        for record in granted:
-            self._decided.pop(record.request.id, None)  # the request returned for another lease
-            self._decided[record.request.id] = record
-            self._final.pop(record.request.id, None)
-        for request in list(self._decided)[:-_ROWS]:
-            del self._decided[request]
-            self._final.pop(request, None)
 
-    def rows(self) -> dict[str, DecisionRow]:
+    def rows(self) -> dict[str, Row]:
         """The last decisions in their present state, the oldest first."""
-        rows: dict[str, DecisionRow] = {}
-        for request, record in self._decided.items():
-            row = self._final.get(request) or self._row(record)
-            if row is None:
-                continue
-            rows[request] = row
-            if row.outcome is not None and record.happened[-1].freed_s is not None:
-                self._final[request] = row
+        rows: dict[str, Row] = {}
+        for record in self._history.granted:
+            row = self._row(record)
+            if row is not None:
+                rows.pop(record.request.id, None)  # the request returned for another lease
+                rows[record.request.id] = row
         return rows
 
     def _new(self) -> list[RequestRecord]:
@@ -97,34 +61,30 @@ class RecentRequests:
         if record.outcome is RequestOutcome.COMPLETED and ended_s is not None:
             self.times.add(ended_s - record.arrived_s, min(ended_s, now_s))
 
-    def _row(self, record: RequestRecord) -> DecisionRow | None:
-        dispatch = next(
-            (
-                decision.action
-                for decision in reversed(record.decided)
-                if isinstance(decision.action, Dispatch)
-            ),
-            None,
-        )
-        if dispatch is None:
+    def _row(self, record: RequestRecord) -> Row | None:
+        """The last lease of a request, and its outcome so far; `number` rises."""
+        actions = [decided.action for decided in record.decided]
+        dispatches = [action for action in actions if isinstance(action, Dispatch)]
+        if not dispatches:
             return None
+        dispatch = dispatches[-1]
         happened, request = record.happened[-1], record.request
-        return DecisionRow(
-            request=request.id,
-            number=dispatch.lease & _LEASE_NUMBER,
-            function=request.function,
-            models=request.models,
-            at=round(happened.dispatched_s + self._since_1970_s, 3),
-            gpu=dispatch.gpu,
-            hit=dispatch.hit,
-            false_miss=dispatch.held_elsewhere,
-            waited_s=round(happened.dispatched_s - record.arrived_s, 6),
-            load_s=round(happened.load_s, 6),
-            run_s=round(happened.run_s, 6),
-            rule=dispatch.rule,
-            outcome=record.outcome,
-            reason=record.reason,
-        )
+        return {
+            "request": request.id,
+            "number": dispatch.lease & _LEASE_NUMBER,
+            "function": request.function,
+            "models": request.models,
+            "at": round(happened.dispatched_s + self._since_1970_s, 3),
+            "gpu": dispatch.gpu,
+            "hit": dispatch.hit,
+            "false_miss": dispatch.held_elsewhere,
+            "waited_s": round(happened.dispatched_s - record.arrived_s, 6),
+            "load_s": round(happened.load_s, 6),
+            "run_s": round(happened.run_s, 6),
+            "rule": dispatch.rule,
+            "outcome": record.outcome,
+            "reason": record.reason,
+        }
 
 
 _SLICE_S = 5.0

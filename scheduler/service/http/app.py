@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from cache_manager.routes import router as models_router
 from common import build_identity
 from common.http import server
 from common.http.accepted_line import StreamHandler
@@ -26,7 +25,6 @@ from common.telemetry.stranger_log import StrangerLog
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
 from scheduler.service import error_table
 from scheduler.service.access import ApiAccess, ApiRole
-from scheduler.service.http.leader_residency import LeaderResidency
 from scheduler.service.http.lease_routes import (
     MOST_BODY_BYTES,
     HotPath,
@@ -34,7 +32,7 @@ from scheduler.service.http.lease_routes import (
     send_error,
     unknown_caller,
 )
-from scheduler.service.http.operator_routes import feed_router, quota_router, router
+from scheduler.service.http.operator_routes import routers
 from scheduler.service.scheduler_service import Health, SchedulerService
 from scheduler.wire.node_stream import node_of_path
 
@@ -91,10 +89,8 @@ def _management(service: SchedulerService) -> FastAPI:
     schemes = [Depends(scheme(auto_error=False)) for scheme in (HTTPBearer, HTTPBasic)]
     view = [*schemes, Depends(_lets_in(service.access, ApiRole.CALLER))]
     change = [*schemes, Depends(_lets_in(service.access, ApiRole.ADMIN))]
-    app.include_router(router(service, view, change))
-    app.include_router(quota_router(service, view, change))
-    app.include_router(feed_router(service, view))
-    app.include_router(models_router(LeaderResidency(service.office), view, change))
+    for router in routers(service, view, change):
+        app.include_router(router)
     _add_health(app, service)
     app.add_exception_handler(SchedulerError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -1,13 +1,14 @@
 """The routes that every caller takes, as plain ASGI: leases, and the presence of their holders."""
 
 from asyncio import CancelledError, Queue, Task, current_task, get_running_loop, wait
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypeVar
 
-from pydantic_core import from_json, to_json
+import msgspec
+from msgspec import Meta, Struct
+from pydantic_core import to_json
 
-from cache_manager import exits
 from cache_manager.model.ids import ModelId, NodeId
 from common.http import asgi
 from common.http.asgi import Receive, Scope, Send, until_disconnected
@@ -30,8 +31,9 @@ from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
 from scheduler.service.history.history import Decided
 from scheduler.service.leadership.term import Office
-from scheduler.service.request_bounds import LONGEST_NAME, MOST_MODELS, MOST_S, MOST_WHOLE, is_name
+from scheduler.service.request_bounds import MOST_S, MOST_WHOLE, check_name, check_request
 from scheduler.service.scheduler_service import SchedulerService
+from scheduler.wire.request_times import absolute
 
 MOST_BODY_BYTES = 1 << 20
 _JSON = (b"content-type", b"application/json")
@@ -39,6 +41,12 @@ _LINES = (b"content-type", b"application/jsonl")
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _EMPTY = {"type": "http.response.body"}
 _CALLER = b"x-gpufaas-caller"
+_MOST_LEASES = 4_096
+_UNKNOWN, _MISSING = "Object contains unknown field `", "Object missing required field `"
+Seconds = Annotated[float, Meta(ge=0.0, le=MOST_S)]
+_Body = TypeVar("_Body", bound=Struct)
+# The status to count for a caller that has gone.
+_GONE = 499
 # A caller knows by these that the leader lives.
 _BEAT_S = 1.0
 _BEAT = {"type": "http.response.body", "body": b"\n", "more_body": True}
@@ -80,35 +88,36 @@ class HotPath:
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
             return await self._stream_progress(office, request, scope, receive, send)
-        presence = CallerPresence(receive)
-        try:
-            if not office.has_gpus:
-                await office.some_gpu()
-            placement = await office.driver.acquire(request)
-        except CancelledError:
-            return presence.lost()
-        except RequestWithdrawn as error:
-            raise self._ended(office, error) from error
-        finally:
-            presence.end()
+        placement = await self._placement(office, receive, office.acquire(request))
+        if placement is None:
+            return _GONE
         self._callers.granted(office, _caller(scope), placement.lease, request.id)
-        return await self._placed(send, placement, request)
+        return await _answer(send, 200, self._shown(placement, request))
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
         request_id = request(await _body(scope, receive))
         ABOUT.set(Work(_trace(scope), request=request_id))
+        placement = await self._placement(office, receive, office.driver.wanted(request_id))
+        if placement is None:
+            return _GONE
+        self._callers.granted(office, _caller(scope), placement.lease, request_id)
+        return await _answer(send, 200, self._shown(placement, office.request(request_id)))
+
+    async def _placement(
+        self, office: Office, receive: Receive, asking: Awaitable[Placement]
+    ) -> Placement | None:
+        """Wait for the lease; None if the caller goes away meanwhile."""
         presence = CallerPresence(receive)
         try:
-            placement = await office.driver.wanted(request_id)
+            return await asking
         except CancelledError:
-            return presence.lost()
+            presence.lost()
+            return None
         except RequestWithdrawn as error:
             raise self._ended(office, error) from error
         finally:
             presence.end()
-        self._callers.granted(office, _caller(scope), placement.lease, request_id)
-        return await self._placed(send, placement, _request(office, request_id))
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -154,14 +163,13 @@ class HotPath:
 
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
         try:
-            async with WaitProgress(office, request.id, line):
-                if not office.has_gpus:
-                    await office.some_gpu()
-                placement = await office.driver.acquire(request)
+            async with _progress(office, request.id, line):
+                placement = await office.acquire(request)
             self._callers.granted(office, _caller(scope), placement.lease, request.id)
-            await line({"state": "placed"} | self._answer(placement, request))
+            await line({"state": "placed"} | self._shown(placement, request))
         except CancelledError:
-            return presence.lost()
+            presence.lost()
+            return _GONE
         except SchedulerError as error:
             ended = self._ended(office, error) if isinstance(error, RequestWithdrawn) else error
             status = {"status": error_table.failure(ended).status}
@@ -171,10 +179,7 @@ class HotPath:
         await send(_EMPTY)
         return 200
 
-    async def _placed(self, send: Send, placement: Placement, request: Request) -> int:
-        return await _answer(send, 200, self._answer(placement, request))
-
-    def _answer(self, placement: Placement, request: Request) -> dict[str, Any]:
+    def _shown(self, placement: Placement, request: Request) -> dict[str, Any]:
         estimate = placement.estimate
         term, addresses, token = self._service.signed(placement, request)
         return {
@@ -245,12 +250,11 @@ class CallerPresence:
             self._watch.cancel()
             self._watch = None  # a cancelled task refers to all that it worked with
 
-    def lost(self) -> int:
-        """The status to count for a caller that has gone; re-raises any other cancellation."""
+    def lost(self) -> None:
+        """The task was cancelled: go on if its caller has gone, else raise it again."""
         if not self._gone:
             raise CancelledError
         self._task.uncancel()
-        return 499
 
     def _start(self) -> None:
         self._watch = get_running_loop().create_task(self._until_gone())
@@ -263,13 +267,6 @@ class CallerPresence:
 
 def _caller(scope: Scope) -> str:
     return header_of(scope, _CALLER).decode("latin-1")
-
-
-def _request(office: Office, request_id: RequestId) -> Request:
-    pending = office.core.requests.get(request_id)
-    if pending is None:  # the request ended while its answer was being made
-        raise RequestWithdrawn(request_id, "it has ended")
-    return pending.request
 
 
 def _trace(scope: Scope) -> TraceContext | None:
@@ -308,142 +305,103 @@ async def _nothing(send: Send) -> int:
     return 204
 
 
-_ACQUIRE = frozenset(
-    {
-        "request",
-        "function",
-        "models",
-        "batch",
-        "deadline_in_s",
-        "waited_s",
-        "priority",
-        "application",
-        "stage",
-        "slo_s",
-        "near",
-        "registered_only",
-        "max_wait_s",
-        "exit_rule",
-    }
-)
-_MOST_LEASES = 4_096
+class AcquireBody(Struct, forbid_unknown_fields=True):
+    """A request for a lease; its times are relative to now."""
 
-Fields = dict[str, Any]
+    request: str
+    function: str
+    models: list[str]
+    batch: int = 1
+    deadline_in_s: Seconds | None = None
+    waited_s: Seconds | None = None
+    priority: int = 0
+    application: str | None = None
+    stage: str | None = None
+    slo_s: Seconds | None = None
+    near: str | None = None
+    registered_only: bool = False
+    max_wait_s: Seconds | None = None
+    exit_rule: str | None = None
+
+
+class RequestBody(Struct, forbid_unknown_fields=True):
+    """The request that asks for another lease, or is cancelled."""
+
+    request: str
+
+
+class ReleaseBody(Struct, forbid_unknown_fields=True):
+    """A lease that is given back, of several requests by the named one."""
+
+    lease: Annotated[int, Meta(ge=1, le=MOST_WHOLE)]
+    may_return: bool = False
+    request: str | None = None
+
+
+class PresenceBody(Struct, forbid_unknown_fields=True):
+    """The name under which a caller acquires leases, and the leases that it holds already."""
+
+    caller: str
+    leases: Annotated[list[int], Meta(max_length=_MOST_LEASES)] = []
 
 
 def acquire(body: bytes, now_s: float) -> Request:
     """The request; its body's times are relative, its own times are the scheduler's."""
-    fields = _fields(body, _ACQUIRE)
-    models = fields.get("models")
-    if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
-        raise MalformedRequest(f"models: from 1 to {MOST_MODELS} names")
-    deadline_in_s = _seconds(fields, "deadline_in_s")
-    waited_s = _seconds(fields, "waited_s")
-    near = _text(fields, "near", None)
-    registered_only = fields.get("registered_only", False)
-    if not isinstance(registered_only, bool):
-        raise MalformedRequest("registered_only: true or false")
-    exit_rule = _text(fields, "exit_rule", None)
-    if exit_rule and not exits.is_rule(exit_rule):
-        raise MalformedRequest(f"exit_rule: {exit_rule[:80]!r} is no exit rule")
-    return Request(
-        id=RequestId(_name(fields, "request")),
-        function=_name(fields, "function"),
-        models=tuple([ModelId(_checked_name("models", model)) for model in models]),
-        batch=_whole(fields, "batch", 1, least=1),
-        deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
-        priority=_whole(fields, "priority", 0),
-        arrived_s=now_s if waited_s is None else max(0.0, now_s - waited_s),
-        application=_text(fields, "application", "") or "",
-        stage=_text(fields, "stage", "") or "",
-        slo_s=_seconds(fields, "slo_s"),
-        near=None if near is None else NodeId(near),
-        registered_only=registered_only,
-        max_wait_s=_seconds(fields, "max_wait_s"),
-        exit_rule=exit_rule,
+    fields = _read(body, AcquireBody)
+    asked = Request(
+        id=RequestId(fields.request),
+        function=fields.function,
+        models=tuple(map(ModelId, fields.models)),
+        batch=fields.batch,
+        deadline_s=fields.deadline_in_s,
+        priority=fields.priority,
+        arrived_s=-(fields.waited_s or 0.0),
+        application=fields.application or "",
+        stage=fields.stage or "",
+        slo_s=fields.slo_s,
+        near=NodeId(fields.near) if fields.near else None,
+        registered_only=fields.registered_only,
+        max_wait_s=fields.max_wait_s,
+        exit_rule=fields.exit_rule or None,
     )
+    return absolute(check_request(asked), now_s)
 
 
 def request(body: bytes) -> RequestId:
-    """The id of the request that asks for another lease, or is cancelled."""
-    return RequestId(_name(_fields(body, frozenset({"request"})), "request"))
+    return RequestId(check_name("request", _read(body, RequestBody).request))
 
 
 def release(body: bytes) -> LeaseReleased:
-    fields = _fields(body, frozenset({"lease", "may_return", "request"}))
-    may_return = fields.get("may_return", False)
-    if not isinstance(may_return, bool):
-        raise MalformedRequest("may_return: true or false")
-    if "lease" not in fields:
-        raise MalformedRequest("lease: missing")
-    request = _text(fields, "request", None)
-    named = None if request is None else RequestId(request)
-    return LeaseReleased(LeaseId(_whole(fields, "lease", 0, least=1)), may_return, named)
+    fields = _read(body, ReleaseBody)
+    named = RequestId(check_name("request", fields.request)) if fields.request else None
+    return LeaseReleased(LeaseId(fields.lease), fields.may_return, named)
 
 
 def presence(body: bytes) -> tuple[str, tuple[LeaseId, ...]]:
     """The name under which a caller acquires leases, and the leases that it holds already."""
-    fields = _fields(body, frozenset({"caller", "leases"}))
-    leases = fields.get("leases", [])
-    if not isinstance(leases, list) or len(leases) > _MOST_LEASES:
-        raise MalformedRequest(f"leases: a list of at most {_MOST_LEASES} numbers")
-    if not all(type(lease) is int for lease in leases):
-        raise MalformedRequest("leases: whole numbers")
-    return _name(fields, "caller"), tuple(map(LeaseId, leases))
+    fields = _read(body, PresenceBody)
+    return check_name("caller", fields.caller), tuple(map(LeaseId, fields.leases))
 
 
-def _fields(body: bytes, known: frozenset[str]) -> Fields:
+def _read(body: bytes, kind: type[_Body]) -> _Body:
     try:
-        fields = from_json(body)
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise MalformedRequest(_explained(str(error), kind.__struct_fields__)) from error
     except ValueError as error:
         raise MalformedRequest(f"no JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise MalformedRequest("a JSON object is expected")
-    if not fields.keys() <= known:
-        strangers = ", ".join(sorted(fields.keys() - known))
-        raise MalformedRequest(f"unknown: {strangers}; known: {', '.join(sorted(known))}")
-    return fields
 
 
-def _name(fields: Fields, field: str) -> str:
-    if field not in fields:
-        raise MalformedRequest(f"{field}: missing")
-    return _checked_name(field, fields[field])
-
-
-def _checked_name(field: str, value: object) -> str:
-    if not isinstance(value, str) or not is_name(value):
-        wanted = f"a text of 1 to {LONGEST_NAME} printable characters"
-        raise MalformedRequest(f"{field}: {wanted} is expected")
-    return value
-
-
-def _text(fields: Fields, field: str, missing: str | None) -> str | None:
-    value = fields.get(field)
-    return missing if value is None else _checked_name(field, value) if value else missing
-
-
-def _whole(fields: Fields, field: str, missing: int, least: int | None = None) -> int:
-    value = fields.get(field, missing)
-    if (
-        type(value) is not int
-        or not (-MOST_WHOLE if least is None else least) <= value <= MOST_WHOLE
-    ):
-        raise MalformedRequest(
-            f"{field}: a whole number{'' if least is None else f' from {least}'}"
-        )
-    return value
-
-
-def _seconds(fields: Fields, field: str) -> float | None:
-    value = fields.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedRequest(f"{field}: seconds")
-    if not 0.0 <= value <= MOST_S:  # nor is NaN
-        raise MalformedRequest(f"{field}: from 0 to {MOST_S:g} seconds")
-    return float(value)
+def _explained(problem: str, known: Iterable[str]) -> str:
+    """What msgspec says of a body, the field first."""
+    what, _, field = problem.partition(" - at `$.")
+    if field:
+        return f"{field.rstrip('`')}: {what}"
+    if what.startswith(_UNKNOWN):
+        return f"unknown: {what[len(_UNKNOWN) : -1]}; known: {', '.join(sorted(known))}"
+    if what.startswith(_MISSING):
+        return f"{what[len(_MISSING) : -1]}: missing"
+    return "a JSON object is expected"
 
 
 _REPEAT_S = 1.0
@@ -451,53 +409,36 @@ _REPEAT_S = 1.0
 Line = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
-class WaitProgress:
-    """Writes a line at every decision about one request, and every second while it waits."""
-
-    def __init__(self, office: Office, request: RequestId, line: Line) -> None:
-        self._office = office
-        self._request = request
-        self._line = line
-        self._decisions: Queue[Decided] = Queue()
-        self._writing: Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._office.history.watch(self._request, self._decisions.put_nowait)
-        self._writing = get_running_loop().create_task(self._write_lines())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._office.history.unwatch(self._request, self._decisions.put_nowait)
-        assert self._writing is not None
-        self._writing.cancel()
-        self._writing = None  # a cancelled task refers to all that it worked with
-
-    async def _write_lines(self) -> None:
-        while True:
-            await self._line(self._waits())
-            try:
-                async with time_limit(_REPEAT_S):
-                    decided = await self._decisions.get()
-            except TimeoutError:
-                continue
-            if isinstance(decided.action, EnqueueLocally):
-                await self._line(_queued(decided.action))
-
-    def _waits(self) -> Mapping[str, Any]:
-        core = self._office.core
-        pending = core.requests.get(self._request)
-        local = pending is not None and pending.standing is Standing.LOCAL
-        queued = core.placer.queued
-        if not self._office.has_gpus:
-            return {"state": "waiting", "for": "a GPU to attach", "waiting": queued}
-        at = pending.at if pending is not None and local else None
-        return {"state": "waiting", "for": at or "any GPU", "waiting": queued}
+@asynccontextmanager
+async def _progress(office: Office, request: RequestId, line: Line) -> AsyncIterator[None]:
+    """Write a line at every decision about one request, and every second while it waits."""
+    decisions: Queue[Decided] = Queue()
+    office.history.watch(request, decisions.put_nowait)
+    writing = get_running_loop().create_task(_write_lines(office, request, line, decisions))
+    try:
+        yield
+    finally:
+        office.history.unwatch(request, decisions.put_nowait)
+        writing.cancel()
 
 
-def _queued(action: EnqueueLocally) -> Mapping[str, Any]:
-    return {"state": "queued", "slot": action.slot, "rule": action.rule}
+async def _write_lines(
+    office: Office, request: RequestId, line: Line, decisions: Queue[Decided]
+) -> None:
+    while True:
+        await line(_waits(office, request))
+        try:
+            async with time_limit(_REPEAT_S):
+                action = (await decisions.get()).action
+        except TimeoutError:
+            continue
+        if isinstance(action, EnqueueLocally):
+            await line({"state": "queued", "slot": action.slot, "rule": action.rule})
+
+
+def _waits(office: Office, request: RequestId) -> Mapping[str, Any]:
+    waits_for: str = "any GPU" if office.has_gpus else "a GPU to attach"
+    pending = office.core.requests.get(request)
+    if office.has_gpus and pending is not None and pending.standing is Standing.LOCAL:
+        waits_for = pending.at or waits_for
+    return {"state": "waiting", "for": waits_for, "waiting": office.core.placer.queued}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -15,6 +15,8 @@ from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, Unkno
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId
 from scheduler.service.bill import GROUPS, BillShown, bill
+from scheduler.service.history.history import RequestRecord, spans_of
+from scheduler.service.http.model_routes import add_models
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.terms import OwnerRow, owner_row, owner_rows
@@ -23,9 +25,12 @@ from scheduler.service.views.cluster_report import ClusterShown, QueueShown, mod
 from scheduler.service.views.explanation import LatestShown, RequestShown, explained, used_by
 from scheduler.service.views.page_feed import PageFeed
 
+_JSON = "application/json"
 _SHOWN = 100
 _MOST_SHOWN = 10_000
 _LONGEST_GROUP = 100
+_LONGEST_MARK = 200
+_Value = TypeVar("_Value")
 # pydantic itself reads blanks and underscores in numbers.
 Most = Annotated[int, BeforeValidator(numerals.whole), Query(ge=0, le=_MOST_SHOWN)]
 
@@ -47,106 +52,6 @@ class PolicyShown(BaseModel):
     rule: str
     parameters: dict[str, int | float]
     meanings: dict[str, str]
-
-
-def router(service: SchedulerService, view: Sequence[Any], change: Sequence[Any]) -> APIRouter:
-    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
-    routes = APIRouter()
-    get = routes.get
-
-    _add_policy(routes, service, view, change)
-
-    @get("/cluster", tags=["cluster"], dependencies=view, summary="GPUs, counts, latencies")
-    async def cluster() -> ClusterShown:
-        return cluster_report.cluster(service.office(), service.name, service.store_state())
-
-    @get("/queue", tags=["cluster"], dependencies=view, summary="Waiting requests, in order")
-    async def queue(most: Most = _SHOWN) -> QueueShown:
-        return cluster_report.queue(service.office(), most)
-
-    @get("/bill", tags=["cluster"], dependencies=view, summary="Who used what, and its cost")
-    async def show_bill(
-        by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
-        last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
-    ) -> BillShown:
-        collector = service.office().bill
-        if by not in GROUPS:
-            raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
-        await collector.refresh()
-        now_unix_s = time.time()
-        return bill(collector.buckets, collector.settings, by, now_unix_s - last_s, now_unix_s)
-
-    _add_explanations(routes, service, view)
-    return routes
-
-
-def _add_explanations(routes: APIRouter, service: SchedulerService, view: Sequence[Any]) -> None:
-    get = routes.get
-
-    @get("/explain", tags=["explain"], dependencies=view, summary="The latest requests")
-    async def latest(
-        most: Most = _SHOWN, *, named: bool = False
-    ) -> Sequence[str] | Sequence[LatestShown]:
-        office = service.office()
-        now_s, records = office.clock.now_s(), office.history.latest(most)
-        if named:
-            return [LatestShown.of(record, now_s) for record in records]
-        return [record.request.id for record in records]
-
-    @get(
-        "/explain/{request:path}",
-        tags=["explain"],
-        dependencies=view,
-        summary="Why a request was placed where it was, and its outcome",
-    )
-    async def explain(request: str) -> RequestShown:
-        office = service.office()
-        record = office.history.get(RequestId(request))
-        if record is None:
-            raise UnknownName("request among the latest:", request)
-        now_s = office.clock.now_s()
-        used = used_by(record, office.core, office.bill.settings, now_s)
-        rests = model_rests(office.core, record.request.models, now_s)
-        return explained(record, used, rests, now_s)
-
-    @get(
-        "/traces/{request:path}",
-        tags=["explain"],
-        dependencies=view,
-        summary="The spans of a request: its wait, decisions, leases and loads",
-    )
-    async def traces(request: str) -> dict[str, Any]:
-        spans = service.office().traces.spans(RequestId(request))
-        if not spans:
-            raise UnknownName("request among the latest:", request)
-        return {"request": request, "spans": [plain_span(span) for span in spans]}
-
-
-def _add_policy(
-    routes: APIRouter, service: SchedulerService, view: Sequence[Any], change: Sequence[Any]
-) -> None:
-    @routes.get("/policy", tags=["policy"], dependencies=view, summary="The policy in force")
-    async def policy() -> PolicyBody:
-        office = service.office()
-        name = office.driver.status().policy
-        parameters = policies.describe(name).parameters | office.parameters
-        return PolicyBody(policy=name, parameters=parameters)
-
-    # POST too: `OperatorClient` posts every order.
-    @routes.post("/policy", dependencies=change, include_in_schema=False)
-    @routes.put("/policy", tags=["policy"], dependencies=change, summary="Change the policy")
-    async def set_policy(choice: PolicyBody) -> PolicyBody:
-        service.office()
-        policies.make(choice.policy, choice.parameters)
-        await service.set_policy(choice.policy, choice.parameters)
-        return choice
-
-    @routes.get(
-        "/policies", tags=["policy"], dependencies=view, summary="Every policy with its parameters"
-    )
-    async def every_policy() -> list[PolicyShown]:
-        every = (policies.describe(name) for name in policies.available())
-        return [PolicyShown(**described._asdict()) for described in every]
 
 
 _USUAL = OwnerTerms()
@@ -172,71 +77,156 @@ class OwnersShown(BaseModel):
     owners: list[OwnerRow]
 
 
-def quota_router(
+def routers(
     service: SchedulerService, view: Sequence[Any], change: Sequence[Any]
-) -> APIRouter:
-    routes = APIRouter(tags=["quotas"])
+) -> Sequence[APIRouter]:
+    """The routes; `view` and `change` are dependencies: who may look, and who may act."""
+    reads, orders = APIRouter(dependencies=list(view)), APIRouter(dependencies=list(change))
+    _add_policy(reads, orders, service)
+    _add_cluster(reads, service)
+    _add_explanations(reads, service)
+    _add_quotas(reads, orders, service)
+    _add_feed(reads, service)
+    add_models(reads, orders, service.office)
+    return reads, orders
 
-    @routes.get("/quotas", dependencies=view, summary="Owners with terms, and what they use")
+
+def _add_policy(reads: APIRouter, orders: APIRouter, service: SchedulerService) -> None:
+    @reads.get("/policy", tags=["policy"], summary="The policy in force")
+    async def policy() -> PolicyBody:
+        office = service.office()
+        name = office.driver.status().policy
+        parameters = policies.describe(name).parameters | office.parameters
+        return PolicyBody(policy=name, parameters=parameters)
+
+    # POST too: `OperatorClient` posts every order.
+    @orders.post("/policy", include_in_schema=False)
+    @orders.put("/policy", tags=["policy"], summary="Change the policy")
+    async def set_policy(choice: PolicyBody) -> PolicyBody:
+        service.office()
+        policies.make(choice.policy, choice.parameters)
+        await service.set_policy(choice.policy, choice.parameters)
+        return choice
+
+    @reads.get("/policies", tags=["policy"], summary="Every policy with its parameters")
+    async def every_policy() -> list[PolicyShown]:
+        every = (policies.describe(name) for name in policies.available())
+        return [PolicyShown(**described._asdict()) for described in every]
+
+
+def _add_cluster(reads: APIRouter, service: SchedulerService) -> None:
+    @reads.get("/cluster", tags=["cluster"], summary="GPUs, counts, latencies")
+    async def cluster() -> ClusterShown:
+        return cluster_report.cluster(service.office(), service.name, service.store_state())
+
+    @reads.get("/queue", tags=["cluster"], summary="Waiting requests, in order")
+    async def queue(most: Most = _SHOWN) -> QueueShown:
+        return cluster_report.queue(service.office(), most)
+
+    @reads.get("/bill", tags=["cluster"], summary="Who used what, and its cost")
+    async def show_bill(
+        by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
+        last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
+    ) -> BillShown:
+        collector = service.office().bill
+        if by not in GROUPS:
+            raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
+        await collector.refresh()
+        now_unix_s = time.time()
+        return bill(collector.buckets, collector.settings, by, now_unix_s - last_s, now_unix_s)
+
+
+def _add_explanations(reads: APIRouter, service: SchedulerService) -> None:
+    @reads.get("/explain", tags=["explain"], summary="The latest requests")
+    async def latest(
+        most: Most = _SHOWN, *, named: bool = False
+    ) -> Sequence[str] | Sequence[LatestShown]:
+        office = service.office()
+        now_s, records = office.clock.now_s(), office.history.latest(most)
+        if not named:
+            return [record.request.id for record in records]
+        return [
+            LatestShown(record.request.id, record.request.function, now_s - record.arrived_s)
+            for record in records
+        ]
+
+    why = "Why a request was placed where it was, and its outcome"
+
+    @reads.get("/explain/{request:path}", tags=["explain"], summary=why)
+    async def explain(request: str) -> RequestShown:
+        office = service.office()
+        record = _record(office, request)
+        now_s = office.clock.now_s()
+        used = used_by(record, office.core, office.bill.settings, now_s)
+        rests = model_rests(office.core, record.request.models, now_s)
+        return explained(record, used, rests, now_s)
+
+    what = "The spans of a request: its wait, decisions, leases and loads"
+
+    @reads.get("/traces/{request:path}", tags=["explain"], summary=what)
+    async def traces(request: str) -> dict[str, Any]:
+        office = service.office()
+        spans = spans_of(_record(office, request), office.clock.now_s())
+        return {"request": request, "spans": [plain_span(span) for span in spans]}
+
+
+def _record(office: Office, request: str) -> RequestRecord:
+    record = office.history.get(RequestId(request))
+    if record is None:
+        raise UnknownName("request among the latest:", request)
+    return record
+
+
+def _add_quotas(reads: APIRouter, orders: APIRouter, service: SchedulerService) -> None:
+    def row(owner: str) -> OwnerRow:
+        office = service.office()
+        return owner_row(office.terms, office.core, office.clock.now_s(), owner)
+
+    @reads.get("/quotas", tags=["quotas"], summary="Owners with terms, and what they use")
     async def every_owner() -> OwnersShown:
         office = service.office()
         return OwnersShown(owners=owner_rows(office.terms, office.core, office.clock.now_s()))
 
-    @routes.get("/quotas/{owner:path}", dependencies=view, summary="One owner's terms and use")
+    @reads.get("/quotas/{owner:path}", tags=["quotas"], summary="One owner's terms and use")
     async def one_owner(owner: str) -> OwnerRow:
-        return _row(service.office(), _checked(owner))
+        service.office()
+        return row(_checked(check_owner, owner))
 
-    @routes.put("/quotas/{owner:path}", dependencies=change, summary="Set an owner's terms")
+    @orders.put("/quotas/{owner:path}", tags=["quotas"], summary="Set an owner's terms")
     async def set_terms(owner: str, body: TermsBody) -> OwnerRow:
         service.office()
-        try:
-            terms = check_terms(OwnerTerms(**body.model_dump()))
-        except BadValue as error:
-            raise MalformedRequest(str(error)) from error
-        await service.set_terms(_checked(owner), terms)
-        return _row(service.office(), owner)
+        terms = _checked(check_terms, OwnerTerms(**body.model_dump()))
+        await service.set_terms(_checked(check_owner, owner), terms)
+        return row(owner)
 
-    @routes.delete("/quotas/{owner:path}", dependencies=change, summary="Remove an owner's terms")
+    @orders.delete("/quotas/{owner:path}", tags=["quotas"], summary="Remove an owner's terms")
     async def remove_terms(owner: str) -> OwnerRow:
-        if _checked(owner) not in service.office().terms.of_operators:
+        if _checked(check_owner, owner) not in service.office().terms.of_operators:
             raise UnknownName("terms that an operator set of", owner)
         await service.set_terms(owner, None)
-        return _row(service.office(), owner)
-
-    return routes
+        return row(owner)
 
 
-def _row(office: Office, owner: str) -> OwnerRow:
-    return owner_row(office.terms, office.core, office.clock.now_s(), owner)
-
-
-def _checked(owner: str) -> str:
+def _checked(check: Callable[[_Value], _Value], value: _Value) -> _Value:
     try:
-        return check_owner(owner)
+        return check(value)
     except BadValue as error:
         raise MalformedRequest(str(error)) from error
 
 
-_JSON = "application/json"
-_MOST_CHARACTERS = 200
-
-
-def feed_router(service: SchedulerService, view: Sequence[Any]) -> APIRouter:
-    routes = APIRouter(tags=["watching"], dependencies=list(view))
+def _add_feed(reads: APIRouter, service: SchedulerService) -> None:
     feed = _of_term(service)
 
-    @routes.get("/feed", summary="The whole state, or the changes since that mark")
-    async def look(
-        since: Annotated[str, Query(max_length=_MOST_CHARACTERS)] = "",
-    ) -> Response:
+    @reads.get(
+        "/feed", tags=["watching"], summary="The whole state, or the changes since that mark"
+    )
+    async def look(since: Annotated[str, Query(max_length=_LONGEST_MARK)] = "") -> Response:
         about = {"name": service.name, "store": service.store_state()}
         return Response(feed().look(since, about), media_type=_JSON)
 
-    @routes.get("/feed/point", summary="Figures of the last seconds, for charts")
+    @reads.get("/feed/point", tags=["watching"], summary="Figures of the last seconds, for charts")
     async def point() -> Response:
         return Response(feed().point(), media_type=_JSON)
-
-    return routes
 
 
 def _of_term(service: SchedulerService) -> Callable[[], PageFeed]:

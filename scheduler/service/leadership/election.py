@@ -11,22 +11,24 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 """
 
 import asyncio
-import json
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager, suppress
 from logging import Logger
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import uuid4
+
+import aiohttp
+import msgspec
 
 from common.numerals import natural
 from common.time_limits import time_limit
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.store.datastore import Fence, Store, StoreLease
-from scheduler.store.stored_records import UNREADABLE
+from scheduler.store.stored_records import UNREADABLE, key
 
 LEADER = "leader"
 ELECTION = "election"
@@ -39,7 +41,7 @@ _TRY_AGAIN_S = 0.5
 _GIVE_WAY_S = 2.0
 
 
-class LeaderInfo(NamedTuple):
+class LeaderInfo(msgspec.Struct, frozen=True):
     """The leader's record; `id` is new with every candidacy, `process` may be empty."""
 
     name: str
@@ -66,6 +68,7 @@ class Leadership:
         *,
         floor: int = 0,
         leaps: bool = False,
+        rises: Callable[[int], None] = lambda _term: None,
     ) -> None:
         """The terms are above the `floor`; whether the first one of a datastore leaps beyond it."""
         self._store = store
@@ -73,16 +76,16 @@ class Leadership:
         process = name_of_this_process()
         self._me = LeaderInfo(name, advertise_url, floor, uuid4().hex, process)
         self._lease: StoreLease | None = None
-        self._fence: Fence | None = None
+        self.fence: Fence | None = None  # for the leader's writes; it changes when the term rises
         self._refreshing: asyncio.Task[None] | None = None
         self._doubted = asyncio.Event()
         self._seen_term = 0
         self._leaps = leaps
         self._back_s = -inf
-        self._forget_health = store.on_health_change(self._health_changed)
+        self._forget_health: Callable[[], None] = store.on_health_change(self._health_changed)
         self.confirmed = False
         self.lost = asyncio.Event()
-        self.rises: Callable[[int], None] = lambda _term: None
+        self._rises = rises
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,16 +101,11 @@ class Leadership:
     @property
     def leading(self) -> bool:
         """Whether this scheduler was elected, and has met no later leader since."""
-        return self._fence is not None and not self.lost.is_set()
-
-    @property
-    def fence(self) -> Fence | None:
-        """The fence for the leader's writes; it changes when the term rises."""
-        return self._fence
+        return self.fence is not None and not self.lost.is_set()
 
     async def campaign(self) -> int:
         """Wait until this scheduler leads; returns its term."""
-        assert self._fence is None, "a candidacy is for one election"
+        assert self.fence is None, "a candidacy is for one election"
         while not await self._elected():
             await asyncio.sleep(_TRY_AGAIN_S)
         self._refreshing = asyncio.create_task(self._refresh())
@@ -117,7 +115,7 @@ class Leadership:
         """Stop leading, and let another scheduler lead at once."""
         self.lost.set()
         self._forget_health()
-        self._forget_health = _nothing
+        self._forget_health = lambda: None
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -137,20 +135,6 @@ class Leadership:
         """A write was fenced off: find out at once who leads."""
         self._doubted.set()
 
-    async def leader(self) -> LeaderInfo | None:
-        """The leader that the datastore records."""
-        leader = decoded(await self._store.get(LEADER))
-        return leader if leader is not None and leader.term else None
-
-    async def leaders(self) -> AsyncGenerator[LeaderInfo | None, None]:
-        """The leader that the datastore records, then every change of leader."""
-        async with aclosing(self._store.watch(LEADER)) as watch:
-            async for changes in watch:
-                if changes.complete or LEADER in changes.values:
-                    leader = decoded(changes.values.get(LEADER))
-                    if leader is None or leader.term:
-                        yield leader
-
     # -- being elected --------------------------------------------------------------------------
 
     async def _elected(self) -> bool:
@@ -167,13 +151,16 @@ class Leadership:
 
     async def _stand(self) -> bool:
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
-        # With term 0 other schedulers do not treat this candidate as the leader yet.
-        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        revision = await self._store.create(LEADER, self._without_term(), lease)
         if revision is None:
             await self._give_lease_back()
             return False
         await self._take_office(lease, Fence(LEADER, revision))
         return True
+
+    def _without_term(self) -> bytes:
+        """With term 0 other schedulers do not treat this candidate as the leader yet."""
+        return msgspec.json.encode(msgspec.structs.replace(self._me, term=0))
 
     async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
         """Publish the new term: one above the highest term recorded or met.
@@ -185,13 +172,13 @@ class Leadership:
         highest = max(0 if latest is None else latest.term, self.term, self._seen_term)
         leaps = latest is None and self._leaps
         leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if leaps else 0
-        me = self._me._replace(term=highest + leap + 1)
-        await self._store.write({ELECTION: _encoded(me)}, fence=fence)
-        await self._store.write({LEADER: _encoded(me)}, fence=fence, lease=lease)
-        self._me, self._lease, self._fence = me, lease, fence
+        me = msgspec.structs.replace(self._me, term=highest + leap + 1)
+        await self._store.write({ELECTION: msgspec.json.encode(me)}, fence=fence)
+        await self._store.write({LEADER: msgspec.json.encode(me)}, fence=fence, lease=lease)
+        self._me, self._lease, self.fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
-        self.rises(me.term)
+        self._rises(me.term)
 
     async def _wait_for_vacancy(self) -> None:
         async with aclosing(self._store.watch(LEADER)) as watch:
@@ -201,7 +188,7 @@ class Leadership:
                     return
                 leader = decoded(value)
                 if value is not None and leader is not None:
-                    self._me = self._me._replace(term=max(self.term, leader.term))
+                    self._me = msgspec.structs.replace(self._me, term=max(self.term, leader.term))
                     if has_ended(leader.process):
                         await self._depose(leader, value)
 
@@ -256,8 +243,8 @@ class Leadership:
             await self._regain()
         elif self._seen_term > self.term:
             assert self._lease is not None
-            assert self._fence is not None
-            await self._take_office(self._lease, self._fence)
+            assert self.fence is not None
+            await self._take_office(self._lease, self.fence)
         self._doubted.clear()
         self.confirmed = not self.lost.is_set()
 
@@ -265,7 +252,7 @@ class Leadership:
         """Be elected again, unless another scheduler was elected meanwhile."""
         await self._give_lease_back()
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
-        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        revision = await self._store.create(LEADER, self._without_term(), lease)
         latest = decoded(await self._store.get(LEADER if revision is None else ELECTION))
         if latest is not None and latest.id != self._me.id:
             await self._give_lease_back()
@@ -289,8 +276,14 @@ class Leadership:
                 await self._store.revoke(lease)
 
 
-def _nothing() -> None:
-    """Replaces the callback's removal after it ran once."""
+async def leaders(store: Store) -> AsyncGenerator[LeaderInfo | None, None]:
+    """The leader that the datastore records, then every change of leader."""
+    async with aclosing(store.watch(LEADER)) as watch:
+        async for changes in watch:
+            if changes.complete or LEADER in changes.values:
+                leader = decoded(changes.values.get(LEADER))
+                if leader is None or leader.term:
+                    yield leader
 
 
 def decoded(value: bytes | None) -> LeaderInfo | None:
@@ -298,20 +291,9 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
     if value is None:
         return None
     try:
-        fields = json.loads(value)
-        return LeaderInfo(
-            name=str(fields["name"]),
-            url=str(fields["url"]),
-            term=int(fields["term"]),
-            id=str(fields["id"]),
-            process=str(fields["process"]),
-        )
+        return msgspec.json.decode(value, type=LeaderInfo)
     except UNREADABLE:
         return None
-
-
-def _encoded(leader: LeaderInfo) -> bytes:
-    return json.dumps(leader._asdict()).encode()
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -343,3 +325,94 @@ def _space() -> str:
     with suppress(OSError):
         return f"{_BOOT.read_text().strip()}/{_NAMESPACE.readlink()}"
     return ""
+
+
+# The other schedulers: known from the datastore, and asked directly while it does not answer.
+#
+# A leader that cannot reach the datastore cannot know whether another scheduler was elected. GPU
+# managers could report a new leader, but those attached to this leader have met none. So the
+# leader asks the schedulers that stood by when it last reached the datastore.
+
+CANDIDATES = "candidates/"
+
+_TTL_S = 10
+_LISTED_AGAIN_S = 3.0
+_LOOK_S = 1.0
+
+
+class _Candidate(msgspec.Struct):
+    """The record of a scheduler that stands by."""
+
+    name: str
+    url: str
+
+
+# The term in which the scheduler at this URL leads; 0 if it does not lead or does not answer.
+Ask = Callable[[str], Awaitable[int]]
+
+
+@asynccontextmanager
+async def standing_by(store: Store, name: str, url: str, log: Logger) -> AsyncIterator[None]:
+    """Keep this scheduler listed in the datastore as a candidate."""
+    task = asyncio.create_task(_stay_known(store, name, url, log))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with suppress(DatastoreError):
+            await store.delete(key(CANDIDATES, url))
+
+
+async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logger) -> None:
+    """While this scheduler leads: find out if another one leads, also without the datastore."""
+    urls: list[str] = []
+    while True:
+        if leadership.confirmed:
+            with suppress(DatastoreError):
+                urls = _urls((await store.list(CANDIDATES)).values.values())
+        else:
+            for term in await asyncio.gather(*map(ask, urls)):
+                if term > leadership.term:
+                    log.warning("another scheduler leads, in term %d", term)
+                    leadership.saw(term)
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
+    lease: StoreLease | None = None
+    record = msgspec.json.encode(_Candidate(name, url))
+    while True:
+        try:
+            if lease is None or not await store.refresh(lease):
+                granted = await store.grant(_TTL_S)
+                await store.put(key(CANDIDATES, url), record, granted)
+                lease = granted
+        except DatastoreError as error:
+            log.debug("not listed as a candidate: %s", error)
+        await asyncio.sleep(_LISTED_AGAIN_S)
+
+
+def _urls(values: Iterable[bytes]) -> list[str]:
+    urls: list[str] = []
+    for value in values:
+        with suppress(*UNREADABLE):
+            urls.append(msgspec.json.decode(value, type=_Candidate).url)
+    return urls
+
+
+_PATIENCE_S = 1.0
+
+
+async def term_at(url: str) -> int:
+    """The term in which the scheduler at this URL leads; 0 if it does not lead or answer."""
+    patience = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=patience) as session,
+            session.get(url.rstrip("/") + "/readyz") as answer,
+        ):
+            health = await answer.json()
+        return int(health["term"]) if health["leading"] else 0
+    except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError):
+        return 0

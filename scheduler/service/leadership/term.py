@@ -3,6 +3,7 @@
 import logging
 from asyncio import Event, get_running_loop
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 
 from common.telemetry.traces import Sink
 from scheduler.core.billing.use_buckets import UseBuckets
@@ -10,21 +11,27 @@ from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning, recorded_profile
 from scheduler.core.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
-from scheduler.model.errors import NoGpus
+from scheduler.model.errors import NoGpus, RequestWithdrawn
 from scheduler.model.events import Event as CoreEvent
 from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import CoreSettings, LeaseId, RequestOutcome
+from scheduler.model.values import (
+    CoreSettings,
+    LeaseId,
+    Placement,
+    Request,
+    RequestId,
+    RequestOutcome,
+)
 from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, Observer, nobody_keeps
-from scheduler.service.history.history import History
+from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.history.request_spans import RequestTraces
 from scheduler.service.loop_clocks import MonotonicClock
-from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.metrics.decision_counts import DecisionCounting
+from scheduler.service.metrics import declared
+from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from scheduler.service.settings import Settings
-from scheduler.service.terms import CallersTerms, TermsBook
+from scheduler.service.terms import TermsBook
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
 
@@ -86,10 +93,11 @@ class Office:
         )
         self.closed = False
         self.observers: list[Callable[[], None]] = []
-        self.history = History(serving.history, meters, self.core.placer.leases)
-        self.traces = RequestTraces(self.history, serving.history, self.clock.now_s, sink)
+        ended = partial(send_sampled, sink, self.clock.now_s)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
-        meters.terms.add(())
+        leases = self.core.placer.leases
+        self.history = History(serving.history, leases, self._counting.freed, ended)
+        meters.values[declared.TERMS].add(())
         self.placed_before = meters.placements()
         recovered = recovered or Recovered()
         recovered.restore(self.core)
@@ -100,7 +108,6 @@ class Office:
             recovered, self.core, self.clock, log, self._observe, recall
         )
         self.terms = TermsBook(self._set_terms, recovered.terms)
-        self.callers_terms = CallersTerms(self.terms)
         self._grace = Event()
         self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
 
@@ -136,6 +143,19 @@ class Office:
             gpu.silent and not gpu.draining for gpu in cluster.gpus.values()
         )
 
+    async def acquire(self, request: Request) -> Placement:
+        """The driver's `acquire`, which waits a short time for the first GPU; else NoGpus."""
+        if not self.has_gpus:
+            await self.some_gpu()
+        return await self.driver.acquire(request)
+
+    def request(self, request: RequestId) -> Request:
+        """A request that has just been given a lease."""
+        pending = self.core.requests.get(request)
+        if pending is None:  # it ended while its answer was being made
+            raise RequestWithdrawn(request, "it has ended")
+        return pending.request
+
     async def some_gpu(self) -> None:
         """Wait a short time for the first GPU; NoGpus if none attached."""
         while not self.has_gpus and not self.closed:
@@ -162,8 +182,7 @@ class Office:
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:
         took_s = self.clock.now_s() - now
         self._counting(now, event, actions)
-        self.history(now, event, actions)
-        self.traces(now, event, actions, took_s)
+        self.history(now, event, actions, took_s)
         if self._recorder is not None:
             self._recorder(now, event, actions)
         for action in actions:

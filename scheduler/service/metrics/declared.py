@@ -198,3 +198,15 @@ PRESSURE = _counter("memory_pressure", "How often a GPU lacked memory that was c
 METRICS: tuple[Metric, ...] = tuple(
     found for found in list(globals().values()) if isinstance(found, Metric)
 )
+# What a scrape finds: in the core of this term, in the exporter of spans, or by other metrics.
+_AT_SCRAPE = frozenset({
+    *(TRACE_SPANS, HTTP_REQUESTS, PLACEMENTS, ENDED, WAITED, REFUSALS),
+    *(OWNER_REFUSED, EVICTIONS, PREFETCHES),
+})  # fmt: skip
+# What is counted from the start of the process on.
+COUNTERS, HISTOGRAMS = (
+    tuple(metric for metric in METRICS if metric.kind is kind and metric not in _AT_SCRAPE)
+    for kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
+)
+# What is 0 of every GPU as soon as it has joined.
+FROM_THE_START = (LOAD_FAILURES, PRESSURE, GPU_LOADS, GPU_LOAD, GPU_HELD)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
-from logging import Logger
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
@@ -46,6 +45,21 @@ from scheduler.wire.node_stream import (
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute
 
+log = logging.getLogger(__name__)
+
+NodeCall = Acquire | Wanted | Ask | Survey | Locate
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """What all streams of one leader's nodes work with."""
+
+    driver: Driver
+    term: Callable[[], int]
+    now_s: Callable[[], float]
+    met: Callable[[int], None]  # a manager has met this term, earlier or elsewhere
+    addresses: Callable[[NodeId], tuple[str, ...]]  # where a node's manager listens
+
 
 class AttachedManager:
     """A NodeLink that outlives its line; `run` identifies the manager process.
@@ -53,28 +67,17 @@ class AttachedManager:
     Messages are kept while there is no line, and sent over the next one.
     """
 
-    def __init__(
-        self,
-        node: NodeId,
-        run: str,
-        driver: Driver,
-        term: Callable[[], int],
-        now_s: Callable[[], float],
-        log: Logger,
-        superseded: Callable[[int], None],
-        addresses: Callable[[NodeId], tuple[str, ...]],
-    ) -> None:
+    def __init__(self, node: NodeId, run: str, leader: Leader) -> None:
         self.node = node
         self.run = run
         self.left = False
         self.last_message_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self._driver = driver
-        self._term = term
-        self._log = log
-        self._superseded = superseded
+        self._leader = leader
+        self._driver = leader.driver
         self._channel = DownChannel()
-        self._calls = NodeCalls(node, driver, now_s, self._send, addresses)
+        self._calling = BackgroundTasks(log, f"a call of node {node}")
+        self._open_calls: set[int] = set()
         self._line: FrameLine | None = None
         self._before: AttachedManager | None = None
         self._attached = False
@@ -151,7 +154,7 @@ class AttachedManager:
 
     def close(self) -> None:
         self.disconnect()
-        self._calls.close()
+        self._calling.cancel()
         if self._grace is not None:
             self._grace.cancel()
 
@@ -185,11 +188,11 @@ class AttachedManager:
         if self._line is not None:
             self._line.send(self._channel.pack_hint(Beat()))
             if self._channel.overfull or self._line.unsent_bytes > MOST_UNSENT_BYTES:
-                self._log.warning("node %s does not keep up", self.node)
+                log.warning("node %s does not keep up", self.node)
                 self._line.hang_up()
 
     def _send_order(self, order: Order) -> None:
-        self._send(Given(self._term(), order))
+        self._send(Given(self._leader.term(), order))
 
     def _send(self, message: Down) -> None:
         data = self._channel.pack(message)
@@ -209,9 +212,9 @@ class AttachedManager:
             self.beat()
             self.disconnect()
         elif isinstance(message, Superseded):
-            self._superseded(message.term)
+            self._leader.met(message.term)
         elif message is not None and not isinstance(message, Beat):
-            self._calls.begin(message)
+            self._begin(message)
         if self._channel.unconfirmed >= ACKNOWLEDGED_AT_ONCE:
             self.beat()
 
@@ -229,70 +232,43 @@ class AttachedManager:
         for order in [] if before is None else before.unconfirmed_ends():
             self.end_lease(order)
 
+    # -- calls of the manager -------------------------------------------------------------------
 
-log = logging.getLogger(__name__)
-
-NodeCall = Acquire | Wanted | Ask | Survey | Locate
-
-
-class NodeCalls:
-    """The unanswered calls of one manager; the callback `answer` sends the answers."""
-
-    def __init__(
-        self,
-        node: NodeId,
-        driver: Driver,
-        now_s: Callable[[], float],
-        answer: Callable[[Answer], None],
-        addresses: Callable[[NodeId], tuple[str, ...]],
-    ) -> None:
-        self._node = node
-        self._addresses = addresses
-        self._driver = driver
-        self._now_s = now_s
-        self._answer = answer
-        self._tasks = BackgroundTasks(log, f"a call of node {node}")
-        self._open: set[int] = set()
-
-    def begin(self, call: NodeCall) -> None:
-        if call.call in self._open:
+    def _begin(self, call: NodeCall) -> None:
+        if call.call in self._open_calls:
             raise BadValue(f"call {call.call} is pending already")
-        self._open.add(call.call)
-        task = self._tasks.start(self._serve(call))
-        task.add_done_callback(lambda _: self._open.discard(call.call))
-
-    def close(self) -> None:
-        """Cancel every call without an answer."""
-        self._tasks.cancel()
+        self._open_calls.add(call.call)
+        task = self._calling.start(self._serve(call))
+        task.add_done_callback(lambda _: self._open_calls.discard(call.call))
 
     async def _serve(self, call: NodeCall) -> None:
         try:
             answer = await self._answered(call)
         except SchedulerError as error:
             answer = Answer(call.call, refusal=refusal(error))
-        self._answer(answer)
+        self._send(answer)
 
     async def _answered(self, call: NodeCall) -> Answer:
         driver, number = self._driver, call.call
         if isinstance(call, Acquire):
-            request = absolute(call.request, self._now_s())
+            request = absolute(call.request, self._leader.now_s())
             return self._placed(number, await driver.acquire(request))
         if isinstance(call, Wanted):
             return self._placed(number, await driver.wanted(call.request))
         if isinstance(call, Survey):
             return Answer(number, status=self._survey())
         if isinstance(call, Locate):
-            return Answer(number, addresses=self._addresses(call.node))
-        await self._order(call)
+            return Answer(number, addresses=self._leader.addresses(call.node))
+        await self._obey(call)
         return Answer(number)
 
     def _placed(self, number: int, placement: Placement) -> Answer:
         """The placement, with the addresses of a node that the caller may not know."""
-        away = placement.node != self._node
-        addresses = self._addresses(placement.node) if away else ()
+        away = placement.node != self.node
+        addresses = self._leader.addresses(placement.node) if away else ()
         return Answer(number, placement, addresses=addresses)
 
-    def _order(self, call: Ask) -> Coroutine[Any, Any, None]:
+    def _obey(self, call: Ask) -> Coroutine[Any, Any, None]:
         orders = {"pin": self._driver.pin, "unpin": self._driver.unpin, "evict": self._driver.evict}
         if call.do not in orders:
             raise BadValue(f"no such order: {call.do[:80]!r}")
@@ -301,7 +277,7 @@ class NodeCalls:
     def _survey(self) -> Status:
         """Counts of the whole cluster, and the GPUs of this node."""
         status = self._driver.status()
-        gpus = tuple(gpu for gpu in status.gpus if gpu.node == self._node)
+        gpus = tuple(gpu for gpu in status.gpus if gpu.node == self.node)
         return replace(status, gpus=gpus)
 
 

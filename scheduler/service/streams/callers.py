@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from common.frame_line import LineBroken
@@ -17,7 +17,7 @@ from scheduler.model.errors import BadValue, NotLeading, RequestWithdrawn, Sched
 from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.service import error_table
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.request_bounds import check_report, check_request
 from scheduler.wire.caller_stream import (
     BEAT_S,
@@ -150,14 +150,14 @@ class CallerLines:
     """The greeted lines of one leader's callers, by which leases are recalled."""
 
     def __init__(self, leases: CallerLeases) -> None:
-        self._leases = leases
+        self.leases = leases
         self.open: dict[AcceptedLine, str] = {}
         # A lease may be recalled before the task that was granted it has resumed.
         self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
 
     def recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller; one that is gone loses its leases anyway."""
-        caller = self._leases.caller_of(lease)
+        caller = self.leases.caller_of(lease)
         if caller is None:
             self.early.append(lease)
         for line, name in self.open.items():
@@ -174,21 +174,20 @@ class CallerStreams:
     def __init__(
         self,
         office: Office,
-        leases: CallerLeases,
         lines: CallerLines,
         meters: SchedulerCounters,
         signed: Signed,
         elsewhere: Callable[[], str | None],
         fenced: Callable[[int], None],
     ) -> None:
-        self._office = office
-        self._leases = leases
-        self._meters = meters
-        self._signed = signed
-        self._elsewhere = elsewhere
-        self._fenced = fenced
+        self.office = office
+        self.leases = lines.leases
         self.lines = lines.open
-        self._early = lines.early
+        self.early = lines.early
+        self.meters = meters
+        self.signed = signed
+        self.fenced = fenced
+        self._elsewhere = elsewhere
         self._closed = False
 
     async def serve(self, line: AcceptedLine) -> None:
@@ -206,11 +205,11 @@ class CallerStreams:
             if self._closed:  # since it was dialled
                 await self._send_away([line])
                 return
-            line.send(pack_down(Leads(self._office.term)))
+            line.send(pack_down(Leads(self.office.term)))
             self.lines[line] = present.caller
             with (
-                self._leases.present(self._office, present.caller, present.leases),
-                self._office.callers_terms.present(present.caller),
+                self.leases.present(self.office, present.caller, present.leases),
+                self.office.terms.present(present.caller),
             ):
                 await self._serve_stream(line, present.caller)
         except (BadValue, LineBroken) as error:
@@ -236,16 +235,7 @@ class CallerStreams:
         await asyncio.gather(*(line.flush() for line in lines))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
-        stream = _CallerStream(
-            line,
-            caller,
-            self._office,
-            self._leases,
-            self._meters,
-            self._signed,
-            self._early,
-            self._fenced,
-        )
+        stream = _CallerStream(line, caller, self)
         beats = asyncio.get_running_loop().create_task(_beat(line))
         try:
             await line.pump(stream.take)
@@ -257,25 +247,11 @@ class CallerStreams:
 class _CallerStream:
     """One caller's questions, each in a task of its own until it is answered."""
 
-    def __init__(
-        self,
-        line: AcceptedLine,
-        caller: str,
-        office: Office,
-        leases: CallerLeases,
-        meters: SchedulerCounters,
-        signed: Signed,
-        recalled: Container[LeaseId],
-        fenced: Callable[[int], None],
-    ) -> None:
+    def __init__(self, line: AcceptedLine, caller: str, streams: CallerStreams) -> None:
         self._line = line
-        self._fenced = fenced
-        self._recalled = recalled
         self._caller = caller
-        self._office = office
-        self._leases = leases
-        self._meters = meters
-        self._signed = signed
+        self._office = streams.office
+        self._streams = streams
         self._open: dict[int, RequestId] = {}
         self._asking: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks(log, "a caller's question")
@@ -287,21 +263,21 @@ class _CallerStream:
             lease, may_return, request = message
             self._office.driver.release(lease, request, may_return=may_return)
             if not may_return:
-                self._leases.released(lease, request)
-            self._meters.answered["/release", _OK] += 1
+                self._streams.leases.released(lease, request)
+            self._streams.meters.answered["/release", _OK] += 1
         elif isinstance(message, Ran):
             now_s = self._office.clock.now_s()
             for report in message.reports:
                 self._office.driver.report(shifted(check_report(report), now_s))
-            self._meters.answered["/ran", _OK] += 1
+            self._streams.meters.answered["/ran", _OK] += 1
         elif isinstance(message, Holds):
             for lease, request in message.requests:
-                self._leases.granted(self._office, self._caller, lease, request)
+                self._streams.leases.granted(self._office, self._caller, lease, request)
         elif isinstance(message, Cancel):
             self._cancel(message.request)
-            self._meters.answered["/cancel", _OK] += 1
+            self._streams.meters.answered["/cancel", _OK] += 1
         elif isinstance(message, ToldTerms):
-            self._office.callers_terms.take(self._caller, message)
+            self._office.terms.take(self._caller, message)
         elif isinstance(message, MetTerm):
             self._step_down(message.term)
         elif isinstance(message, AskLease | AskAgain):
@@ -317,7 +293,7 @@ class _CallerStream:
         if not self._office.term < term <= MOST_TERM:
             raise BadValue(f"it has met term {term}, this one leads in {self._office.term}")
         log.warning("a caller has met a leader of term %d", term)
-        self._fenced(term)
+        self._streams.fenced(term)
 
     def _begin(self, question: AskLease | AskAgain) -> None:
         call = question.call
@@ -357,9 +333,9 @@ class _CallerStream:
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
-        self._meters.answered[path, status] += 1
+        self._streams.meters.answered[path, status] += 1
         self._line.send(pack_down(answer))
-        if isinstance(answer, Granted) and answer.placement.lease in self._recalled:
+        if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
             self._line.send(pack_down(Recalled(answer.placement.lease)))
 
     async def _granted(self, question: AskLease | AskAgain) -> Granted:
@@ -369,18 +345,13 @@ class _CallerStream:
             request = request._replace(caller=self._caller if question.keeps else "")
             trace = trace_of(question.parent, question.state) if question.parent else None
             ABOUT.set(Work(trace, function=request.function, request=request.id))
-            if not office.has_gpus:
-                await office.some_gpu()
-            placement = await office.driver.acquire(request)
+            placement = await office.acquire(request)
         else:
             ABOUT.set(Work(None, request=question.request))
             placement = await office.driver.wanted(question.request)
-            pending = office.core.requests.get(question.request)
-            if pending is None:  # it ended while its answer was being made
-                raise RequestWithdrawn(question.request, "it has ended")
-            request = pending.request
-        self._leases.granted(office, self._caller, placement.lease, request.id)
-        return Granted(question.call, placement, *self._signed(placement, request))
+            request = office.request(question.request)
+        self._streams.leases.granted(office, self._caller, placement.lease, request.id)
+        return Granted(question.call, placement, *self._streams.signed(placement, request))
 
 
 def _checked(message: object) -> Present:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from logging import DEBUG, WARNING, Logger
 
 from cache_manager.model.ids import NodeId
@@ -13,7 +13,7 @@ from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver import Driver
-from scheduler.service.streams.attached_manager import AttachedManager
+from scheduler.service.streams.attached_manager import AttachedManager, Leader
 from scheduler.wire.codec import VERSION, other_version
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
@@ -63,16 +63,12 @@ class NodeStreams:
         self._strangers = StrangerLog(log)
         self._times = times
         self._fenced = fenced
-        self._now_s = now_s
+        self._leader = Leader(driver, term, now_s, self._note_term, self.addresses)
         self._run = secrets.token_hex(16)
-        self._nodes: dict[NodeId, AttachedManager] = {}
+        # The nodes that have a stream, or had one lately.
+        self.attached: dict[NodeId, AttachedManager] = {}
         self._addresses: dict[NodeId, tuple[str, ...]] = {}
         self._closed = False
-
-    @property
-    def nodes(self) -> dict[NodeId, bool]:
-        """The nodes that are attached; False if the node's stream is broken at present."""
-        return {name: node.connected for name, node in self._nodes.items()}
 
     def addresses(self, node: NodeId) -> tuple[str, ...]:
         """Where a node's GPU manager listens for functions, by its own report."""
@@ -80,11 +76,6 @@ class NodeStreams:
 
     def listens_at(self, node: NodeId, addresses: tuple[str, ...]) -> None:
         self._addresses[node] = addresses
-
-    @property
-    def attached(self) -> Mapping[NodeId, AttachedManager]:
-        """The nodes that have a stream, or had one lately."""
-        return self._nodes
 
     async def serve(self, line: AcceptedLine, name: NodeId) -> None:
         hello = None
@@ -109,9 +100,9 @@ class NodeStreams:
     async def close(self) -> None:
         """Hang up on every manager; managers keep their state and look for the next leader."""
         self._closed = True
-        for node in self._nodes.values():
+        for node in self.attached.values():
             node.close()
-        self._nodes.clear()
+        self.attached.clear()
 
     # -- the greeting ---------------------------------------------------------------------------
 
@@ -137,7 +128,7 @@ class NodeStreams:
             self._fenced(term)
 
     def _resume_or_begin(self, name: NodeId, hello: Hello, line: AcceptedLine) -> AttachedManager:
-        earlier = self._nodes.get(name)
+        earlier = self.attached.get(name)
         if earlier is not None and earlier.connected and earlier.run != hello.run:
             raise _Refused("another manager is attached under this name")
         self.listens_at(name, hello.addresses)
@@ -145,19 +136,10 @@ class NodeStreams:
         if earlier is not None and earlier.run == hello.run and hello.resume is not None:
             unsent = earlier.unsent(hello.resume) if hello.resume.run == self._run else None
         if earlier is None or unsent is None:
-            node = AttachedManager(
-                name,
-                hello.run,
-                self._driver,
-                self._term,
-                self._now_s,
-                self._log,
-                self._note_term,
-                self.addresses,
-            )
+            node = AttachedManager(name, hello.run, self._leader)
             if earlier is not None:
                 node.replace(earlier)
-            self._nodes[name] = node
+            self.attached[name] = node
             welcome = Welcome(resumed=False)
         else:
             node, welcome = earlier, Welcome(resumed=True, seen=earlier.seen)
@@ -190,7 +172,7 @@ class NodeStreams:
             self._stream_ended(line, node)
 
     def _stream_ended(self, line: AcceptedLine, node: AttachedManager) -> None:
-        if self._nodes.get(node.node) is not node:
+        if self.attached.get(node.node) is not node:
             return
         if node.left:
             self._give_up(node)
@@ -198,8 +180,8 @@ class NodeStreams:
             node.line_ended(line, self._times.grace_s, lambda: self._give_up(node))
 
     def _give_up(self, node: AttachedManager) -> None:
-        if self._nodes.get(node.node) is node:
-            del self._nodes[node.node]
+        if self.attached.get(node.node) is node:
+            del self.attached[node.node]
             self._addresses.pop(node.node, None)
             node.close()
             self._driver.detach(node.node)

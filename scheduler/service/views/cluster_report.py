@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from cache_manager.model.ids import ModelId, NodeId
-from cache_manager.routes import ModelRest
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch
@@ -167,6 +166,19 @@ def _accuracy(latest: list[RequestRecord]) -> Accuracy | None:
 
 def of_lease(record: RequestRecord, lease: LeaseId) -> Happened | None:
     return next((happened for happened in record.happened if happened.lease == lease), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRest:
+    """A stage that a model is in: `gpu`, `context` (an empty process that it left), `host`, `disk`.
+
+    If nobody uses it, it may leave the stage in `leaves_in_s`; None: in use there, or for ever.
+    """
+
+    model: ModelId
+    stage: str
+    place: str
+    leaves_in_s: float | None
 
 
 def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[ModelRest]:

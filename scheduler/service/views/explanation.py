@@ -1,11 +1,9 @@
 """The answer of /explain: why a request was placed where it was, and the measured times."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from cache_manager.routes import ModelRest
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.billing.charges import CHARGES, GPU_TIME, IN_USE
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
@@ -19,7 +17,7 @@ from scheduler.model.values import (
 )
 from scheduler.service.bill import Billing
 from scheduler.service.history.history import Decided, Happened, RequestRecord
-from scheduler.service.views.cluster_report import of_lease
+from scheduler.service.views.cluster_report import ModelRest, of_lease
 from scheduler.wire.cluster_status import ConfigurationStatus, configuration_status
 
 
@@ -59,13 +57,13 @@ class DecisionShown:
     what: str
     rule: str
     slot: SlotId
-    gpu: GpuId | None
-    node: NodeId | None
-    hit: bool | None
-    held_elsewhere: bool | None
-    estimate: EstimateShown | None
-    why: Explanation | None
-    came: LeaseShown | None
+    gpu: GpuId | None = None
+    node: NodeId | None = None
+    hit: bool | None = None
+    held_elsewhere: bool | None = None
+    estimate: EstimateShown | None = None
+    why: Explanation | None = None
+    came: LeaseShown | None = None
     more_slots: tuple[SlotId, ...] = ()
     configuration: ConfigurationStatus | None = None
 
@@ -77,11 +75,6 @@ class LatestShown:
     request: RequestId
     function: str
     arrived_ago_s: float
-
-    @classmethod
-    def of(cls, record: RequestRecord, now_s: float) -> Self:
-        request = record.request
-        return cls(request.id, request.function, now_s - record.arrived_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,32 +162,18 @@ def explained(
 
 def _decision(record: RequestRecord, decided: Decided) -> DecisionShown:
     action, after_s = decided.action, decided.at_s - record.arrived_s
+    shown = DecisionShown(after_s, "queued", action.rule, action.slot, why=action.explanation)
     if not isinstance(action, Dispatch):
-        return DecisionShown(
-            after_s=after_s,
-            what="queued",
-            rule=action.rule,
-            slot=action.slot,
-            gpu=None,
-            node=None,
-            hit=None,
-            held_elsewhere=None,
-            estimate=None,
-            why=action.explanation,
-            came=None,
-        )
+        return shown
     happened = of_lease(record, action.lease)
-    return DecisionShown(
-        after_s=after_s,
+    return replace(
+        shown,
         what="placed",
-        rule=action.rule,
-        slot=action.slot,
         gpu=action.gpu,
         node=action.node,
         hit=action.hit,
         held_elsewhere=action.held_elsewhere,
         estimate=EstimateShown(*action.estimate),
-        why=action.explanation,
         came=None if happened is None else _lease(happened),
         more_slots=action.more_slots,
         configuration=configuration_status(action.configuration),
@@ -206,13 +185,9 @@ def _lease(happened: Happened) -> LeaseShown:
     return LeaseShown(
         lease=happened.lease,
         load_s=happened.load_s,
-        loaded_from={model: tier_name(tier) for model, tier in happened.sources.items()},
+        loaded_from={model: load.source.name.lower() for model, load in happened.loads.items()},
         failed_loads=dict(happened.failed_loads),
         run_s=happened.run_s,
         runs=happened.runs,
         held_s=None if freed_s is None else freed_s - happened.dispatched_s,
     )
-
-
-def tier_name(tier: Tier) -> str:
-    return tier.name.lower()

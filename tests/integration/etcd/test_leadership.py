@@ -208,7 +208,7 @@ async def test_a_leader_leads_in_a_higher_term_when_etcd_has_lost_its_data(tmp_p
         await world.start()
         await eventually(lambda: a.term > 1, "a leads again")
         assert a.leading
-        found = await patiently(a.leader)
+        found = election.decoded(await patiently(lambda: store.get(election.LEADER)))
         assert found is not None
         assert found.term == a.term
         await patiently(lambda: store.write({"x": b"1"}, fence=a.fence))

@@ -62,6 +62,11 @@ class Scheduler:
     fenced: list[int]
     server: AsyncExitStack
 
+    @property
+    def nodes(self) -> dict[NodeId, bool]:
+        """The nodes that are attached; False if the node's stream is broken at present."""
+        return {name: node.connected for name, node in self.streams.attached.items()}
+
     async def stop(self) -> None:
         """As a process that ends: its nodes are hung up on, and nothing is decided any more."""
         await self.streams.close()
@@ -85,7 +90,7 @@ async def a_scheduler(
     events: list[Event] = []
     fenced: list[int] = []
     clock = LoopClock(asyncio.get_running_loop())
-    driver = Driver(core, clock, LOG, lambda _, event: events.append(event))
+    driver = Driver(core, clock, LOG, lambda _, event, _actions: events.append(event))
     streams = NodeStreams(driver, lambda: term, secret, LOG, times=times, fenced=fenced.append)
 
     async def serve(request: StreamRequest, line: AcceptedLine) -> None:

@@ -78,7 +78,7 @@ def a_stage(
     core = core or a_core(gpus=(), models=models)
     nodes = nodes or (fake_node("n0", gpu("g0", node="n0")),)
     clock = CountedClock(asyncio.get_running_loop())
-    driver = Driver(core, clock, LOG, lambda now, event: events.append((now, event)))
+    driver = Driver(core, clock, LOG, lambda now, event, _actions: events.append((now, event)))
     stage = Stage(driver, core, clock, nodes, events)
     for node in nodes:
         stage.attach(node)

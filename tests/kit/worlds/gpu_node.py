@@ -137,7 +137,7 @@ async def world(
         core,
         LoopClock(loop),
         logging.getLogger("test"),
-        recorder=lambda _, event: events.append(event),
+        observer=lambda _, event, _actions: events.append(event),
     )
     ended: list[tuple[SessionKey, LeaseId]] = []
     node = GpuNode(

@@ -12,7 +12,6 @@ import torch
 
 from common.liveness import LivenessTimes
 from gpu_manager.emulated.pool_build import pool_library
-from gpu_manager.runtimes.chosen import ChosenRuntime
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
@@ -22,6 +21,7 @@ from gpu_manager.runtimes.runtime import (
     Observer,
     PressureAnswer,
 )
+from gpu_manager.runtimes.stream import ChosenRuntime
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (

@@ -51,8 +51,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "target": lambda text: labelled("com.openfaas.scale.target", text),
     "most replicas": lambda text: labelled("com.openfaas.scale.max", text),
     "since": lambda text: bill.seconds_ago(f"{text}h"),
-    "slots": gpu_node.gpu_slots,
-    "spare": gpu_node.spare_contexts,
+    "slots": lambda text: gpu_node.number_of("gpu_slots", text),
+    "spare": lambda text: gpu_node.number_of("spare_contexts", text),
     "emulated": lambda text: gpu_node.emulation(text, "0"),
     "natural": lambda text: required(natural(text)),
     "retry after": lambda text: required(

@@ -186,8 +186,8 @@ async def test_leases_are_given_back_when_the_leader_changes() -> None:
         held = await taken(leasing, function, "c0")
         assert held.kept is not None
         world.service.leader = LeaderInfo("s1", second.url, 2, "x")
-        assert world.service.callers is not None
-        await world.service.callers.close()
+        assert world.service.reign is not None
+        await world.service.reign.callers.close()
         await eventually(lambda: held.kept is not None and held.kept.recalled)
         leasing.release(held, clean=True)
 

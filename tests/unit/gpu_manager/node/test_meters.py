@@ -6,6 +6,7 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.telemetry.metrics import page
+from gpu_manager import metrics
 from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.node.counts import NodeMeters, of_gpus
 from gpu_manager.node.leases import EndReason
@@ -67,8 +68,8 @@ async def test_deaths_failures_and_pressure_are_counted() -> None:
         assert says(text, "memory_pressure_total", gpu=GPU) == 1
         assert says(text, "worker_deaths_total", gpu=GPU) == 1
         assert says(text, "load_failures_total", gpu=GPU) == 0
-        node.node.meters.load_failed(GPU)
-        node.node.meters.health_event(GPU, fatal=True)
+        node.node.meters.count(metrics.LOAD_FAILURES, GPU)
+        node.node.meters.count(metrics.HEALTH, GPU, "true")
         text = of(node)
         assert says(text, "load_failures_total", gpu=GPU) == 1
         assert says(text, "gpu_health_events_total", gpu=GPU, fatal="true") == 1

@@ -10,9 +10,8 @@ from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import BadSetting
-from gpu_manager.node.claims import terms_of
 from gpu_manager.node.host_gpus import host_gpu
-from gpu_manager.node.leases import LeaseInForce
+from gpu_manager.node.leases import LeaseInForce, terms_of
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.worker.orders import LeaseTerms
 from scheduler.api import Configuration, GpuSpec, LeaseId, SlotId

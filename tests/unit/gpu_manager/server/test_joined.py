@@ -275,7 +275,7 @@ async def test_node_is_gone_at_once_when_it_stops(tmp_path: Path) -> None:
     assert call.done()
     assert call.exception() is None
     # It says that it leaves: a node that is silent stays for the grace.
-    await eventually(lambda: it.streams.nodes == {}, within_s=GRACE_S / 2)
+    await eventually(lambda: it.nodes == {}, within_s=GRACE_S / 2)
     assert it.driver.status().gpus == ()
     assert SlotFreed(SlotId("n0/cpu:0"), LeaseId(answer["lease"])) in it.events
     assert it.driver.status().counts.finished == {"completed": 1}

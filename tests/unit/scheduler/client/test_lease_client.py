@@ -140,8 +140,8 @@ async def answer_of(line: FrameLine) -> CallerDown:
 
 async def cut_all_lines(world: World) -> None:
     """Break the callers' connections as a network does."""
-    callers = world.service.callers
-    assert callers is not None
+    assert world.service.reign is not None
+    callers = world.service.reign.callers
     for line in list(callers.lines):
         line.abort()
 
@@ -283,7 +283,7 @@ async def test_bad_question_is_refused_and_an_open_number_ends_the_stream() -> N
         line.send(pack_up(AskLease(1, request("r0", "m" * 600))))
         refused = await answer_of(line)
         assert isinstance(refused, Refused)
-        assert "name" in refused.refusal.reason
+        assert "printable" in refused.refusal.reason
         line.send(pack_up(AskLease(2, request("r1"))))
         assert isinstance(await answer_of(line), Granted)
         line.send(pack_up(AskLease(3, request("r2"))))

@@ -52,8 +52,8 @@ async def elected() -> AsyncIterator[World]:
 
 async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() -> None:
     async with leading() as world:
-        callers = world.service.callers
-        assert callers is not None
+        assert world.service.reign is not None
+        callers = world.service.reign.callers
         async with await world.dialed() as line:
             await callers.close()
             line.send(pack_up(Present(VERSION, "late", ())))

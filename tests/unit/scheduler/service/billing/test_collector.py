@@ -13,7 +13,8 @@ from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from scheduler.service.bill import BillCollector, Billing
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics import declared
+from scheduler.service.metrics.counting import SchedulerCounters
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.waiting import eventually
 
@@ -94,7 +95,7 @@ def test_gpu_time_of_a_function_has_no_kept_time_in_it(*, is_late: bool) -> None
     core.handle(LeaseComputed(LeaseId(1), 1.0), 7.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 7.0)
     collector.collect()
-    (billed_s,) = meters.billed_gpu.values.values()
+    (billed_s,) = meters.values[declared.BILLED_GPU].values.values()
     assert (list(meters.gpu_seconds().values()), billed_s) == ([3.0], 7.0)
 
 

@@ -5,6 +5,7 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.billing.charges import GPU_TIME, KEPT
 from scheduler.core.core import Core
+from scheduler.model.actions import Dispatch
 from scheduler.model.events import (
     Event,
     GpuLost,
@@ -30,7 +31,7 @@ from scheduler.model.values import (
     StandingTerms,
 )
 from scheduler.service.bill import Billing
-from scheduler.service.history.history import History, HistoryListener, RequestRecord
+from scheduler.service.history.history import Happened, History, Loaded, RequestRecord
 from scheduler.service.views.explanation import used_by
 from tests.kit.cores.builders import a_core, gpu, request
 
@@ -44,29 +45,6 @@ class Everyone:
         return True
 
 
-class Counted(HistoryListener):
-    """Keeps what a listener receives."""
-
-    def __init__(self) -> None:
-        self.waits: list[float] = []
-        self.loads: list[float] = []
-        self.held: list[float] = []
-        self.ends: list[RequestOutcome | None] = []
-
-    def granted(self, waited_s: float) -> None:
-        self.waits.append(waited_s)
-
-    def loaded(self, load_s: float) -> None:
-        self.loads.append(load_s)
-
-    def freed(self, dispatch: object, happened: object, freed_s: float) -> None:
-        del dispatch
-        self.held.append(freed_s - happened.dispatched_s)  # type: ignore[attr-defined] # any
-
-    def ended(self, record: RequestRecord) -> None:
-        self.ends.append(record.outcome)
-
-
 class Play:
     """A core whose every event a history observes."""
 
@@ -75,12 +53,22 @@ class Play:
         self.core: Core = a_core(
             gpus=specs or (gpu("g0"),), models=("bert", "vit"), settings=settings
         )
-        self.counted = Counted()
-        self.history = History(limit, self.counted, self.core.placer.leases)
+        self.held: list[float] = []
+        self.ends: list[RequestRecord] = []
+        leases = self.core.placer.leases
+        self.history = History(limit, leases, self._freed, self.ends.append)
 
     def at(self, now_s: float, *events: Event) -> None:
         for event in events:
-            self.history(now_s, event, self.core.handle(event, now_s))
+            self.history(now_s, event, self.core.handle(event, now_s), 0.0)
+
+    def waits(self) -> list[float]:
+        records = [record for record in reversed(self.history.latest(100)) if record.happened]
+        return [record.happened[0].dispatched_s - record.arrived_s for record in records]
+
+    def _freed(self, dispatch: Dispatch, happened: Happened, freed_s: float) -> None:
+        del dispatch
+        self.held.append(freed_s - happened.dispatched_s)
 
     def record(self, name: str) -> RequestRecord:
         record = self.history.get(RequestId(name))
@@ -101,14 +89,13 @@ def test_record_holds_the_decision_and_what_was_measured() -> None:
     play.at(5.0, LeaseReleased(lease), SlotFreed(SlotId("g0"), lease))
     record = play.record("r0")
     (happened,) = record.happened
-    assert (happened.load_s, happened.sources) == (2.5, {BERT: Tier.DISK})
+    assert (happened.load_s, happened.loads) == (2.5, {BERT: Loaded(3.5, 2.5, Tier.DISK)})
     assert (happened.run_s, happened.runs, happened.freed_s) == (0.75, 2, 5.0)
     assert (record.outcome, record.ended_s) == (RequestOutcome.COMPLETED, 5.0)
     assert record.decided[0].action.explanation is not None
-    assert play.counted.waits == [0.0]
-    assert play.counted.loads == [2.5]
-    assert play.counted.held == [4.0]
-    assert play.counted.ends == [RequestOutcome.COMPLETED]
+    assert play.waits() == [0.0]
+    assert play.held == [4.0]
+    assert play.ends == [record]
 
 
 @pytest.mark.parametrize("loaded_again", [False, True])
@@ -167,7 +154,7 @@ def test_load_of_another_lease_is_not_counted() -> None:
 def test_waiting_is_counted_from_the_arrival_of_a_request_that_was_asked_for_again() -> None:
     play = Play()
     play.at(7.0, RequestArrived(request("r0", arrived_s=2.0)))
-    assert play.counted.waits == [5.0]
+    assert play.waits() == [5.0]
 
 
 def test_asking_again_keeps_the_record() -> None:
@@ -206,7 +193,7 @@ def test_lease_that_went_with_its_gpu_is_never_freed() -> None:
     play.at(1.0, GpuLost(lost.gpu))
     play.at(2.0, SlotFreed(lost.slot, lost.lease))
     assert lost.freed_s is None
-    assert play.counted.held == []
+    assert play.held == []
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -248,5 +235,5 @@ def test_calls_under_a_kept_lease_have_records_of_their_own() -> None:
     # What ran since the last report is a mean over all calls since then.
     assert [row.happened[0].run_s for row in rows] == [0.25, 0.25, 0.75]
     assert [row.happened[0].freed_s for row in rows] == [2.5, 3.4, 3.9]
-    assert play.counted.held == [8.0]
-    assert play.counted.waits == [0.0, pytest.approx(0.1), pytest.approx(0.2)]
+    assert play.held == [8.0]
+    assert play.waits() == [0.0, pytest.approx(0.1), pytest.approx(0.2)]

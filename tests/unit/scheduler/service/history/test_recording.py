@@ -27,7 +27,7 @@ from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
 from scheduler.model.values import Configuration, CoreSettings, LeaseId, SlotId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover

@@ -1,6 +1,7 @@
 """The spans of requests, by what the core decided and nodes reported."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import pytest
 
@@ -17,8 +18,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import CoreSettings, LeaseId, RequestId, SlotId
-from scheduler.service.history.history import History, HistoryListener
-from scheduler.service.history.request_spans import RequestTraces
+from scheduler.service.history.history import History, send_sampled, spans_of
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT, SLOT = GpuId("g0"), ModelId("bert"), SlotId("g0")
@@ -48,16 +48,16 @@ class Play:
         self.now_s = 0.0
         self.sink = Kept()
         self.core = a_core(gpus=(gpu("g0"),), models=("bert", "vit"), settings=CoreSettings())
-        self.history = History(limit, HistoryListener(), self.core.placer.leases)
-        self.traces = RequestTraces(self.history, limit, lambda: self.now_s, self.sink)
+        ended = partial(send_sampled, self.sink, lambda: self.now_s)
+        leases = self.core.placer.leases
+        self.history = History(limit, leases, lambda *_freed: None, ended)
 
     def at(self, now_s: float, *events: Event, trace: TraceContext | None = None) -> None:
         self.now_s = now_s
         before = ABOUT.set(None if trace is None else Work(trace))
         for event in events:
             actions = self.core.handle(event, now_s)
-            self.history(now_s, event, actions)
-            self.traces(now_s, event, actions, 0.001)
+            self.history(now_s, event, actions, 0.001)
         ABOUT.reset(before)
 
     def lease(self, name: str) -> LeaseId:
@@ -66,7 +66,9 @@ class Play:
         return record.happened[-1].lease
 
     def spans(self, name: str) -> dict[str, Span]:
-        return {span.name: span for span in self.traces.spans(RequestId(name))}
+        record = self.history.get(RequestId(name))
+        made = [] if record is None else spans_of(record, self.now_s)
+        return {span.name: span for span in made}
 
 
 def s(span: Span, other: Span) -> tuple[float, float]:

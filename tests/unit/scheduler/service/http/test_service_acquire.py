@@ -51,8 +51,8 @@ async def test_token_binds_the_lease_to_request_function_slot_and_term() -> None
 
 async def test_token_names_where_its_node_listens() -> None:
     async with leading() as world:
-        assert world.service.streams is not None
-        world.service.streams.listens_at(NodeId("n0"), ("unix:/a", "tcp:b:1"))
+        assert world.service.reign is not None
+        world.service.reign.streams.listens_at(NodeId("n0"), ("unix:/a", "tcp:b:1"))
         answer = await world.acquire("r0")
         assert answer.body["addresses"] == ["unix:/a", "tcp:b:1"]
         assert verify(answer.body["token"], SECRET, 0.0).addresses == ("unix:/a", "tcp:b:1")
@@ -167,7 +167,7 @@ async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": 0}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "batch": true}', "batch"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "deadline_in_s": -1}', "deadline"),
-        (b'{"request": "r0", "function": "f", "models": ["m"], "waited_s": NaN}', "waited_s"),
+        (b'{"request": "r0", "function": "f", "models": ["m"], "waited_s": NaN}', "no JSON"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "urgent": 1}', "unknown: urgent"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from common.telemetry.traces import Span, TraceContext
 from gpufaas.log_format import JsonLines
 from scheduler.model.values import RequestId
+from scheduler.service.history.history import spans_of
 from tests.kit.cores.builders import request
 from tests.kit.worlds.service_world import World, leading
 
@@ -18,7 +19,9 @@ TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sam
 
 def whole(world: World, name: str) -> Span:
     assert world.office is not None
-    return world.office.traces.spans(RequestId(name))[0]
+    record = world.office.history.get(RequestId(name))
+    assert record is not None
+    return spans_of(record, world.office.clock.now_s())[0]
 
 
 async def ask_over_http(world: World, name: str, trace: TraceContext | None) -> None:

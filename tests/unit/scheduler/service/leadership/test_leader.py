@@ -7,19 +7,27 @@ import secrets
 import subprocess
 import sys
 from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 import pytest
 
 from scheduler.model.errors import Fenced
-from scheduler.service.leadership.election import ELECTION, LEADER, LeaderInfo, Leadership
+from scheduler.service.leadership.election import (
+    ELECTION,
+    LEADER,
+    LeaderInfo,
+    Leadership,
+    decoded,
+    leaders,
+)
 from scheduler.store.memory_store import MemoryStore
 from tests.kit.virtual_time import until, virtually
 
 LOG = logging.getLogger("tests.leader")
 
 
-def candidate(store: MemoryStore, name: str, floor: int = 0, *, leaps: bool = False) -> Leadership:
-    return Leadership(store, name, f"http://{name}", LOG, floor=floor, leaps=leaps)
+def candidate(store: MemoryStore, name: str, **more: Any) -> Leadership:
+    return Leadership(store, name, f"http://{name}", LOG, **more)
 
 
 @virtually
@@ -27,7 +35,7 @@ async def test_leadership_begins_at_once_in_term_1_when_no_scheduler_leads() -> 
     store = MemoryStore()
     async with candidate(store, "a") as a:
         assert await a.campaign() == 1
-        found = await a.leader()
+        found = decoded(await store.get(LEADER))
         assert found is not None
         assert (found.name, found.url, found.term) == ("a", "http://a", 1)
         assert a.leading
@@ -77,17 +85,16 @@ async def test_a_leaders_writes_are_refused_when_another_one_follows_it() -> Non
 @virtually
 async def test_a_leader_rises_a_term_when_its_key_is_gone_and_no_other_was_elected() -> None:
     store = MemoryStore()
-    async with candidate(store, "a") as a:
+    risen: list[int] = []
+    async with candidate(store, "a", rises=risen.append) as a:
         await a.campaign()
-        risen: list[int] = []
-        a.rises = risen.append
         fence = a.fence
         await store.delete(LEADER)
         a.doubt()
         await until(1)
         assert a.leading
         assert a.term == 2
-        assert risen == [2]
+        assert risen == [1, 2]
         with pytest.raises(Fenced):
             await store.write({"x": b""}, fence=fence)
         await store.write({"x": b""}, fence=a.fence)
@@ -134,7 +141,7 @@ async def test_a_leader_rises_above_a_seen_term_when_the_store_confirms_that_it_
         await until(1)
         assert a.leading
         assert a.term == 8
-        found = await a.leader()
+        found = decoded(await store.get(LEADER))
         assert found is not None
         assert found.term == 8
 
@@ -161,7 +168,7 @@ async def test_term_leaps_where_others_may_have_had_the_next_one(
     monkeypatch.setattr(secrets, "token_bytes", lambda _: next(drawn))
     terms = []
     for floor in (41, 41, 0):
-        async with candidate(MemoryStore(), "a", floor, leaps=True) as a:
+        async with candidate(MemoryStore(), "a", floor=floor, leaps=True) as a:
             terms.append(await a.campaign())
     assert terms == [42 + 5, 42 + 256, 1]
 
@@ -235,7 +242,7 @@ async def test_watchers_of_the_leader_see_every_one_with_its_term_when_it_change
     async with candidate(store, "a") as a, candidate(store, "b") as b:
 
         async def watch() -> None:
-            async with aclosing(a.leaders()) as found:
+            async with aclosing(leaders(store)) as found:
                 async for leader in found:
                     note(leader)
 

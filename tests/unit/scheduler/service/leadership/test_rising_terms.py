@@ -9,7 +9,7 @@ from scheduler.model.events import LeaseIdsRaised, LeaseReleased, LiveLease, Req
 from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office, first_lease
-from scheduler.service.metrics.counters import SchedulerCounters
+from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.settings import Settings
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.nodes.attaching import attach_in_process

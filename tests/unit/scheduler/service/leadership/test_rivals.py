@@ -8,9 +8,14 @@ import pytest
 from aiohttp import web
 
 from scheduler.model.errors import StoreUnavailable
-from scheduler.service.leadership import rivals
-from scheduler.service.leadership.election import Leadership
-from scheduler.service.leadership.rivals import CANDIDATES, standing_by, term_at, watch_rivals
+from scheduler.service.leadership import election
+from scheduler.service.leadership.election import (
+    CANDIDATES,
+    Leadership,
+    standing_by,
+    term_at,
+    watch_rivals,
+)
 from scheduler.store.datastore import Listing, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from tests.kit.virtual_time import until, virtually
@@ -113,7 +118,7 @@ async def test_a_leader_loses_when_the_datastore_is_away_and_a_candidate_leads()
 async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rivals, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(election, "_PATIENCE_S", PATIENCE_S)
     answers: list[object] = [
         {"leading": True, "term": 7},
         {"leading": False, "term": None},

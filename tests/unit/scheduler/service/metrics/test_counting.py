@@ -25,8 +25,7 @@ from scheduler.model.events import (
 )
 from scheduler.model.values import GpuSpec, LeaseId, RequestId, SlotId
 from scheduler.service.history.history import History
-from scheduler.service.metrics.counters import SchedulerCounters
-from scheduler.service.metrics.decision_counts import DecisionCounting
+from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from tests.kit.cores.builders import a_core, gpu, model, request
 
 G0, G1 = GpuId("g0"), GpuId("g1")
@@ -40,7 +39,7 @@ class Play:
         models = [model(name, memory_mb=6000) for name in ("bert", "vit", "gpt")]
         self.core: Core = a_core(policy, gpus=specs or (gpu("g0"),), models=models)
         self.counting = DecisionCounting(self.core, self.meters, lambda: self.now_s)
-        self.history = History(1, self.meters, self.core.placer.leases)  # it soon forgets
+        self.history = History(1, self.core.placer.leases, self.counting.freed, lambda _ended: None)
         self.now_s = 0.0
 
     def at(self, now_s: float, *events: Event) -> None:
@@ -48,7 +47,7 @@ class Play:
         for event in events:
             actions = self.core.handle(event, now_s)
             self.counting(now_s, event, actions)
-            self.history(now_s, event, actions)
+            self.history(now_s, event, actions, 0.0)
 
     def asks(self, now_s: float, name: str, *models: str) -> LeaseId | None:
         self.at(now_s, RequestArrived(request(name, *models)))
@@ -154,6 +153,7 @@ def test_loads_and_runs_are_compared_with_what_was_expected() -> None:
     assert play.says("model_estimated_seconds_total", model="bert") == pytest.approx(3.0)
     assert play.says("model_measured_seconds_total", model="bert") == pytest.approx(4.5)
     assert play.says("loads_total", source="disk") == 1
+    assert play.says("load_seconds_sum") == pytest.approx(4.0)
     assert play.says("gpu_load_seconds_total", gpu="g0") == pytest.approx(4.0)
     assert play.says("model_load_seconds_total", model="bert") == pytest.approx(4.0)
 

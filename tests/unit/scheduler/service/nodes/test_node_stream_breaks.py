@@ -58,7 +58,7 @@ async def test_orders_arrive_once_and_in_their_order_when_a_break_was_not_notice
         placements = [await it.driver.acquire(request(f"r{n}", f"model{n}")) for n in range(3)]
         await asyncio.sleep(0.05)
         wire.down()
-        await eventually(lambda: not any(it.streams.nodes.values()))
+        await eventually(lambda: not any(it.nodes.values()))
         assert node.orders == []
 
         wire.thaw()
@@ -78,7 +78,7 @@ async def test_large_orders_arrive_right_behind_the_greeting_when_they_were_kept
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT):
         await eventually(lambda: it.driver.status().gpus)
         wire.down()
-        await eventually(lambda: not any(it.streams.nodes.values()))
+        await eventually(lambda: not any(it.nodes.values()))
         order = Demote(GpuId("n0.0"), ModelId("bert"), "x" * MAX_GREETING_BYTES)
         for _ in range(20):
             it.streams.attached[node.name].demote(order)
@@ -152,7 +152,7 @@ async def test_request_goes_to_another_node_when_the_first_is_broken_off() -> No
         held = [await it.driver.acquire(request(f"h{n}", f"m{n}")) for n in range(2)]
         (lease,) = [each.lease for each in held if each.node == "n0"]
         wire.down()
-        await eventually(lambda: it.streams.nodes == {"n0": False, "n1": True})
+        await eventually(lambda: it.nodes == {"n0": False, "n1": True})
         assert [gpu.silent for gpu in it.driver.status().gpus] == [
             gpu.node == "n0" for gpu in it.driver.status().gpus
         ]
@@ -180,7 +180,7 @@ async def test_request_waits_when_the_only_node_is_broken_off_and_is_placed_when
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT):
         await eventually(lambda: it.driver.status().gpus)
         wire.down()
-        await eventually(lambda: not any(it.streams.nodes.values()))
+        await eventually(lambda: not any(it.nodes.values()))
         waiting = asyncio.ensure_future(it.driver.acquire(request("r0")))
         await asyncio.sleep(0.05)
         assert it.driver.status().waiting == 1
@@ -196,7 +196,7 @@ async def test_node_is_offered_again_when_its_manager_starts_again_after_a_break
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         await eventually(lambda: it.driver.status().gpus)
         wire.down()
-        await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
+        await eventually(lambda: not any(it.nodes.values()) and not attachment.connected)
         attachment._stream.restart()  # noqa: SLF001 - as if its process had started again
         wire.heal()
         await eventually(lambda: snapshots([*it.events]) == 2)
@@ -211,7 +211,7 @@ async def test_node_is_given_up_when_it_stays_away_and_is_taken_back_when_it_com
         await eventually(lambda: not node.loading and node.leases)
         wire.down()
         await eventually(lambda: not it.driver.status().gpus)
-        assert it.streams.nodes == {}
+        assert it.nodes == {}
         assert it.driver.status().counts.finished == {"failed": 1}
 
         wire.heal()
@@ -236,9 +236,9 @@ async def test_silent_stream_is_given_up_by_both_ends_when_the_network_loses_eve
         held = await attachment.acquire(request("r1"))
         wire.freeze()
         await eventually(lambda: not attachment.connected)
-        await eventually(lambda: it.streams.nodes == {"n0": False})
+        await eventually(lambda: it.nodes == {"n0": False})
         wire.thaw()
-        await eventually(lambda: attachment.connected and it.streams.nodes == {"n0": True})
+        await eventually(lambda: attachment.connected and it.nodes == {"n0": True})
         assert leases_of(it) == set(node.leases) == {held.lease}
         assert snapshots([*it.events]) == 1
     await it.stop()
@@ -266,7 +266,7 @@ async def test_end_of_a_lease_is_ordered_again_when_the_first_order_was_lost() -
     async with Wire.to(it.url) as wire, attached(node, wire.url, times=PATIENT) as attachment:
         held = await attachment.acquire(request("r1"))
         wire.down()
-        await eventually(lambda: not any(it.streams.nodes.values()) and not attachment.connected)
+        await eventually(lambda: not any(it.nodes.values()) and not attachment.connected)
         it.driver.release(held.lease)
         attachment._stream.restart()  # noqa: SLF001 - as if too many messages had waited
         wire.heal()

@@ -102,7 +102,7 @@ async def test_stranger_is_hung_up_on_when_it_sends_anything_but_a_true_hello(
         await challenged(line)
         line.send(sent)
         assert await line.hung_up()
-    assert it.streams.nodes == {}
+    assert it.nodes == {}
     assert it.fenced == []
     await it.stop()
 
@@ -157,7 +157,7 @@ async def test_manager_does_not_follow_a_scheduler_that_does_not_know_the_secret
     async with steadily_attached(node, it.url) as attachment:
         await eventually(lambda: "does not know the cluster's secret" in caplog.text)
         assert not attachment.connected
-        assert it.streams.nodes == {}
+        assert it.nodes == {}
     await it.stop()
 
 
@@ -204,10 +204,10 @@ async def test_node_is_given_up_when_it_talks_nonsense(sent: bytes) -> None:
     it = await a_steady_scheduler()
     async with stranger(it) as line:
         assert isinstance(await greeted(line), Welcome)
-        assert it.streams.nodes == {"n9": True}
+        assert it.nodes == {"n9": True}
         line.send(sent)
         assert await line.hung_up()
-    await eventually(lambda: it.streams.nodes == {})
+    await eventually(lambda: it.nodes == {})
     await it.stop()
 
 
@@ -250,7 +250,7 @@ async def test_leaving_manager_is_told_that_its_last_message_arrived() -> None:
         while not channel.all_acknowledged:  # a beat may have been on its way
             assert isinstance(channel.unpack(await line.receive()), Beat)
         assert await line.hung_up()
-    assert it.streams.nodes == {}
+    assert it.nodes == {}
     await it.stop()
 
 
@@ -283,7 +283,7 @@ async def test_manager_finds_the_leader_though_a_stranger_sends_it_nowhere(leade
     it, node = await a_scheduler(), a_node()
     async with a_standby(leader) as stranger_url, attached(node, stranger_url, it.url) as found:
         await found.attached()
-        assert it.streams.nodes == {"n0": True}
+        assert it.nodes == {"n0": True}
     await it.stop()
 
 

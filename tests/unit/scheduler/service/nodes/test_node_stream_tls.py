@@ -26,7 +26,7 @@ async def test_node_attaches_over_tls_where_its_machine_trusts_the_certificate(
     ):
         placement = await attachment.acquire(request("r1"))
         assert leases_of(it) == set(node.leases) == {placement.lease}
-    assert it.streams.nodes == {}, "it could say that it leaves"
+    assert it.nodes == {}, "it could say that it leaves"
     await it.stop()
 
 
@@ -41,5 +41,5 @@ async def test_node_does_not_attach_where_nobody_trusts_the_certificate(
     ):
         await eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in caplog.text)
         assert not attachment.connected
-    assert it.streams.nodes == {}
+    assert it.nodes == {}
     await it.stop()

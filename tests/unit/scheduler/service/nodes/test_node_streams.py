@@ -281,7 +281,7 @@ async def test_gpus_are_gone_at_once_when_the_manager_leaves() -> None:
         node.end(placement.lease)
         await eventually(lambda: not node.leases)
     assert it.driver.status().nodes == ()
-    assert it.streams.nodes == {}
+    assert it.nodes == {}
     assert any(isinstance(event, SlotFreed) for event in it.events)
     await it.stop()
 

@@ -74,7 +74,7 @@ async def stored(store: MemoryStore) -> Mapping[str, OwnerTerms]:
 async def test_terms_are_read_back_as_they_were_set() -> None:
     store = MemoryStore()
     kept, book = kept_in(store)
-    async with kept:
+    async with kept.running():
         await kept.set("team", ONE)
         await kept.set("a b/ü%", TWO)
         assert await stored(store) == {"team": ONE, "a b/ü%": TWO} == book.of_operators
@@ -94,7 +94,7 @@ async def test_further_owners_are_refused_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(terms, "MOST_OWNERS", 1)
     kept, book = kept_in(MemoryStore())
-    async with kept:
+    async with kept.running():
         await kept.set("team", ONE)
         with pytest.raises(MalformedRequest, match="at most 1"):
             await kept.set("other", ONE)
@@ -106,7 +106,7 @@ async def test_nothing_is_set_by_a_leader_that_was_followed_by_another() -> None
     store = MemoryStore()
     await store.put(LEADER, b"another")
     kept, book = kept_in(store, Fence(LEADER, 77))
-    async with kept:
+    async with kept.running():
         with pytest.raises(NotLeading):
             await kept.set("team", ONE)
     assert not await stored(store)
@@ -117,7 +117,7 @@ async def test_nothing_is_set_by_a_leader_that_was_followed_by_another() -> None
 async def test_store_holds_what_is_in_force_when_it_is_back_from_an_outage() -> None:
     store = Failing()
     kept, book = kept_in(store)
-    async with kept:
+    async with kept.running():
         await kept.set("team", ONE)
         store.away = True
         with pytest.raises(StoreUnavailable):
@@ -136,7 +136,7 @@ async def test_store_holds_what_is_in_force_when_it_is_back_from_an_outage() -> 
 async def test_write_is_undone_when_it_was_done_and_its_answer_lost() -> None:
     store = Failing()
     kept, book = kept_in(store)
-    async with kept:
+    async with kept.running():
         store.loses_answers = True
         with pytest.raises(StoreUnavailable):
             await kept.set("team", ONE)

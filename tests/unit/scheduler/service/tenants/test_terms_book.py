@@ -38,7 +38,7 @@ def test_core_is_told_at_the_beginning_what_operators_set() -> None:
 
 def test_operator_wins_over_the_function_as_long_as_the_operators_terms_stay() -> None:
     book, told = a_book()
-    assert book.tell("g1", F, TWO)
+    book.tell("g1", F, TWO)
     assert book.get(F) == TermsInForce(TWO, FUNCTION)
     book.set(F, ONE)
     book.tell("g1", F, THREE)
@@ -57,9 +57,9 @@ def test_last_caller_decides_and_its_terms_go_with_it() -> None:
     book.tell("g2", F, TWO)
     book.tell("g1", F, ONE)
     assert book.get(F) == TermsInForce(ONE, FUNCTION)
-    book.forget("g1")
+    book.tell("g1", F, None)
     assert book.get(F) == TermsInForce(TWO, FUNCTION)
-    book.forget("g2")
+    book.tell("g2", F, None)
     assert [terms for _, terms in told.all] == [ONE, TWO, ONE, TWO, None]
 
 
@@ -76,12 +76,13 @@ def test_further_functions_are_left_out_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(terms, "MOST_FUNCTIONS", 1)
     book, _ = a_book()
-    assert book.tell("g", F, ONE)
-    assert not book.tell("g", "team/second", ONE)
-    assert book.tell("g", F, TWO)
+    book.tell("g", F, ONE)
+    book.tell("g", "team/second", ONE)
+    book.tell("g", F, TWO)
     assert list(book) == [F]
     book.tell("g", F, None)
-    assert book.tell("g", "team/second", ONE)
+    book.tell("g", "team/second", ONE)
+    assert list(book) == ["team/second"]
 
 
 # -- bounds ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
-from scheduler.service.terms import KEPT_S, CallersTerms, TermsBook
+from scheduler.service.terms import KEPT_S, TermsBook
 from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, pack_up, read_up
 from tests.kit.cores.builders import request
 from tests.kit.virtual_time import until, virtually
@@ -64,8 +64,8 @@ async def test_next_leader_is_told_what_still_holds() -> None:
             await eventually(lambda: in_force(first) == {G: TWO})
             async with second.service.lead(2) as office:
                 second.office = office
-                await first.service.callers.close()  # type: ignore[union-attr]  # it leads
-                first.service._office = None  # noqa: SLF001 - it leads no more
+                await first.service.reign.callers.close()  # type: ignore[union-attr]  # it leads
+                first.service.reign = None  # it leads no more
                 await eventually(lambda: in_force(second) == {G: TWO})
 
 
@@ -80,16 +80,15 @@ async def test_stream_ends_when_the_terms_of_a_namespace_are_told() -> None:
 # -- the scheduler's side, on virtual time ---------------------------------------------------------
 
 
-def a_book() -> tuple[TermsBook, CallersTerms]:
-    book = TermsBook(lambda _, __: None, {})
-    return book, CallersTerms(book)
+def a_book() -> TermsBook:
+    return TermsBook(lambda _, __: None, {})
 
 
 @virtually
 async def test_terms_are_kept_for_a_while_when_their_caller_has_left() -> None:
-    book, callers = a_book()
-    with callers.present("g"):
-        callers.take("g", told(f=ONE))
+    book = a_book()
+    with book.present("g"):
+        book.take("g", told(f=ONE))
     await until(KEPT_S - 1)
     assert book.get(F) is not None
     await until(KEPT_S + 1)
@@ -98,23 +97,23 @@ async def test_terms_are_kept_for_a_while_when_their_caller_has_left() -> None:
 
 @virtually
 async def test_terms_stay_when_their_caller_is_back() -> None:
-    book, callers = a_book()
-    with callers.present("g"):
-        callers.take("g", told(f=ONE, g=ONE))
-    with callers.present("g"):
-        callers.take("g", told(begins=True, f=ONE))
+    book = a_book()
+    with book.present("g"):
+        book.take("g", told(f=ONE, g=ONE))
+    with book.present("g"):
+        book.take("g", told(begins=True, f=ONE))
         await until(2 * KEPT_S)
         assert list(book) == [F]
 
 
 @virtually
 async def test_what_one_of_two_gateways_told_goes_with_it_alone() -> None:
-    book, callers = a_book()
+    book = a_book()
     with ExitStack() as stays:
-        stays.enter_context(callers.present("g1"))
-        callers.take("g1", told(f=ONE))
-        with callers.present("g2"):
-            callers.take("g2", told(f=TWO, g=TWO))
+        stays.enter_context(book.present("g1"))
+        book.take("g1", told(f=ONE))
+        with book.present("g2"):
+            book.take("g2", told(f=TWO, g=TWO))
         await until(2 * KEPT_S)
         found = book.get(F)
         assert found is not None
@@ -132,7 +131,7 @@ async def test_what_one_of_two_gateways_told_goes_with_it_alone() -> None:
     ],
 )
 def test_nothing_is_taken_of_a_message_that_is_out_of_bounds(wrong: ToldTerms) -> None:
-    book, callers = a_book()
+    book = a_book()
     with pytest.raises(BadValue):
-        callers.take("g", wrong)
+        book.take("g", wrong)
     assert not len(book)

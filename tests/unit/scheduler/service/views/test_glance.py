@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.model.values import Request, RequestId
-from scheduler.service.views.glance import Glances, in_order, lengths
+from scheduler.service.views.page_feed import Glances, in_order, lengths
 from tests.kit.worlds.service_world import leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -38,13 +38,13 @@ async def test_utilisation_is_the_part_of_looks_at_which_a_gpu_was_busy() -> Non
         assert world.office is not None
         glances = Glances(world.office.core, world.office.history, 0.0)
         for _ in range(9):
-            assert glances.gpus()["g0"].utilisation is None
-        assert glances.gpus()["g0"].utilisation == 0.0
+            assert glances.gpus()["g0"]["utilisation"] is None
+        assert glances.gpus()["g0"]["utilisation"] == 0.0
         held = await world.acquire("r0")
         for _ in range(9):
             glances.gpus()
         shown = glances.gpus()["g0"]
-        assert (shown.state, shown.utilisation) == ("busy", 0.5)
+        assert (shown["state"], shown["utilisation"]) == ("busy", 0.5)
         await world.release(held.body["lease"])
 
 

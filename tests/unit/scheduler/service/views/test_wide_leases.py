@@ -8,10 +8,10 @@ from cache_manager import eviction
 from scheduler.core.core import Core
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
-from scheduler.service.history.history import History, HistoryListener
+from scheduler.service.history.history import History
 from scheduler.service.survey import gpus_of
 from scheduler.service.views.explanation import UseShown, explained
-from scheduler.service.views.glance import Glances
+from scheduler.service.views.page_feed import Glances
 from scheduler.wire.cluster_status import ConfigurationStatus
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
@@ -21,13 +21,13 @@ from tests.kit.cores.wide_policy import WidePolicy
 @pytest.mark.parametrize("vcpus", [8, 0])
 def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
     world = World(Core(WidePolicy(), eviction.make("lru")))
-    history = History(10, HistoryListener(), world.core.placer.leases)
+    history = History(10, world.core.placer.leases, lambda *_freed: None, lambda _ended: None)
     for event in (
         ModelRegistered(model("bert")),
         GpuJoined(gpu("g0", slots=3, vcpus=vcpus)),
         RequestArrived(request("r0")),
     ):
-        history(world.now, event, world.send(event))
+        history(world.now, event, world.send(event), 0.0)
     # Without vCPUs the GPU's manager takes no configuration.
     given = ConfigurationStatus(1, 3, 3) if vcpus else None
 
@@ -41,8 +41,9 @@ def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
     (lease,) = first.leases
     assert (lease.more_slots, lease.configuration) == (("g0.1", "g0.2"), given)
     assert [slot.leases for slot in others] == [(), ()]
-    shown = asdict(lease)["configuration"]
-    assert shown == ({"batch": 1, "vcpus": 3, "vgpus": 3} if vcpus else None)
+    configuration = asdict(lease)["configuration"]
+    assert configuration == ({"batch": 1, "vcpus": 3, "vgpus": 3} if vcpus else None)
 
-    (glance,) = Glances(world.core, history, 0.0).gpus()["g0"].leases
-    assert (glance.slots, glance.batch, glance.vcpus) == (3, *((1, 3) if vcpus else (None, None)))
+    (glance,) = Glances(world.core, history, 0.0).gpus()["g0"]["leases"]
+    shown = (glance["slots"], glance["batch"], glance["vcpus"])
+    assert shown == (3, *((1, 3) if vcpus else (None, None)))
