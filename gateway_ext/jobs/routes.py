@@ -14,7 +14,7 @@ from common.http.asgi import App
 from common.numerals import natural
 from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.jobs.values import DeadLetter, headers_as_text, job_number, whole
+from gateway_ext.jobs.values import DeadLetter, job_number, whole
 from gateway_ext.openfaas.json_answers import done, failed, shown
 
 _PAGE, _LARGEST_PAGE = 100, 1000
@@ -71,7 +71,8 @@ class _Jobs:
 
     async def show(self, request: Request) -> Response:
         letter, body = await self._queue.dead_letter(job_number(request.path_params["number"]))
-        headers = headers_as_text(letter.call.headers)
+        pairs = letter.call.headers
+        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]
         text = base64.b64encode(await whole(body)).decode()
         return shown({**_letter(letter), "headers": headers, "body": text})
 

@@ -5,7 +5,7 @@ its call or result, a larger one in parts of its own, each within the servers' m
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from gateway_ext.errors import BodyLost, QueueFailed
 from gateway_ext.jobs.body_buffer import BodyBuffer
@@ -22,12 +24,7 @@ from gateway_ext.jobs.jetstream.records import (
     JobNumbers,
     JobRecord,
     StoredParts,
-    decode_call,
-    decode_result,
-    encode_call,
-    encode_result,
     part_name,
-    uid_of,
 )
 from gateway_ext.jobs.jetstream.requests import RecordConflict, StreamsFull, bounded
 from gateway_ext.jobs.jetstream.streams import StreamNames
@@ -40,6 +37,10 @@ _TOGETHER = 8
 _TRIES = 8
 
 _Head = TypeVar("_Head")
+# A head is followed by its body where that is small, else by an empty one.
+encode_head = msgspec.msgpack.encode
+CALL_HEAD = msgspec.msgpack.Decoder(tuple[AsyncCall, bytes])
+RESULT_HEAD = msgspec.msgpack.Decoder(tuple[CallResult, bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,11 @@ class BodyParts:
     ) -> tuple[JobNumber, StoredParts]:
         """Store a call under a new job number, which no other job has."""
         held = await _held(body)
-        content = encode_call(call, held or b"", body.size_bytes)
+        content = encode_head((call, held or b""))
         wire = self._link.wire()
         for _ in range(_TRIES):
             number = self._numbers.next()
-            uid = uid_of(number)
+            uid = str(number)
             try:
                 head = await wire.publish(self._names.part(uid, CALL), content, expected=0)
             except RecordConflict:  # another gateway drew the same
@@ -130,18 +131,18 @@ class BodyParts:
     async def write_result(self, uid: str, result: CallResult, body: ScratchSpool) -> StoredParts:
         """Two gateways that store results of one job do not interfere."""
         held = await _held(body)
-        content = encode_result(result, held or b"", body.size_bytes)
+        content = encode_head((result, held or b""))
         name = f"result-{uuid4().hex[:12]}"
         head = await self._link.wire().publish(self._names.part(uid, name), content)
         return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
 
     async def read_call(self, record: JobRecord) -> tuple[AsyncCall, StoredBody]:
         """Raise BodyLost where the call is missing or unreadable."""
-        return await self._read(record.uid, record.call, decode_call)
+        return await self._read(record.uid, record.call, CALL_HEAD)
 
     async def read_result(self, uid: str, stored: StoredParts) -> tuple[CallResult, StoredBody]:
         """Raise BodyLost where the result is missing or unreadable."""
-        return await self._read(uid, stored, decode_result)
+        return await self._read(uid, stored, RESULT_HEAD)
 
     async def has_call(self, record: JobRecord) -> bool:
         subject = self._names.part(record.uid, record.call.name)
@@ -222,15 +223,15 @@ class BodyParts:
         return min(_PART_BYTES, self._link.wire().most_bytes * 3 // 4)
 
     async def _read(
-        self, uid: str, stored: StoredParts, decode: Callable[[bytes], tuple[_Head, bytes]]
+        self, uid: str, stored: StoredParts, decoder: msgspec.msgpack.Decoder[tuple[_Head, bytes]]
     ) -> tuple[_Head, StoredBody]:
         subject = self._names.part(uid, stored.name)
         content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
         if content is None:
             raise BodyLost(f"part {subject} is gone")
         try:
-            head, held = decode(content)
-        except ValueError as error:
+            head, held = decoder.decode(content)
+        except (ValueError, RecursionError) as error:
             raise BodyLost(f"part {subject} cannot be read: {error}") from error
         if not stored.body:
             return head, MemoryBody(held)

@@ -266,7 +266,7 @@ class JobIndex:
             return
         self._alive[record.number] = entry.subject
         self.tally.add(
-            *(record.number, record.function, record.kind),
+            *(record.number, record.function, record.lane.kind),
             *(record.size_bytes, record.queued_at_s),
         )
         if record.state is RecordState.CLAIMED:
@@ -299,7 +299,7 @@ class JobIndex:
         record = entry.record
         candidate = LaneCandidate(record.due_at_s, record.number, subject, entry.seq)
         if self._is_open(candidate):
-            self._lanes.add(record.in_lane, candidate)
+            self._lanes.add(record.lane, candidate)
             for notify in self.watchers:
                 notify()
 

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
 from random import SystemRandom
+
+from msgspec.structs import replace
 
 from common.time_limits import time_limit
 from gateway_ext.errors import (
@@ -36,7 +38,6 @@ from gateway_ext.jobs.jetstream.records import (
     StoredParts,
     encode,
     key_of,
-    uid_of,
 )
 from gateway_ext.jobs.jetstream.requests import (
     NatsRequests,
@@ -190,8 +191,8 @@ class JetStreamQueue(JobQueue):
             claim.result = await self._parts.write_result(record.uid, result, body)
         # A failed call may be replayed, which needs its body.
         call = record.call if result.failure else record.call._replace(body=(), size_bytes=0)
-        waits = replace(record, state=RecordState.WAITING, kind=lane.kind, lane=lane.key)
-        tried = replace(waits, due_at_s=due_at_s, attempts=0, deferrals=0, why="")
+        waits = replace(record, state=RecordState.WAITING, lane=lane, due_at_s=due_at_s)
+        tried = replace(waits, attempts=0, deferrals=0, why="")
         await self._end(
             job, replace(tried, call=call, result=claim.result, failed=bool(result.failure))
         )
@@ -247,14 +248,12 @@ class JetStreamQueue(JobQueue):
         number, stored = await self._parts.write_call(call, body)
         record = JobRecord(
             number=number,
-            uid=uid_of(number),
             function=call.function,
             call_id=call.id,
             queued_at_s=call.queued_at_s,
             call=stored,
             state=RecordState.WAITING,
-            kind=JobKind.CALL,
-            lane=call_lane(call.function).key,
+            lane=call_lane(call.function),
             due_at_s=call.queued_at_s,
         )
         try:
@@ -295,15 +294,15 @@ class JetStreamQueue(JobQueue):
         try:
             call, body = await self._parts.read_call(record)
             result = None
-            if record.kind is JobKind.CALLBACK and record.result is not None:
+            if record.lane.kind is JobKind.CALLBACK and record.result is not None:
                 result, body = await self._parts.read_result(record.uid, record.result)
         except BodyLost as error:
             self._claims[record.number] = claim
             await self._unreadable(entry.record, error)
             return None
         self._claims[record.number] = claim
-        lane = JobLane(record.kind, record.lane)
-        return Job(record.number, call, body, lane, record.attempts, record.deferrals, result)
+        attempts, deferrals = record.attempts, record.deferrals
+        return Job(record.number, call, body, record.lane, attempts, deferrals, result)
 
     async def _unreadable(self, before: JobRecord, error: BodyLost) -> None:
         """Handle a job whose parts are missing: it had ended, or they are lost.
@@ -322,7 +321,7 @@ class JetStreamQueue(JobQueue):
             # Otherwise `StreamCleanup` would treat the letter as one that was discarded.
             claim = self._claim(before.number)
             lost = replace(claim.entry.record, call=before.call._replace(head=0))
-            claim.entry = replace(claim.entry, record=lost)
+            claim.entry.record = lost
         await self.bury(before.number, f"it cannot be read: {error}", time.time())
 
     def _claim(self, job: JobNumber) -> _Claim:
@@ -414,10 +413,10 @@ class DeadLetterRecords:
         alive = replace(
             dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
         )
-        only_callback = dead.kind is JobKind.CALLBACK and not dead.failed
+        only_callback = dead.lane.kind is JobKind.CALLBACK and not dead.failed
         if not only_callback:
             lane = call_lane(dead.function)
-            alive = replace(alive, kind=lane.kind, lane=lane.key, result=None, failed=False)
+            alive = replace(alive, lane=lane, result=None, failed=False)
         if not await self._writer.write_new(self._names.call(dead.key), alive):
             raise JobExists(dead.function, dead.call_id)
         with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
@@ -452,7 +451,7 @@ class DeadLetterRecords:
         letter = DeadLetter(
             number=record.number,
             call=call,
-            kind=record.kind,
+            kind=record.lane.kind,
             attempts=record.attempts,
             why=record.why,
             died_at_s=record.died_at_s,

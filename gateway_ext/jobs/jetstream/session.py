@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import json
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.jetstream.index import JobIndex
@@ -19,6 +20,13 @@ from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.jetstream.streams import StreamNames, ensure
 
 _FORGET_S = 24 * 3600.0
+
+
+class _Heartbeat(msgspec.Struct):
+    session: str
+
+
+_HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 
 
 @dataclass(slots=True)
@@ -52,7 +60,7 @@ class GatewayPresence:
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
         try:
-            session = str(json.loads(content)["session"])
+            session = _HEARTBEAT.decode(content).session
         except RecursionError as error:
             raise ValueError("no heartbeat of a gateway") from error
         self._gateways[gateway] = _Gateway(seq, session, self._now_s(), written_s)
@@ -125,7 +133,7 @@ class GatewayIdentity:
 
 def beat(session: str) -> bytes:
     """The content of a heartbeat; an empty session announces that the gateway closes."""
-    return json.dumps({"session": session}).encode()
+    return msgspec.json.encode(_Heartbeat(session))
 
 
 def gateway_of(session: str) -> str:
@@ -211,7 +219,7 @@ class GatewaySession:
                 self._index.unread.add(message.subject)
                 self._index.apply(message.subject, message.seq, decode(message.content))
                 self._index.unread.discard(message.subject)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             # The message of a later version or of another program stays untouched.
             self._log.error(
                 "job queue: the message at %s cannot be read: %r", message.subject, error

@@ -1,8 +1,8 @@
 """The two streams of a queue: their names, subjects and creation, and records written to them."""
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from gateway_ext.errors import QueueAway, QueueFailed

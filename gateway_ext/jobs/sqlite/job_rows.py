@@ -1,11 +1,11 @@
 """The tables of SQLite's queue, and the translation of rows into values."""
 
-import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from common.http.asgi import Header
+import msgspec
+
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.sqlite.body_files import KeptBody
 from gateway_ext.jobs.values import (
@@ -17,12 +17,9 @@ from gateway_ext.jobs.values import (
     JobLane,
     JobNumber,
     StoredBody,
-    headers_as_text,
-    headers_from_text,
 )
-from gateway_ext.model import FunctionId
 
-VERSION = 2
+VERSION = 3
 _NEW_FILE = 0  # SQLite's version of a file without tables
 WAITING, CLAIMED, DEAD = 0, 1, 2
 
@@ -35,9 +32,7 @@ _TABLES = (
     attempts INTEGER NOT NULL DEFAULT 0, deferrals INTEGER NOT NULL DEFAULT 0,
     why TEXT NOT NULL DEFAULT '', died_at_s REAL NOT NULL DEFAULT 0,
     call_id TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
-    method TEXT NOT NULL, path BLOB NOT NULL, query BLOB NOT NULL, headers TEXT NOT NULL,
-    queued_at_s REAL NOT NULL, callback_url TEXT NOT NULL,
-    status INTEGER, result_headers TEXT, duration_s REAL, failure TEXT,
+    queued_at_s REAL NOT NULL, call BLOB NOT NULL, result BLOB,
     last_status INTEGER NOT NULL DEFAULT 0)""",
     """CREATE TABLE bodies (
     job INTEGER NOT NULL, kind INTEGER NOT NULL, content BLOB, file TEXT,
@@ -65,13 +60,16 @@ SELECT * FROM jobs WHERE state = {WAITING} AND kind = ? AND lane = ? AND due_at_
 ORDER BY due_at_s, number LIMIT ?"""
 
 PUT = """
-INSERT INTO jobs (state, kind, lane, due_at_s, call_id, namespace, name, method, path, query,
-                  headers, queued_at_s, callback_url)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+INSERT INTO jobs (state, kind, lane, due_at_s, call_id, namespace, name, queued_at_s, call)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+
+encode = msgspec.msgpack.encode
+_CALL = msgspec.msgpack.Decoder(AsyncCall)
+_RESULT = msgspec.msgpack.Decoder(CallResult)
 
 # The space a job takes: headers may be larger than the body.
 SIZE = """(
-LENGTH(path) + LENGTH(query) + LENGTH(headers) + IFNULL(LENGTH(result_headers), 0)
+LENGTH(call) + IFNULL(LENGTH(result), 0)
 + IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0))"""
 
 
@@ -91,8 +89,7 @@ def create(db: sqlite3.Connection) -> None:
 def put_values(call: AsyncCall, lane: str) -> tuple[object, ...]:
     return (
         *(WAITING, JobKind.CALL, lane, call.queued_at_s, call.id),
-        *(call.function.namespace, call.function.name, call.method, call.path, call.query),
-        *(headers_text(call.headers), call.queued_at_s, call.callback_url),
+        *(call.function.namespace, call.function.name, call.queued_at_s, encode(call)),
     )
 
 
@@ -142,42 +139,23 @@ def rows(cursor: sqlite3.Cursor) -> Iterator[sqlite3.Row]:
 def job(row: sqlite3.Row, body: StoredBody) -> Job:
     number = JobNumber(row["number"])
     lane = JobLane(JobKind(row["kind"]), row["lane"])
-    return Job(number, _call(row), body, lane, row["attempts"], row["deferrals"], _result(row))
+    call = _CALL.decode(row["call"])
+    return Job(number, call, body, lane, row["attempts"], row["deferrals"], result(row))
 
 
 def dead_letter(row: sqlite3.Row, size_bytes: int) -> DeadLetter:
     return DeadLetter(
         number=JobNumber(row["number"]),
-        call=_call(row),
+        call=_CALL.decode(row["call"]),
         kind=JobKind(row["kind"]),
         attempts=row["attempts"],
         why=row["why"],
         died_at_s=row["died_at_s"],
-        result=_result(row),
+        result=result(row),
         size_bytes=size_bytes,
         last_status=row["last_status"],
     )
 
 
-def headers_text(headers: Sequence[Header]) -> str:
-    return json.dumps(headers_as_text(headers))
-
-
-def _call(row: sqlite3.Row) -> AsyncCall:
-    return AsyncCall(
-        id=row["call_id"],
-        function=FunctionId(row["namespace"], row["name"]),
-        method=row["method"],
-        path=row["path"],
-        query=row["query"],
-        headers=headers_from_text(json.loads(row["headers"])),
-        queued_at_s=row["queued_at_s"],
-        callback_url=row["callback_url"],
-    )
-
-
-def _result(row: sqlite3.Row) -> CallResult | None:
-    if row["status"] is None:
-        return None
-    headers = headers_from_text(json.loads(row["result_headers"]))
-    return CallResult(row["status"], headers, row["duration_s"], row["failure"])
+def result(row: sqlite3.Row) -> CallResult | None:
+    return None if row["result"] is None else _RESULT.decode(row["result"])

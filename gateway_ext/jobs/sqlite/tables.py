@@ -136,12 +136,8 @@ class QueueTables:
         row = _claimed(transaction, job)
         transaction.db.execute(
             f"UPDATE jobs SET state = {job_rows.WAITING}, kind = ?, lane = ?, due_at_s = ?,"
-            " why = '', attempts = 0, deferrals = 0, status = ?, result_headers = ?,"
-            " duration_s = ?, failure = ? WHERE number = ?",
-            (
-                *(*lane, due_at_s, result.status, job_rows.headers_text(result.headers)),
-                *(result.duration_s, result.failure, job),
-            ),
+            " why = '', attempts = 0, deferrals = 0, result = ? WHERE number = ?",
+            (*lane, due_at_s, job_rows.encode(result), job),
         )
         # A failed call may be replayed, which needs its body.
         if not result.failure:
@@ -190,9 +186,10 @@ class QueueTables:
         change = (
             f"state = {job_rows.WAITING}, attempts = 0, deferrals = 0, why = '', due_at_s = :now"
         )
-        only_callback = row["kind"] == JobKind.CALLBACK and not row["failure"]
+        result = job_rows.result(row)
+        only_callback = result is not None and not result.failure
         if not only_callback:
-            change += f", kind = {JobKind.CALL:d}, lane = :lane, status = NULL"
+            change += f", kind = {JobKind.CALL:d}, lane = :lane, result = NULL"
             transaction.obsolete += job_rows.drop_bodies(
                 transaction.db, self._bodies, number, JobKind.CALLBACK
             )

@@ -44,7 +44,7 @@ def call(
         method="POST",
         path=b"/a%20b",
         query=b"q=1",
-        headers=((b"content-type", b"text/plain"), (b"x-odd", b"\xff")),
+        headers=[(b"content-type", b"text/plain"), (b"x-odd", b"\xff")],
         queued_at_s=queued_at_s,
         callback_url=callback_url,
     )

@@ -17,7 +17,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.job_rows import headers_text
+from gateway_ext.jobs.sqlite.job_rows import encode
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
@@ -26,7 +26,7 @@ from tests.kit.worlds.job_world import ANYWHERE, ECHO, a_queue, call, claimed, p
 
 LIMITS = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_per_function=3)
 URL = "/async-function/echo"
-HEAD_BYTES = len(call().path) + len(call().query) + len(headers_text(call().headers))
+HEAD_BYTES = len(encode(call("1")))
 
 
 def by_path(name: bytes) -> FunctionId | None:
