@@ -17,16 +17,9 @@ from shutil import disk_usage
 
 from gateway_ext.errors import BodyLost, QueueFailed, UnknownJob
 from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
-from gateway_ext.jobs.sqlite import job_rows
 from gateway_ext.jobs.sqlite.body_files import FileBody, FileSpool, KeptBody, sync_folder
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
-from gateway_ext.jobs.sqlite.tables import (
-    BuriedJob,
-    ClaimedRow,
-    LiveJob,
-    QueueCensus,
-    QueueTables,
-)
+from gateway_ext.jobs.sqlite.tables import BuriedJob, ClaimedRow, LiveJob, QueueTables
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -52,9 +45,8 @@ class SqliteQueue(JobQueue):
         self._log = log
         self._tally = JobTally(limits)
         self._clock = SteadyClock()
-        self._changes = QueueTables(self._bodies)
+        self._tables = QueueTables(self._bodies)
         self._committer = Committer(folder / "jobs.sqlite", self._prepare)
-        self._found = QueueCensus((), ())
         self._watchers: list[Callable[[], None]] = []
 
     @property
@@ -72,11 +64,11 @@ class SqliteQueue(JobQueue):
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error
         await self._committer.open()
-        for job in self._found.alive:
+        alive, buried = await self._committer.run(self._tables.census, durable=False)
+        for job in alive:
             self._tally.add(*job)
-        for letter in self._found.dead:
+        for letter in buried:
             self._tally.add_dead(*letter)
-        self._found = QueueCensus((), ())
         calls, dead = self._tally.calls.total(), self._tally.dead
         self._log.info("job queue: %d calls wait, %d dead", calls, dead)
 
@@ -100,7 +92,7 @@ class SqliteQueue(JobQueue):
         with self._tally.reserve(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
             job = await self._committer.run(
-                partial(self._changes.put, call, kept),
+                partial(self._tables.put, call, kept),
                 durable=True,
                 then=stored,
                 file=self._file(kept),
@@ -108,24 +100,24 @@ class SqliteQueue(JobQueue):
         return job is not None
 
     async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
-        return await self._committer.run(partial(self._changes.heads, kind), durable=False)
+        return await self._committer.run(partial(self._tables.heads, kind), durable=False)
 
     async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
-        take = partial(self._changes.claim, Counter(lanes), now_s)
+        take = partial(self._tables.claim, Counter(lanes), now_s)
         claimed = await self._committer.run(take, durable=False)
         jobs = [await self._with_body(row) for row in claimed]
         return [job for job in jobs if job is not None]
 
     async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
         counted = "attempts" if counts else "deferrals"
-        change = partial(self._changes.reschedule, job, due_at_s, why, counted)
+        change = partial(self._tables.reschedule, job, due_at_s, why, counted)
         await self._committer.run(change, durable=False, then=lambda _: self._notify())
 
     async def store_result(
         self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
     ) -> None:
         kept = await _kept(body)
-        change = partial(self._changes.store_result, job, result, kept, lane, due_at_s)
+        change = partial(self._tables.store_result, job, result, kept, lane, due_at_s)
         # The body stays where this fails, as the caller repeats it.
         await self._committer.run(change, durable=False, then=self._add)
 
@@ -134,25 +126,25 @@ class SqliteQueue(JobQueue):
             self._tally.remove(job)
             self._notify()
 
-        await self._committer.run(partial(self._changes.finish, job), durable=False, then=ended)
+        await self._committer.run(partial(self._tables.finish, job), durable=False, then=ended)
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
         def buried(letter: BuriedJob) -> None:
             self._tally.add_dead(*letter)
             self._notify()
 
-        change = partial(self._changes.bury, job, why, at_s, status)
+        change = partial(self._tables.bury, job, why, at_s, status)
         await self._committer.run(change, durable=False, then=buried)
 
     # -- dead letters ----------------------------------------------------------------------------
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
         return await self._committer.run(
-            partial(self._changes.dead_letters, after, limit), durable=False
+            partial(self._tables.dead_letters, after, limit), durable=False
         )
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        find = partial(self._changes.dead_letter, number)
+        find = partial(self._tables.dead_letter, number)
         letter, kept = await self._committer.run(find, durable=False)
         return letter, self._body(kept)
 
@@ -161,11 +153,11 @@ class SqliteQueue(JobQueue):
             self._tally.remove_dead(number)
             self._add(job)
 
-        change = partial(self._changes.replay, number, now_s)
+        change = partial(self._tables.replay, number, now_s)
         await self._committer.run(change, durable=True, then=replayed)
 
     async def discard(self, number: JobNumber) -> None:
-        change = partial(self._changes.discard, number)
+        change = partial(self._tables.discard, number)
         uncount = self._tally.remove_dead
         await self._committer.run(change, durable=True, then=lambda _: uncount(number))
 
@@ -183,7 +175,7 @@ class SqliteQueue(JobQueue):
     # -- in the event loop -----------------------------------------------------------------------
 
     def _prepare(self, turn: Transaction) -> None:
-        self._found = self._changes.prepare(self.now_s(), turn)
+        self._tables.prepare(self.now_s(), turn)
 
     def _file(self, kept: KeptBody) -> Path | None:
         return None if kept.file is None else self._bodies / kept.file
@@ -205,7 +197,7 @@ class SqliteQueue(JobQueue):
         try:
             if isinstance(body, FileBody):
                 await body.check()
-            return job_rows.job(row, body)
+            return claimed.job(body)
         except (BodyLost, ValueError) as error:
             why = f"it cannot be read: {error}"
             self._log.error("job %d: %s", row["number"], why)

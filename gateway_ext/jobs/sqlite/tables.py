@@ -1,29 +1,89 @@
-"""Reads and changes of the queue's tables, each within a transaction of the committer."""
+"""The tables of SQLite's queue, and the work on them within a transaction of the committer."""
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gateway_ext.errors import ClaimLost, JobExists, UnknownJob
-from gateway_ext.jobs.sqlite import job_rows
+import msgspec
+
+from gateway_ext.errors import ClaimLost, JobExists, QueueFailed, UnknownJob
 from gateway_ext.jobs.sqlite.body_files import KeptBody
 from gateway_ext.jobs.sqlite.committer import Transaction
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
     DeadLetter,
+    Job,
     JobKind,
     JobLane,
     JobNumber,
     LaneHead,
+    StoredBody,
     call_lane,
 )
 from gateway_ext.model import FunctionId
 
 # No job is put off for longer: what is due later was stored when the machine's clock was wrong.
 _LONGEST_WAIT_S = 2 * 3600.0
+_VERSION = 3
+_NEW_FILE = 0  # SQLite's version of a file without tables
+_WAITING, _CLAIMED, _DEAD = 0, 1, 2
+
+# Bodies have a table of their own, so that a change of a job does not write its body again. A
+# number is never assigned twice, as people refer to dead letters by it.
+_TABLES = (
+    """CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    state INTEGER NOT NULL, kind INTEGER NOT NULL, lane TEXT NOT NULL, due_at_s REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, deferrals INTEGER NOT NULL DEFAULT 0,
+    why TEXT NOT NULL DEFAULT '', died_at_s REAL NOT NULL DEFAULT 0,
+    call_id TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+    queued_at_s REAL NOT NULL, call BLOB NOT NULL, result BLOB,
+    last_status INTEGER NOT NULL DEFAULT 0)""",
+    """CREATE TABLE bodies (
+    job INTEGER NOT NULL, kind INTEGER NOT NULL, content BLOB, file TEXT,
+    size_bytes INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (job, kind))""",
+    f"CREATE UNIQUE INDEX once ON jobs (namespace, name, call_id) WHERE state <> {_DEAD}",
+    f"CREATE INDEX waiting ON jobs (kind, lane, due_at_s, number) WHERE state = {_WAITING}",
+    f"CREATE INDEX dead ON jobs (number) WHERE state = {_DEAD}",
+)
+
+# Steps from lane to lane without scanning the waiting jobs of one.
+_HEADS = f"""
+WITH RECURSIVE lanes (lane) AS (
+  SELECT MIN(lane) FROM jobs WHERE state = {_WAITING} AND kind = :kind
+  UNION ALL
+  SELECT (SELECT MIN(lane) FROM jobs
+          WHERE state = {_WAITING} AND kind = :kind AND lane > lanes.lane)
+  FROM lanes WHERE lanes.lane IS NOT NULL)
+SELECT lane, (SELECT MIN(due_at_s) FROM jobs
+              WHERE state = {_WAITING} AND kind = :kind AND lane = lanes.lane)
+FROM lanes WHERE lane IS NOT NULL"""
+
+_DUE = f"""
+SELECT * FROM jobs WHERE state = {_WAITING} AND kind = ? AND lane = ? AND due_at_s <= ?
+ORDER BY due_at_s, number LIMIT ?"""
+
+_PUT = """
+INSERT INTO jobs (state, kind, lane, due_at_s, call_id, namespace, name, queued_at_s, call)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+
+encode = msgspec.msgpack.encode
+_CALL = msgspec.msgpack.Decoder(AsyncCall)
+_RESULT = msgspec.msgpack.Decoder(CallResult)
+
+# The values that the tally counts, with the space a job takes: headers may be larger than the body.
+_COUNTED = """
+SELECT number, namespace, name, kind, queued_at_s, died_at_s,
+       LENGTH(call) + IFNULL(LENGTH(result), 0)
+       + IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0) AS size_bytes
+FROM jobs"""
+
+# A job that waits with no attempt made yet.
+_AFRESH = f"state = {_WAITING}, attempts = 0, deferrals = 0, why = ''"
 
 
 class ClaimedRow(NamedTuple):
@@ -31,6 +91,13 @@ class ClaimedRow(NamedTuple):
 
     row: sqlite3.Row
     body: KeptBody
+
+    def job(self, body: StoredBody) -> Job:
+        """Raise ValueError where the row cannot be read; `body` is how the queue reads the body."""
+        row = self.row
+        lane = JobLane(JobKind(row["kind"]), row["lane"])
+        number, call = JobNumber(row["number"]), _CALL.decode(row["call"])
+        return Job(number, call, body, lane, row["attempts"], row["deferrals"], _result(row))
 
 
 class LiveJob(NamedTuple):
@@ -51,78 +118,72 @@ class BuriedJob(NamedTuple):
     died_at_s: float
 
 
-class QueueCensus(NamedTuple):
-    """Every job of the database, for the tally."""
-
-    alive: Sequence[LiveJob]
-    dead: Sequence[BuriedJob]
-
-
 class QueueTables:
     """Operations on the tables; large bodies are files in the folder `bodies`."""
 
     def __init__(self, bodies: Path) -> None:
         self._bodies = bodies
 
-    def prepare(self, now_s: float, transaction: Transaction) -> QueueCensus:
-        """Create the tables, release claims of a dead process, and list all jobs.
+    def prepare(self, now_s: float, turn: Transaction) -> None:
+        """Create the tables, and release claims of a dead process.
 
         A job that is due when none can be is due now.
         """
-        job_rows.create(transaction.db)
-        transaction.db.execute(
-            f"UPDATE jobs SET state = {job_rows.WAITING} WHERE state = {job_rows.CLAIMED}"
-        )
-        transaction.db.execute(
-            f"UPDATE jobs SET due_at_s = ? WHERE state = {job_rows.WAITING} AND due_at_s > ?",
+        _create(turn.db)
+        turn.db.execute(f"UPDATE jobs SET state = {_WAITING} WHERE state = {_CLAIMED}")
+        turn.db.execute(
+            f"UPDATE jobs SET due_at_s = ? WHERE state = {_WAITING} AND due_at_s > ?",
             (now_s, now_s + _LONGEST_WAIT_S),
         )
-        named = job_rows.files_named(transaction.db)
-        transaction.obsolete += [path for path in self._bodies.iterdir() if path.name not in named]
-        return QueueCensus(*_census(transaction.db))
+        files = turn.db.execute("SELECT file FROM bodies WHERE file IS NOT NULL")
+        named = {name for (name,) in files}
+        turn.obsolete += [path for path in self._bodies.iterdir() if path.name not in named]
+
+    def census(self, turn: Transaction) -> tuple[list[LiveJob], list[BuriedJob]]:
+        """Every job of the database, for the tally."""
+        alive = _rows(turn.db, f"{_COUNTED} WHERE state <> {_DEAD} ORDER BY queued_at_s, number")
+        dead = _rows(turn.db, f"{_COUNTED} WHERE state = {_DEAD} ORDER BY number")
+        return (
+            [_live_job(row) for row in alive],
+            [BuriedJob(row["number"], row["size_bytes"], row["died_at_s"]) for row in dead],
+        )
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    def put(self, call: AsyncCall, body: KeptBody, transaction: Transaction) -> LiveJob | None:
+    def put(self, call: AsyncCall, body: KeptBody, turn: Transaction) -> LiveJob | None:
         """None where the call is stored already."""
-        put = transaction.db.execute(
-            job_rows.PUT, job_rows.put_values(call, call_lane(call.function).key)
+        function = call.function
+        values = (
+            *(_WAITING, *call_lane(function), call.queued_at_s, call.id),
+            *(function.namespace, function.name, call.queued_at_s, encode(call)),
         )
+        put = turn.db.execute(_PUT, values)
         if not put.rowcount:
-            transaction.obsolete += [] if body.file is None else [self._bodies / body.file]
+            turn.obsolete += [] if body.file is None else [self._bodies / body.file]
             return None
         number = JobNumber(put.lastrowid or 0)
-        job_rows.add_body(transaction.db, number, JobKind.CALL, body)
-        size_bytes = job_rows.size_of(transaction.db, number)
-        return LiveJob(number, call.function, JobKind.CALL, size_bytes, call.queued_at_s)
+        _add_body(turn, number, JobKind.CALL, body)
+        return _counted(turn, number)
 
-    def heads(self, kind: JobKind, transaction: Transaction) -> list[LaneHead]:
-        lanes = transaction.db.execute(job_rows.HEADS, {"kind": kind})
+    def heads(self, kind: JobKind, turn: Transaction) -> list[LaneHead]:
+        lanes = turn.db.execute(_HEADS, {"kind": kind})
         return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in lanes]
 
-    def claim(
-        self, lanes: Counter[JobLane], now_s: float, transaction: Transaction
-    ) -> list[ClaimedRow]:
+    def claim(self, lanes: Counter[JobLane], now_s: float, turn: Transaction) -> list[ClaimedRow]:
         claimed: list[ClaimedRow] = []
         for lane, count in lanes.items():
-            due = transaction.db.execute(job_rows.DUE, (lane.kind, lane.key, now_s, count))
-            for row in list(job_rows.rows(due)):
-                number = row["number"]
-                change = f"UPDATE jobs SET state = {job_rows.CLAIMED} WHERE number = ?"
-                transaction.db.execute(change, (number,))
-                claimed.append(ClaimedRow(row, job_rows.body_of(transaction.db, number, lane.kind)))
+            for row in list(_rows(turn.db, _DUE, (*lane, now_s, count))):
+                _change(turn, row["number"], f"state = {_CLAIMED}")
+                claimed.append(ClaimedRow(row, _body_of(turn, row["number"], lane.kind)))
         return claimed
 
     def reschedule(
-        self, job: JobNumber, due_at_s: float, why: str, counted: str, transaction: Transaction
+        self, job: JobNumber, due_at_s: float, why: str, counted: str, turn: Transaction
     ) -> None:
         """`counted` is the column that this attempt increments."""
-        _claimed(transaction, job)
-        transaction.db.execute(
-            f"UPDATE jobs SET state = {job_rows.WAITING}, due_at_s = ?, why = ?,"
-            f" {counted} = {counted} + 1 WHERE number = ?",
-            (due_at_s, why, job),
-        )
+        _claimed(turn, job)
+        change = f"state = {_WAITING}, due_at_s = ?, why = ?, {counted} = {counted} + 1"
+        _change(turn, job, change, due_at_s, why)
 
     def store_result(
         self,
@@ -131,125 +192,149 @@ class QueueTables:
         body: KeptBody,
         lane: JobLane,
         due_at_s: float,
-        transaction: Transaction,
+        turn: Transaction,
     ) -> LiveJob:
-        row = _claimed(transaction, job)
-        transaction.db.execute(
-            f"UPDATE jobs SET state = {job_rows.WAITING}, kind = ?, lane = ?, due_at_s = ?,"
-            " why = '', attempts = 0, deferrals = 0, result = ? WHERE number = ?",
-            (*lane, due_at_s, job_rows.encode(result), job),
-        )
+        _claimed(turn, job)
+        change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = ?"
+        _change(turn, job, change, due_at_s, *lane, encode(result))
         # A failed call may be replayed, which needs its body.
         if not result.failure:
-            transaction.obsolete += job_rows.drop_bodies(
-                transaction.db, self._bodies, job, JobKind.CALL
-            )
-        job_rows.add_body(transaction.db, job, JobKind.CALLBACK, body)
-        return _live_job(transaction.db, row, JobKind.CALLBACK)
+            self._drop_bodies(turn, job, JobKind.CALL)
+        _add_body(turn, job, JobKind.CALLBACK, body)
+        return _counted(turn, job)
 
-    def finish(self, job: JobNumber, transaction: Transaction) -> None:
-        _claimed(transaction, job)
-        self._remove(transaction, job)
+    def finish(self, job: JobNumber, turn: Transaction) -> None:
+        _claimed(turn, job)
+        self._remove(turn, job)
 
     def bury(
-        self, job: JobNumber, why: str, at_s: float, status: int, transaction: Transaction
+        self, job: JobNumber, why: str, at_s: float, status: int, turn: Transaction
     ) -> BuriedJob:
-        _claimed(transaction, job)
-        transaction.db.execute(
-            f"UPDATE jobs SET state = {job_rows.DEAD}, why = ?, died_at_s = ?,"
-            " last_status = ?, attempts = attempts + 1 WHERE number = ?",
-            (why, at_s, status, job),
-        )
-        return BuriedJob(job, job_rows.size_of(transaction.db, job), at_s)
+        _claimed(turn, job)
+        change = f"state = {_DEAD}, why = ?, died_at_s = ?, last_status = ?"
+        _change(turn, job, f"{change}, attempts = attempts + 1", why, at_s, status)
+        return BuriedJob(job, _counted(turn, job).size_bytes, at_s)
 
     # -- dead letters ----------------------------------------------------------------------------
 
-    def dead_letters(self, after: int, limit: int, transaction: Transaction) -> list[DeadLetter]:
-        select = f"SELECT * FROM jobs WHERE state = {job_rows.DEAD} AND number > ? ORDER BY number"
-        letters = list(job_rows.rows(transaction.db.execute(f"{select} LIMIT ?", (after, limit))))
-        return [
-            job_rows.dead_letter(row, job_rows.bodies_bytes_of(transaction.db, row["number"]))
-            for row in letters
-        ]
+    def dead_letters(self, after: int, limit: int, turn: Transaction) -> list[DeadLetter]:
+        select = f"SELECT * FROM jobs WHERE state = {_DEAD} AND number > ? ORDER BY number LIMIT ?"
+        return [_dead_letter(turn, row) for row in list(_rows(turn.db, select, (after, limit)))]
 
-    def dead_letter(
-        self, number: JobNumber, transaction: Transaction
-    ) -> tuple[DeadLetter, KeptBody]:
-        letter = job_rows.dead_letter(
-            _dead(transaction, number), job_rows.bodies_bytes_of(transaction.db, number)
-        )
-        return letter, job_rows.body_of(transaction.db, number, JobKind.CALL)
+    def dead_letter(self, number: JobNumber, turn: Transaction) -> tuple[DeadLetter, KeptBody]:
+        letter = _dead_letter(turn, _dead(turn, number))
+        return letter, _body_of(turn, number, JobKind.CALL)
 
-    def replay(self, number: JobNumber, now_s: float, transaction: Transaction) -> LiveJob:
+    def replay(self, number: JobNumber, now_s: float, turn: Transaction) -> LiveJob:
         """Turn a dead letter into a waiting call, or callback where only that had failed."""
-        row = _dead(transaction, number)
-        change = (
-            f"state = {job_rows.WAITING}, attempts = 0, deferrals = 0, why = '', due_at_s = :now"
-        )
-        result = job_rows.result(row)
-        only_callback = result is not None and not result.failure
-        if not only_callback:
-            change += f", kind = {JobKind.CALL:d}, lane = :lane, result = NULL"
-            transaction.obsolete += job_rows.drop_bodies(
-                transaction.db, self._bodies, number, JobKind.CALLBACK
-            )
-        function = FunctionId(row["namespace"], row["name"])
-        values = {"now": now_s, "lane": call_lane(function).key, "number": number}
+        row = _dead(turn, number)
+        function, result = FunctionId(row["namespace"], row["name"]), _result(row)
+        kind, key = call_lane(function)
         try:
-            transaction.db.execute(f"UPDATE jobs SET {change} WHERE number = :number", values)
+            if result is not None and not result.failure:
+                _change(turn, number, f"{_AFRESH}, due_at_s = ?", now_s)
+            else:
+                change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = NULL"
+                _change(turn, number, change, now_s, kind, key)
+                self._drop_bodies(turn, number, JobKind.CALLBACK)
         except sqlite3.IntegrityError as error:
             raise JobExists(function, row["call_id"]) from error
-        return _live_job(transaction.db, row, JobKind.CALLBACK if only_callback else JobKind.CALL)
+        return _counted(turn, number)
 
-    def discard(self, number: JobNumber, transaction: Transaction) -> None:
-        _dead(transaction, number)
-        self._remove(transaction, number)
+    def discard(self, number: JobNumber, turn: Transaction) -> None:
+        _dead(turn, number)
+        self._remove(turn, number)
 
-    def _remove(self, transaction: Transaction, number: JobNumber) -> None:
-        transaction.obsolete += job_rows.drop_bodies(transaction.db, self._bodies, number)
-        transaction.db.execute("DELETE FROM jobs WHERE number = ?", (number,))
+    def _remove(self, turn: Transaction, number: JobNumber) -> None:
+        for kind in JobKind:
+            self._drop_bodies(turn, number, kind)
+        turn.db.execute("DELETE FROM jobs WHERE number = ?", (number,))
 
-
-def _census(db: sqlite3.Connection) -> tuple[list[LiveJob], list[BuriedJob]]:
-    alive = db.execute(
-        f"SELECT number, namespace, name, kind, {job_rows.SIZE}, queued_at_s FROM jobs"
-        f" WHERE state <> {job_rows.DEAD} ORDER BY queued_at_s, number"
-    )
-    dead = db.execute(
-        f"SELECT number, {job_rows.SIZE}, died_at_s FROM jobs"
-        f" WHERE state = {job_rows.DEAD} ORDER BY number"
-    )
-    return (
-        [
-            LiveJob(JobNumber(number), FunctionId(namespace, name), JobKind(kind), bytes_, at_s)
-            for number, namespace, name, kind, bytes_, at_s in alive
-        ],
-        [BuriedJob(JobNumber(number), bytes_, at_s) for number, bytes_, at_s in dead],
-    )
+    def _drop_bodies(self, turn: Transaction, number: JobNumber, kind: JobKind) -> None:
+        file = _body_of(turn, number, kind).file
+        if file is not None:
+            turn.obsolete.append(self._bodies / file)
+        turn.db.execute("DELETE FROM bodies WHERE job = ? AND kind = ?", (number, kind))
 
 
-def _live_job(db: sqlite3.Connection, row: sqlite3.Row, kind: JobKind) -> LiveJob:
-    number = JobNumber(row["number"])
+def _create(db: sqlite3.Connection) -> None:
+    """Create the tables in a new file; QueueFailed where they are of another version."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == _VERSION:
+        return
+    if version != _NEW_FILE:
+        detail = f"the job queue is of version {version}, this gateway's is {_VERSION}"
+        raise QueueFailed(f"{detail}: use the release that wrote it, or another `state_dir`")
+    for table in _TABLES:
+        db.execute(table)
+    db.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _rows(
+    db: sqlite3.Connection, select: str, values: Sequence[object] = ()
+) -> Iterator[sqlite3.Row]:
+    cursor = db.execute(select, values)
+    cursor.row_factory = sqlite3.Row
+    yield from cursor
+
+
+def _change(turn: Transaction, number: int, change: str, *values: object) -> None:
+    turn.db.execute(f"UPDATE jobs SET {change} WHERE number = ?", (*values, number))
+
+
+def _add_body(turn: Transaction, number: int, kind: JobKind, body: KeptBody) -> None:
+    turn.db.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (number, kind, *body))
+
+
+def _body_of(turn: Transaction, number: int, kind: JobKind) -> KeptBody:
+    """Empty where the body was removed."""
+    select = "SELECT content, file, size_bytes FROM bodies WHERE job = ? AND kind = ?"
+    row = turn.db.execute(select, (number, kind)).fetchone()
+    return KeptBody(b"", None, 0) if row is None else KeptBody(*row)
+
+
+def _counted(turn: Transaction, number: JobNumber) -> LiveJob:
+    return _live_job(next(_rows(turn.db, f"{_COUNTED} WHERE number = ?", (number,))))
+
+
+def _live_job(row: sqlite3.Row) -> LiveJob:
     function = FunctionId(row["namespace"], row["name"])
-    return LiveJob(number, function, kind, job_rows.size_of(db, number), row["queued_at_s"])
+    kind, size_bytes = JobKind(row["kind"]), row["size_bytes"]
+    return LiveJob(row["number"], function, kind, size_bytes, row["queued_at_s"])
 
 
-def _claimed(transaction: Transaction, number: JobNumber) -> sqlite3.Row:
-    row = _one(transaction, number, job_rows.CLAIMED)
-    if row is None:
+def _claimed(turn: Transaction, number: JobNumber) -> None:
+    if _row_in(turn, number, _CLAIMED) is None:
         raise ClaimLost(number)
-    return row
 
 
-def _dead(transaction: Transaction, number: JobNumber) -> sqlite3.Row:
-    row = _one(transaction, number, job_rows.DEAD)
+def _dead(turn: Transaction, number: JobNumber) -> sqlite3.Row:
+    row = _row_in(turn, number, _DEAD)
     if row is None:
         raise UnknownJob(number)
     return row
 
 
-def _one(transaction: Transaction, number: JobNumber, state: int) -> sqlite3.Row | None:
-    cursor = transaction.db.execute(
-        "SELECT * FROM jobs WHERE number = ? AND state = ?", (number, state)
+def _row_in(turn: Transaction, number: JobNumber, state: int) -> sqlite3.Row | None:
+    select = "SELECT * FROM jobs WHERE number = ? AND state = ?"
+    return next(_rows(turn.db, select, (number, state)), None)
+
+
+def _dead_letter(turn: Transaction, row: sqlite3.Row) -> DeadLetter:
+    bodies = "SELECT IFNULL(SUM(size_bytes), 0) FROM bodies WHERE job = ?"
+    (size_bytes,) = turn.db.execute(bodies, (row["number"],)).fetchone()
+    return DeadLetter(
+        number=JobNumber(row["number"]),
+        call=_CALL.decode(row["call"]),
+        kind=JobKind(row["kind"]),
+        attempts=row["attempts"],
+        why=row["why"],
+        died_at_s=row["died_at_s"],
+        result=_result(row),
+        size_bytes=size_bytes,
+        last_status=row["last_status"],
     )
-    return next(job_rows.rows(cursor), None)
+
+
+def _result(row: sqlite3.Row) -> CallResult | None:
+    return None if row["result"] is None else _RESULT.decode(row["result"])

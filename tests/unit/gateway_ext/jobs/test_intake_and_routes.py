@@ -17,7 +17,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.job_rows import encode
+from gateway_ext.jobs.sqlite.tables import encode
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
