@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -25,11 +26,9 @@ from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
-    GiveUp,
     JobDead,
     JobDone,
     JobEnding,
-    RetryLater,
     RetryPolicy,
     TryAgain,
 )
@@ -290,17 +289,11 @@ class CallbackSender:
         if tried is None:
             failure = job.result.failure
             return JobDead(failure, job.result.status) if failure else JobDone()
-        verdict = self._policy.verdict(
-            tried,
-            attempts=job.attempts,
-            deferrals=job.deferrals,
-            age_s=self._now_s() - job.call.queued_at_s,
-            chance=self._chance.random(),
-        )
-        if isinstance(verdict, RetryLater):
-            return TryAgain(verdict.wait_s, f"callback: {tried.why}", counts=verdict.counts)
-        why = verdict.why if isinstance(verdict, GiveUp) else tried.why
-        return JobDead(f"callback: {why}", tried.status)
+        verdict = self._policy.verdict(tried, job, self._now_s(), self._chance.random())
+        why = f"callback: {verdict.why if verdict else tried.why}"
+        if isinstance(verdict, TryAgain):
+            return replace(verdict, why=why)
+        return JobDead(why, tried.status)
 
     async def _post(
         self, call: AsyncCall, result: CallResult, body: StoredBody

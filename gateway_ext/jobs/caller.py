@@ -28,10 +28,8 @@ from gateway_ext.jobs.attempts import (
     JobDead,
     JobDone,
     JobEnding,
-    RetryLater,
     RetryPolicy,
     TryAgain,
-    Verdict,
 )
 from gateway_ext.jobs.callbacks import callback_lane
 from gateway_ext.jobs.queue import BodySpool, JobQueue
@@ -103,66 +101,60 @@ class JobCaller:
         calls: FunctionCalls,
         queue: JobQueue,
         policy_of: Callable[[FunctionId], RetryPolicy],
-        now_s: Callable[[], float],
         chance: Random,
     ) -> None:
         self._calls = calls
         self._queue = queue
         self._policy_of = policy_of
-        self._now_s = now_s
         self._chance = chance
 
     async def handle(self, job: Job) -> JobEnding:
         began_s = time.monotonic()
-        spool = self._queue.spool()
         try:
-            return await self._attempt(job, spool, began_s)
+            return await self._attempt(job, began_s)
         except BodyLost as error:
-            await spool.discard()
             return JobDead(str(error))
         except QueueFailed as error:
-            await spool.discard()
             return TryAgain(1.0, str(error), counts=False)
         except GatewayError as error:
-            await spool.discard()
             return await self._failed(job, _unanswered(error), began_s)
+
+    async def _attempt(self, job: Job, began_s: float) -> JobEnding:
+        spool = self._queue.spool()
+        try:
+            return await self._answered(job, spool, began_s)
         except BaseException:
             await spool.discard()
             raise
 
-    async def _attempt(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
+    async def _answered(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
         async with self._calls.call(job.call, job.body) as answer:
-            tried = _tried(answer, self._now_s())
+            tried = _tried(answer, self._queue.now_s())
             verdict = self._verdict(job, tried)
-            if isinstance(verdict, RetryLater):
-                return _again(verdict, tried)
+            if isinstance(verdict, TryAgain):
+                return verdict
             unkept = await _read(answer, spool if job.call.callback_url else None)
         if unkept is not None:
             await spool.discard()
             return await self._failed(job, _lost(unkept), began_s)
-        failure = verdict.why if isinstance(verdict, GiveUp) else ""
+        failure = verdict.why if verdict else ""
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(answer.status, answer.headers, took_s, failure), spool)
 
     async def _failed(self, job: Job, tried: AttemptOutcome, began_s: float) -> JobEnding:
         """There is no answer to send; after the last attempt the error becomes the result."""
         verdict = self._verdict(job, tried)
-        if isinstance(verdict, RetryLater):
-            return _again(verdict, tried)
-        failure = verdict.why if isinstance(verdict, GiveUp) else tried.why
+        if isinstance(verdict, TryAgain):
+            return verdict
+        failure = verdict.why if verdict else tried.why
         spool = self._queue.spool()
         await spool.write(tried.why.encode())
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
-    def _verdict(self, job: Job, tried: AttemptOutcome) -> Verdict:
-        return self._policy_of(job.call.function).verdict(
-            tried,
-            attempts=job.attempts,
-            deferrals=job.deferrals,
-            age_s=self._now_s() - job.call.queued_at_s,
-            chance=self._chance.random(),
-        )
+    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | GiveUp | None:
+        policy = self._policy_of(job.call.function)
+        return policy.verdict(tried, job, self._queue.now_s(), self._chance.random())
 
 
 def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
@@ -209,10 +201,6 @@ async def _read(answer: FunctionAnswer, spool: BodySpool | None) -> QueueFailed 
 def _lost(error: QueueFailed) -> AttemptOutcome:
     """The function has run, so this was an attempt."""
     return AttemptOutcome(status_of(error), f"its answer is lost: {error}", broken=True)
-
-
-def _again(later: RetryLater, tried: AttemptOutcome) -> TryAgain:
-    return TryAgain(later.wait_s, tried.why, counts=later.counts)
 
 
 def _ending(job: Job, result: CallResult, spool: BodySpool) -> JobEnding:

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from logging import Logger
 from pathlib import Path
 
@@ -16,12 +17,12 @@ from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.attempts import RetryPolicy
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionCalls
-from gateway_ext.jobs.intake import AsyncIntake, AsyncWorkflowIntake
-from gateway_ext.jobs.jetstream.queue import jetstream_queue
+from gateway_ext.jobs.intake import AsyncIntake
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
-from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.queue import sqlite_queue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import JobKind
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from gateway_ext.model import FunctionId
@@ -111,31 +112,27 @@ def _app(
     invoke: Invoke,
     rule: CallbackRule,
 ) -> App:
-    def intake(
-        kind: type[AsyncIntake],
-        by_path: Callable[[bytes], FunctionId | None],
-        most_bytes: int,
-    ) -> AsyncIntake:
-        return kind(
-            by_path,
-            queue,
-            max_body_bytes=most_bytes,
-            callback_rule=rule,
-            is_ours=invoke.guard.is_ours,
-            tracer=invoke.tracer,
-        )
-
     most_bytes = settings.async_max_body_bytes
-    calls = intake(AsyncIntake, targets.function_by_path, most_bytes)
-    workflow_bytes = min(most_bytes, settings.workflow_answer_bytes)
-    workflows = intake(AsyncWorkflowIntake, targets.workflow_by_path, workflow_bytes)
+    intake = partial(
+        AsyncIntake,
+        queue=queue,
+        callback_rule=rule,
+        is_ours=invoke.guard.is_ours,
+        tracer=invoke.tracer,
+    )
+    calls = intake(targets.function_by_path, max_body_bytes=most_bytes)
+    workflows = intake(
+        targets.workflow_by_path,
+        what="workflow",
+        max_body_bytes=min(most_bytes, settings.workflow_answer_bytes),
+    )
     routes = make_job_routes(queue, lambda: worker.running, queue.now_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path.startswith("/system/"):
             await routes(scope, receive, send)
-        elif path.startswith(AsyncWorkflowIntake.prefix.decode()):
+        elif path.startswith("/async-workflow/"):
             await workflows(scope, receive, send)
         else:
             await calls(scope, receive, send)
@@ -146,9 +143,7 @@ def _app(
 def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:
     patience = RetryPolicy(attempts=settings.async_attempts)
     overall = settings.async_concurrency
-    usual = JobWorkerSettings()
-    return replace(
-        usual,
+    return JobWorkerSettings(
         calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
         patience=patience,
         callback_patience=patience,
@@ -216,8 +211,8 @@ async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
     )
     shared = jetstream_settings(settings)
     if shared is None:
-        return await sqlite_queue(folder / "jobs", limits, log)
-    return await jetstream_queue(folder / "jobs-nats", shared, limits, log)
+        return await opened(SqliteQueue(folder / "jobs", limits, log))
+    return await opened(JetStreamQueue(folder / "jobs-nats", shared, limits, log))
 
 
 def jetstream_settings(settings: GatewaySettings) -> JetStreamSettings | None:

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from gateway_ext.errors import Busy
+from gateway_ext.errors import Busy, UnknownJob
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -240,6 +240,9 @@ class JobQueue(Protocol):
     @property
     def tally(self) -> JobTally: ...
 
+    async def open(self) -> None:
+        """Read what is stored; a server that is away is tried again in the background."""
+
     @property
     def away(self) -> bool:
         """Whether the store of the queue cannot be reached now."""
@@ -295,6 +298,25 @@ class JobQueue(Protocol):
 
     async def expire(self, now_s: float) -> int:
         """Remove dead letters beyond the limits; return how many were removed."""
+        gone = 0
+        for number in self.tally.expired(now_s):
+            with suppress(UnknownJob):  # it was discarded or replayed meanwhile
+                await self.discard(JobNumber(number))
+                gone += 1
+        return gone
 
     async def close(self) -> None:
         """Close the queue; stored jobs stay."""
+
+
+_Queue = TypeVar("_Queue", bound=JobQueue)
+
+
+async def opened(queue: _Queue) -> _Queue:
+    """The queue, open; it is closed where it cannot be opened."""
+    try:
+        await queue.open()
+    except BaseException:
+        await queue.close()
+        raise
+    return queue

@@ -270,8 +270,6 @@ class JobDispatcher:
         self._endings_log.log(level, cause, "call %s to %s: %s", job.call.id, function, text)
 
 
-_CALLS = LaneLimits()
-_CALLBACKS = LaneLimits(overall=32, per_lane=4)
 _PATIENCE = RetryPolicy()
 
 
@@ -283,8 +281,8 @@ class JobWorkerSettings:
     defect of the gateway.
     """
 
-    calls: LaneLimits = _CALLS
-    callbacks: LaneLimits = _CALLBACKS
+    calls: LaneLimits = LaneLimits()
+    callbacks: LaneLimits = LaneLimits(overall=32, per_lane=4)
     patience: RetryPolicy = _PATIENCE
     callback_patience: RetryPolicy = _PATIENCE
     callback_s: float = 30.0
@@ -325,27 +323,19 @@ class JobWorker:
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
         now_s = self._queue.now_s
         self._session = callback_session(rule)
-        caller = JobCaller(self._calls, self._queue, self._policy_of, now_s, chance)
-        patience = settings.callback_patience
-        answer_s = settings.callback_s
+        caller = JobCaller(self._calls, self._queue, self._policy_of, chance)
         sender = CallbackSender(
-            self._session, rule, patience, answer_s, now_s, chance, self._tracer
+            *(self._session, rule, settings.callback_patience, settings.callback_s, now_s, chance),
+            self._tracer,
         )
-        self._dispatchers = [
-            JobDispatcher(
-                *(self._queue, JobKind.CALL, settings.calls, caller.handle),
-                now_s=now_s,
-                log=self._log,
-                defect_s=settings.defect_s,
-            ),
-            JobDispatcher(
-                *(self._queue, JobKind.CALLBACK, settings.callbacks, sender.handle),
-                now_s=now_s,
-                log=self._log,
-                defect_s=settings.defect_s,
-            ),
-        ]
-        for dispatcher in self._dispatchers:
+        for kind, limits, handle in (
+            (JobKind.CALL, settings.calls, caller.handle),
+            (JobKind.CALLBACK, settings.callbacks, sender.handle),
+        ):
+            dispatcher = JobDispatcher(
+                self._queue, kind, limits, handle, now_s, self._log, settings.defect_s
+            )
+            self._dispatchers.append(dispatcher)
             dispatcher.start()
 
     def endings(self) -> Mapping[tuple[JobKind, str], int]:

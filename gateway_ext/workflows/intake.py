@@ -46,14 +46,12 @@ class WorkflowIntake:
         calls: WorkflowCalls,
         guard: BrowserGuard,
         body_s: float,
-        pause_s: float = 30.0,
     ) -> None:
-        """A body must arrive within `body_s`, without a pause longer than `pause_s`."""
+        """A body must arrive within `body_s`."""
         self._workflows = workflows
         self._calls = calls
         self._guard = guard
         self._body_s = body_s
-        self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves ends the run."""
@@ -117,9 +115,7 @@ class WorkflowIntake:
             share.hold(len(piece))  # bodies of many calls at once would fill the memory
             parts.extend(piece)
 
-        await read_body(
-            receive, take, most_bytes=most_bytes, body_s=self._body_s, pause_s=self._pause_s
-        )
+        await read_body(receive, take, most_bytes, self._body_s)
         return bytes(parts)
 
 

@@ -60,41 +60,31 @@ class PartsBody:
             yield piece
 
 
-class ScratchSpool:
+class ScratchSpool(BodyBuffer):
     """One body while it arrives; its file has no name and disappears with the process."""
 
     def __init__(self, folder: Path, held_bytes: int, most_bytes: int) -> None:
-        # Not a method of this object: both would keep each other, and the body, for a while.
-        self._body = BodyBuffer(partial(_opened, folder), held_bytes, most_bytes)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    async def write(self, chunk: bytes) -> None:
-        await self._body.write(chunk)
+        super().__init__(partial(_opened, folder), held_bytes, most_bytes)
 
     async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
         """The whole body in pieces of this size, the last one shorter; repeatable."""
-        body = self._body
-        if body.file is None:
-            for at in range(0, len(body.held), size_bytes):
-                yield bytes(body.held[at : at + size_bytes])
+        if self.file is None:
+            for at in range(0, len(self.held), size_bytes):
+                yield bytes(self.held[at : at + size_bytes])
             return
-        if body.held:
-            await body.in_thread(body.flush)
+        file = await self.in_thread(self.flush)
         at_bytes = 0
-        while piece := await body.in_thread(partial(self._read, at_bytes, size_bytes)):
+        while piece := await self.in_thread(partial(_read, file, at_bytes, size_bytes)):
             yield piece
             at_bytes += len(piece)
 
     async def discard(self) -> None:
-        await self._body.close()
+        await self.close()
 
-    def _read(self, at_bytes: int, size_bytes: int) -> bytes:
-        assert self._body.file is not None
-        self._body.file.seek(at_bytes)
-        return self._body.file.read(size_bytes)
+
+def _read(file: BinaryIO, at_bytes: int, size_bytes: int) -> bytes:
+    file.seek(at_bytes)
+    return file.read(size_bytes)
 
 
 def _opened(folder: Path) -> BinaryIO:

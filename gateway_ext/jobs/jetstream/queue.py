@@ -63,6 +63,8 @@ from gateway_ext.jobs.values import (
 )
 
 _RETRY_AFTER_S = 5.0
+# How many letters of a page are read at the same time.
+_TOGETHER = 32
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class _Claim:
 
 
 class JetStreamQueue(JobQueue):
-    """See `JobQueue`; opened by `jetstream_queue`."""
+    """See `JobQueue`; `folder` has this gateway's name and arriving bodies."""
 
     def __init__(
         self, folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
@@ -99,7 +101,6 @@ class JetStreamQueue(JobQueue):
         self._link = NatsLink(settings, self._serve, log)
         self._parts = BodyParts(self._link, self._names, JobNumbers(time.time, SystemRandom()))
         self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
-        self._letters = DeadLetterRecords(self._writer, self._parts, self._index, self._names)
         self._cleanup = StreamCleanup(
             settings, self._parts, self._writer, presence, self._index, log
         )
@@ -216,24 +217,42 @@ class JetStreamQueue(JobQueue):
     # -- dead letters ----------------------------------------------------------------------------
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        return await self._letters.page(after, limit)
+        records = self._index.dead_after(after, limit)
+        letters: list[DeadLetter] = []
+        for at in range(0, len(records), _TOGETHER):
+            shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
+            letters += [letter for letter, _ in shown]
+        return letters
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        return await self._letters.show(number)
+        return await self._shown(self._dead(number).record)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        await self._letters.replay(number, now_s)
+        await self._writer.finish(number)
+        entry = self._dead(number)
+        dead = entry.record
+        alive = replace(
+            dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
+        )
+        only_callback = dead.lane.kind is JobKind.CALLBACK and not dead.failed
+        if not only_callback:
+            alive = replace(alive, lane=call_lane(dead.function), result=None, failed=False)
+        if not await self._writer.write_new(self._names.call(dead.key), alive):
+            raise JobExists(dead.function, dead.call_id)
+        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
+            await self._writer.remove(entry)
+            if not only_callback and dead.result is not None:
+                await self._parts.remove_result(dead.uid, dead.result)
 
     async def discard(self, number: JobNumber) -> None:
-        await self._letters.discard(number)
-
-    async def expire(self, now_s: float) -> int:
-        gone = 0
-        for number in self.tally.expired(now_s):
-            with suppress(UnknownJob):  # another gateway removed it first
-                await self.discard(JobNumber(number))
-                gone += 1
-        return gone
+        entry = self._dead(number)
+        try:
+            await self._writer.remove(entry)
+        except RecordConflict as error:
+            await self._writer.refresh(entry.subject)
+            raise UnknownJob(number) from error
+        with suppress(QueueFailed):  # the clean-up removes what remains
+            await self._parts.remove_all(entry.record)
 
     async def close(self) -> None:
         await asyncio.gather(*self._removing, return_exceptions=True)
@@ -350,90 +369,6 @@ class JetStreamQueue(JobQueue):
         self._claims.pop(claim.entry.record.number, None)
         self._index.release(claim.entry.subject)
 
-    async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        await self._session.begin(wire)
-        usable()
-        await self._session.go_on(wire, self._cleanup.go_on)
-
-    def _remove(self, work: Coroutine[None, None, None]) -> None:
-        """Remove parts in the background; `StreamCleanup` finds what remains."""
-
-        async def tried() -> None:
-            with suppress(QueueFailed):
-                await work
-
-        task = asyncio.create_task(tried())
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
-
-
-async def jetstream_queue(
-    folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
-) -> JetStreamQueue:
-    """`folder` has this gateway's name and arriving bodies."""
-    queue = JetStreamQueue(folder, settings, limits, log)
-    try:
-        await queue.open()
-    except BaseException:
-        await queue.close()
-        raise
-    return queue
-
-
-# How many letters of a page are read at the same time.
-_TOGETHER = 32
-
-
-class DeadLetterRecords:
-    """Reads and changes dead letters."""
-
-    def __init__(
-        self, writer: RecordWriter, parts: BodyParts, index: JobIndex, names: StreamNames
-    ) -> None:
-        self._writer = writer
-        self._parts = parts
-        self._index = index
-        self._names = names
-
-    async def page(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        records = self._index.dead_after(after, limit)
-        letters: list[DeadLetter] = []
-        for at in range(0, len(records), _TOGETHER):
-            shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
-            letters += [letter for letter, _ in shown]
-        return letters
-
-    async def show(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        return await self._shown(self._dead(number).record)
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        await self._writer.finish(number)
-        entry = self._dead(number)
-        dead = entry.record
-        alive = replace(
-            dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
-        )
-        only_callback = dead.lane.kind is JobKind.CALLBACK and not dead.failed
-        if not only_callback:
-            lane = call_lane(dead.function)
-            alive = replace(alive, lane=lane, result=None, failed=False)
-        if not await self._writer.write_new(self._names.call(dead.key), alive):
-            raise JobExists(dead.function, dead.call_id)
-        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
-            await self._writer.remove(entry)
-            if not only_callback and dead.result is not None:
-                await self._parts.remove_result(dead.uid, dead.result)
-
-    async def discard(self, number: JobNumber) -> None:
-        entry = self._dead(number)
-        try:
-            await self._writer.remove(entry)
-        except RecordConflict as error:
-            await self._writer.refresh(entry.subject)
-            raise UnknownJob(number) from error
-        with suppress(QueueFailed):  # the clean-up removes what remains
-            await self._parts.remove_all(entry.record)
-
     def _dead(self, number: JobNumber) -> IndexEntry:
         entry = self._index.dead(number)
         if entry is None:
@@ -460,6 +395,22 @@ class DeadLetterRecords:
             last_status=record.last_status,
         )
         return letter, body
+
+    async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
+        await self._session.begin(wire)
+        usable()
+        await self._session.go_on(wire, self._cleanup.go_on)
+
+    def _remove(self, work: Coroutine[None, None, None]) -> None:
+        """Remove parts in the background; `StreamCleanup` finds what remains."""
+
+        async def tried() -> None:
+            with suppress(QueueFailed):
+                await work
+
+        task = asyncio.create_task(tried())
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
 
 
 def _call(record: JobRecord) -> AsyncCall:

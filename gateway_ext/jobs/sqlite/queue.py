@@ -9,13 +9,12 @@ until the end is synced too. One process has the queue at a time.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from logging import Logger
 from pathlib import Path
 from shutil import disk_usage
 
-from gateway_ext.errors import BodyLost, QueueFailed, UnknownJob
+from gateway_ext.errors import BodyLost, QueueFailed
 from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.sqlite.body_files import FileBody, FileSpool, KeptBody, sync_folder
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
@@ -35,7 +34,7 @@ from gateway_ext.jobs.values import (
 
 
 class SqliteQueue(JobQueue):
-    """See `JobQueue`; opened by `sqlite_queue`."""
+    """See `JobQueue`."""
 
     away = False  # a local disk is always there
 
@@ -54,7 +53,10 @@ class SqliteQueue(JobQueue):
         return self._tally
 
     async def open(self) -> None:
-        """Create missing files, and release claims of a dead process."""
+        """Create missing files, and release claims of a dead process.
+
+        QueueFailed where another process has the queue of this folder open.
+        """
         try:
             self._bodies.mkdir(parents=True, exist_ok=True)
             # Requests, with the credentials in them, must not be readable for functions.
@@ -161,14 +163,6 @@ class SqliteQueue(JobQueue):
         uncount = self._tally.remove_dead
         await self._committer.run(change, durable=True, then=lambda _: uncount(number))
 
-    async def expire(self, now_s: float) -> int:
-        gone = 0
-        for number in self._tally.expired(now_s):
-            with suppress(UnknownJob):  # it was discarded or replayed meanwhile
-                await self.discard(JobNumber(number))
-                gone += 1
-        return gone
-
     async def close(self) -> None:
         await self._committer.close()
 
@@ -207,17 +201,6 @@ class SqliteQueue(JobQueue):
                 # The next start releases it; the other jobs of this claim continue.
                 self._log.error("job %d stays claimed: %s", row["number"], failure)
             return None
-
-
-async def sqlite_queue(folder: Path, limits: QueueLimits, log: Logger) -> SqliteQueue:
-    """Raise QueueFailed where another process has the queue of this folder open."""
-    queue = SqliteQueue(folder, limits, log)
-    try:
-        await queue.open()
-    except BaseException:
-        await queue.close()
-        raise
-    return queue
 
 
 async def _kept(body: BodySpool) -> KeptBody:

@@ -12,8 +12,8 @@ from common.http.asgi import Header
 from gateway_ext.errors import GatewayError
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionAnswer
-from gateway_ext.jobs.queue import JobQueue, QueueLimits
-from gateway_ext.jobs.sqlite.queue import SqliteQueue, sqlite_queue
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import (
     AsyncCall,
     JobKind,
@@ -52,7 +52,7 @@ def call(
 
 @asynccontextmanager
 async def a_queue(folder: Path, limits: QueueLimits | None = None) -> AsyncIterator[SqliteQueue]:
-    queue = await sqlite_queue(folder, limits or QueueLimits(), LOG)
+    queue = await opened(SqliteQueue(folder, limits or QueueLimits(), LOG))
     try:
         yield queue
     finally:

@@ -17,8 +17,8 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.tables import encode
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.sqlite.tables import encode
 from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
@@ -223,8 +223,10 @@ async def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("body_s", "pause_s"), [(0.2, 30.0), (30.0, 0.1)])
 async def test_body_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, body_s: float, pause_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body_s: float, pause_s: float
 ) -> None:
+    monkeypatch.setattr("gateway_ext.jobs.intake._BODY_S", body_s)
+    monkeypatch.setattr("gateway_ext.jobs.intake._PAUSE_S", pause_s)
     sent: list[dict[str, Any]] = []
     pieces = 0
 
@@ -239,14 +241,7 @@ async def test_body_that_does_not_come_is_not_waited_for(
 
     limits = QueueLimits(inline_bytes=1000, body_bytes=1 << 20)
     async with a_queue(tmp_path, limits) as queue:
-        intake = AsyncIntake(
-            by_path,
-            queue,
-            max_body_bytes=1 << 20,
-            callback_rule=ANYWHERE,
-            body_s=body_s,
-            pause_s=pause_s,
-        )
+        intake = AsyncIntake(by_path, queue, max_body_bytes=1 << 20, callback_rule=ANYWHERE)
         scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
         async with time_limit(60):
             await intake(scope, receive, send)
