@@ -8,12 +8,14 @@ what each gateway has; afterwards the stream alone decides.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from common.tasks import until_first
 from common.time_limits import time_limit
@@ -206,8 +208,6 @@ def _read(path: Path) -> str:
 # Each workflow has one message, the last one at a subject of its own: its file, or a mark that it
 # was removed, which stays until all gateways have read it.
 
-_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class WorkflowSubjects:
@@ -242,29 +242,29 @@ class WorkflowSubjects:
                 return None
 
 
+class _Message(msgspec.Struct):
+    v: Literal[1]  # another version's message stays untouched
+    text: str | None
+
+
+_MESSAGE = msgspec.json.Decoder(_Message)
+
+
 def encode(text: str | None) -> bytes:
     """`text` is the workflow's file; None: it was removed."""
-    return json.dumps({"v": _VERSION, "text": text}).encode()
+    return msgspec.json.encode(_Message(1, text))
 
 
 def decode(content: bytes) -> str | None:
     """The file; None for a removed workflow; ValueError where the content is no message of ours."""
     try:
-        fields = json.loads(content)
-        version, text = fields["v"], fields["text"]
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a workflow: {error!r}") from error
-    if version != _VERSION:
-        raise ValueError(f"a workflow of version {version}, not {_VERSION}")
-    if not isinstance(text, str | None):
-        raise ValueError("not a workflow: its text is none")
-    if text is not None:
-        text.encode()  # UnicodeEncodeError, a ValueError, where it cannot be written to a file
-    return text
+        return _MESSAGE.decode(content).text
+    except RecursionError as error:
+        raise ValueError(f"not a workflow: {error}") from error
 
 
 def is_removed(content: bytes) -> bool:
     try:
         return decode(content) is None
     except ValueError:
-        return False  # a message of a later version stays untouched
+        return False
