@@ -5,12 +5,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
 from common.http.asgi import App
-from gateway_ext.bounded_json import Fields
+from gateway_ext.bounded_json import decoded
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, BadWorkflowFile, GatewayError
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
@@ -53,6 +54,11 @@ def make_workflow_routes(
     )  # fmt: skip
     app.router.redirect_slashes = False
     return app
+
+
+class _Removal(msgspec.Struct, rename="camel"):
+    workflow_name: str
+    namespace: str = ""
 
 
 class _Routes:
@@ -103,9 +109,9 @@ class _Routes:
         return done()
 
     async def remove(self, request: Request) -> Response:
-        fields = Fields.of(await body_of(request))
-        namespace = request.query_params.get("namespace", "") or fields.text("namespace")
-        workflow = valid_names.function_id(fields.required("workflowName"), namespace)
+        sent = decoded(await body_of(request), _Removal)
+        namespace = request.query_params.get("namespace", "") or sent.namespace
+        workflow = valid_names.function_id(sent.workflow_name, namespace)
         await self._changes.remove(WorkflowId(*workflow))
         _log.info("removed the workflow %s", workflow)
         return done()

@@ -8,6 +8,7 @@ import msgspec
 import yaml
 
 from common.numerals import whole
+from gateway_ext.bounded_json import wrong_field
 
 MOST_BYTES = 64 << 10
 MOST_DEPTH = 8
@@ -40,15 +41,6 @@ class Problems:
 
 
 _Fields = TypeVar("_Fields", bound=msgspec.Struct)
-_WHERE = re.compile(r"(?: - at `\$(?:\.(\w+))?.*`)?$", re.DOTALL)
-_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
-_TYPES = {
-    "int": "a whole number",
-    "str": "a text",
-    "bool": "true or false",
-    "object": "a mapping",
-    "str | array": "a text or a list of texts",
-}
 
 
 class YamlTable(dict[str, Any]):
@@ -87,15 +79,10 @@ class YamlTable(dict[str, Any]):
         try:
             return msgspec.convert(self, kind)
         except msgspec.ValidationError as error:
-            why = str(error)
-        where, unknown = _WHERE.search(why), _UNKNOWN.match(why)
-        if unknown is not None:
-            self.wrong(unknown[1], f"is unknown; there are {', '.join(kind.__struct_fields__)}")
-        elif where is not None:
-            why = why[: where.start()]
-            for name, shown in _TYPES.items():
-                why = why.replace(f"Expected `{name}`", f"must be {shown}")
-            self.wrong(where[1] or "", why)
+            path, why = wrong_field(error)
+        if why == "is unknown":
+            why = f"is unknown; there are {', '.join(kind.__struct_fields__)}"
+        self.wrong(re.split(r"[.\[]", path)[0], why)
         return None
 
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from gateway_ext.bounded_json import MOST_OF_PROVIDERS, Fields
-from gateway_ext.errors import BadRequest, ProviderFailed, TooLarge
+import msgspec
+
+from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.disk import put_file
 
@@ -31,6 +32,14 @@ class Extras:
 
 
 NOTHING = Extras()
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    msgspec.ValidationError,
+)
 
 
 def parted(
@@ -79,24 +88,6 @@ def digest(injected: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(injected.items())).encode()).hexdigest()
 
 
-def extras_json(extras: Extras) -> dict[str, object]:
-    """The extras as a JSON object, without empty fields."""
-    return {name: value for name, value in asdict(extras).items() if value}
-
-
-def extras_of(sent: Fields) -> Extras:
-    """The inverse of `extras_json`; BadRequest if the object is not of that form."""
-    return Extras(
-        labels=sent.mapping("labels"),
-        annotations=sent.mapping("annotations"),
-        limits_gpu=sent.text("limits_gpu"),
-        requests_gpu=sent.text("requests_gpu"),
-        injected=sent.texts("injected"),
-        replaced=sent.mapping("replaced"),
-        digest=sent.text("digest"),
-    )
-
-
 def _beginning(values: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
     return {key: value for key, value in values.items() if key.startswith(prefixes)}
 
@@ -141,24 +132,26 @@ class ExtrasFile:
 
 
 def _read(path: Path) -> dict[FunctionId, Extras]:
+    extras = {}
     try:
-        sent = Fields.of(path.read_bytes(), MOST_OF_PROVIDERS)
-        extras = {}
-        for entry in sent.many("functions"):
-            fields = Fields(entry)
-            function = FunctionId(fields.required("namespace"), fields.required("name"))
-            extras[function] = extras_of(fields)
+        for entry in json.loads(path.read_bytes())["functions"]:
+            names = [entry.pop("namespace"), entry.pop("name")]
+            extras[msgspec.convert(names, FunctionId)] = msgspec.convert(entry, Extras)
     except FileNotFoundError:
         return {}
-    except (BadRequest, TooLarge, AttributeError) as error:
+    except _DAMAGE as error:
         raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
     return extras
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
     functions = [
-        {"namespace": id_.namespace, "name": id_.name, **extras_json(extras[id_])}
+        {"namespace": id_.namespace, "name": id_.name, **_filled_fields(extras[id_])}
         for id_ in sorted(extras)
     ]
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
+
+
+def _filled_fields(extras: Extras) -> dict[str, object]:
+    return {name: value for name, value in asdict(extras).items() if value}

@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 from cache_manager.model.errors import CacheError
 from common import addresses, numerals
 from common.errors import BadAddress, BadSize
-from gateway_ext.bounded_json import Fields, parsed
+from gateway_ext.bounded_json import parsed
 from gateway_ext.calls.learned import Learned, LocalWork
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options, system_routes, wire
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
-from gateway_ext.providers.upstream.extras import extras_json, extras_of
 from gateway_ext.ui import routes
 from hunt.parsers.parser_target import InputForm, Target
 
@@ -138,17 +137,18 @@ def _answers() -> list[Target]:
     line = {"name": "f", "instance": "i", "timestamp": "2025-01-02T03:04:05Z", "text": "a"}
 
     def status(data: bytes) -> Any:
-        found = wire.status_of(Fields.of(data), "openfaas-fn")
+        found = wire.status_of(parsed(data), "openfaas-fn")
         function_options.of(found.deployment)
         return found
 
-    def logged(data: bytes) -> Any:
-        return wire.log_line_of(Fields.of(data), _FUNCTION)
+    def listed(data: bytes) -> Any:
+        statuses = parsed(data)
+        values = statuses if isinstance(statuses, list) else [statuses]
+        return [wire.status_of(each, "openfaas-fn") for each in values]
 
-    extras = {
-        "labels": {"a": "b"}, "annotations": {"c": "d"}, "limits_gpu": "1", "injected": ["E"],
-        "replaced": {"E": "x"}, "digest": "0",
-    }  # fmt: skip
+    def logged(data: bytes) -> Any:
+        return wire.log_line_of(data, _FUNCTION)
+
     return [
         _json_target(
             "provider-status",
@@ -166,16 +166,9 @@ def _answers() -> list[Target]:
         ),
         _json_target(
             "provider-list",
-            lambda data: wire.objects(Fields({"a": parsed(data)}).many("a"), "it"),
+            listed,
             [_STATUS],
             sender=provider,
-        ),
-        _json_target(
-            "deployment-extras",
-            lambda data: extras_of(Fields.of(data)),
-            extras,
-            sender="this gateway, in a file beside another provider",
-            encode=extras_json,
         ),
     ]
 
