@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from common.http.asgi import (
     until_disconnected,
 )
 from common.tasks import until_first
-from gateway_ext.bounded_json import parsed
+from gateway_ext.bounded_json import decoded
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError
 from gateway_ext.jobs.values import job_number
 from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
@@ -197,18 +198,16 @@ class _Page:
         return shown(await self._source.model(request.path_params["model"]))
 
     async def set_policy(self, request: Request) -> Response:
-        name, parameters = _policy(await body_of(request))
-        await self._source.set_policy(name, parameters)
+        sent = decoded(await body_of(request), Policy)
+        await self._source.set_policy(sent.name, sent.parameters)
         return self._ordered()
 
     async def order(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         if verb not in _VERBS:
             raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is expected")
-        gpu = _object(await body_of(request)).get("gpu")
-        if gpu is not None and not (isinstance(gpu, str) and gpu):
-            raise BadRequest("gpu is the name of one")
-        await self._source.order(request.path_params["model"], verb, gpu)
+        sent = decoded(await body_of(request) or b"{}", _Order)
+        await self._source.order(request.path_params["model"], verb, sent.gpu)
         return self._ordered()
 
     async def replay(self, request: Request) -> Response:
@@ -239,23 +238,15 @@ async def _failed(request: Request, error: Exception) -> Response:
     return answer
 
 
-def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
-    sent = _object(body)
-    name, parameters = sent.get("name"), sent.get("parameters", {})
-    if not isinstance(name, str) or not isinstance(parameters, dict):
-        raise BadRequest("name is that of a policy, parameters an object of numbers")
-    for key, value in parameters.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadRequest(f"{key} must be a number")
-    return name, parameters
+class Policy(msgspec.Struct):
+    """The order of a policy."""
+
+    name: str
+    parameters: dict[str, int | float] = {}
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """The fields of the body; none if the body is empty."""
-    sent = parsed(body) if body else {}
-    if not isinstance(sent, dict):
-        raise BadRequest("the body is no JSON object")
-    return sent
+class _Order(msgspec.Struct):
+    gpu: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 # -- server-sent events --------------------------------------------------------------------------

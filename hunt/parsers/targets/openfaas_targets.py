@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from cache_manager.model.errors import CacheError
 from common import addresses, numerals
 from common.errors import BadAddress, BadSize
-from gateway_ext.bounded_json import parsed
+from gateway_ext.bounded_json import decoded, parsed
 from gateway_ext.calls.learned import Learned, LocalWork
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
@@ -126,7 +126,7 @@ def _requests() -> list[Target]:
 def _page() -> Target:
     choice = {"name": "lalbo3", "parameters": {"limit": 25}}
     return Target(
-        "page-body", routes._policy, (BadRequest,),  # noqa: SLF001 - the route itself asks the scheduler
+        "page-body", lambda data: decoded(data, routes.Policy), (BadRequest,),
         lambda: [json.dumps(choice).encode()], InputForm.JSON, ("gateway_ext/ui/routes.py",),
         _CLIENT, _BODY,
     )  # fmt: skip

@@ -216,8 +216,8 @@ async def test_scaling_reads_the_namespace_wherever_it_stands(
 
 @pytest.mark.parametrize(
     ("replicas", "why"),
-    [(None, "replicas is missing"), (-1, "whole number"), ("2", "whole number"), (1.5, "whole number"),
-     (True, "whole number"), (1001, "more than the 1000")],
+    [(None, "replicas is missing"), (-1, "whole number"), ("2", "whole number"),
+     (1.5, "whole number"), (True, "whole number"), (1001, "more than the 1000")],
 )  # fmt: skip
 async def test_replicas_that_make_no_sense_are_refused(
     replicas: Any, why: str, tmp_path: Path
