@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from common.http.asgi import Header
-from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, close_body
 from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import (
@@ -33,16 +32,12 @@ from gateway_ext.jobs.attempts import (
 )
 from gateway_ext.jobs.callbacks import callback_lane
 from gateway_ext.jobs.queue import BodySpool, JobQueue
-from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody, whole
+from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody
 from gateway_ext.model import FunctionId
 
 _TOO_MANY = 429
 _REFUSALS = (Busy, NoGpu, WorkflowsBusy)
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
-
-
-# A body in memory can be sent to another instance if the first one breaks off.
-_HELD_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -70,27 +65,6 @@ class FunctionCalls(Protocol):
 
         Reading the body raises them too, if the function breaks off.
         """
-
-
-class InvokeCalls:
-    """See `FunctionCalls`."""
-
-    def __init__(self, invoke: Invoke) -> None:
-        self._invoke = invoke
-
-    @asynccontextmanager
-    async def call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
-        path = PREFIX.encode() + str(call.function).encode() + call.path
-        headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
-        small = body.size_bytes <= _HELD_BYTES
-        content: bytes | Streamed = (
-            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
-        )
-        answer = await self._invoke.direct(call.method, path, call.query, headers, content)
-        try:
-            yield FunctionAnswer(answer.status, answer.headers, answer.body)
-        finally:
-            await close_body(answer.body)
 
 
 class JobCaller:

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 from uuid import uuid4
 
 from common.http.asgi import (
@@ -44,14 +43,6 @@ _DROPPED = frozenset(
 _GPU = b"x-gpu-"
 # In this time a body must arrive, without a pause longer than the other one.
 _BODY_S, _PAUSE_S = 300.0, 30.0
-
-
-class _Headers(NamedTuple):
-    """The headers to store with a call, and the values of two of them."""
-
-    kept: Sequence[Header]
-    call_id: str
-    callback_url: str
 
 
 class AsyncIntake:
@@ -127,34 +118,28 @@ class AsyncIntake:
         function = self._by_path(name)
         if function is None:
             raise Unknown(f"{self._what} {name.decode('latin-1')} is not deployed")
-        headers = self._headers(scope)
+        values: dict[bytes, bytes] = dict(scope["headers"])
+        url = values.get(b"x-callback-url", b"").decode("latin-1")
         if announced_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         return AsyncCall(
-            id=headers.call_id or str(uuid4()),
+            id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1") or str(uuid4()),
             function=function,
             method="POST",
             path=slash + rest or b"/",
             query=scope["query_string"],
-            headers=headers.kept,
+            headers=[*self._kept(scope["headers"]), *_forwarded(scope, values)],
             queued_at_s=self._queue.now_s(),
-            callback_url=headers.callback_url,
+            callback_url=self._callback_rule.checked(url) if url else "",
         )
 
-    def _headers(self, scope: Scope) -> _Headers:
-        values: dict[bytes, bytes] = dict(scope["headers"])
-        kept = [
+    def _kept(self, headers: Sequence[Header]) -> list[Header]:
+        return [
             header
-            for header in scope["headers"]
+            for header in headers
             if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
             if header[0] != b"authorization" or not self._is_ours(header[1])
         ]
-        url = values.get(b"x-callback-url", b"").decode("latin-1")
-        return _Headers(
-            kept=[*kept, *_forwarded(scope, values)],
-            call_id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1"),
-            callback_url=self._callback_rule.checked(url) if url else "",
-        )
 
 
 def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:

@@ -29,33 +29,23 @@ from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 
 
-class JobMeters:
-    """Reports queued calls by function, and how attempts ended."""
-
-    def __init__(
-        self, queue: JobQueue, endings: Callable[[], Mapping[tuple[JobKind, str], int]]
-    ) -> None:
-        self._queue = queue
-        self._endings = endings
-
-    def families(self, functions: BoundedNames) -> Iterator[MetricFamily]:
-        """`functions` bounds the number of label values."""
-        tally = self._queue.tally
-        queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
-        for function, count in tally.calls.items():
-            queued.append(((functions.of(str(function)),), count))
-        yield gauge(metrics.JOBS_QUEUED, queued)
-        since_s = tally.oldest_queued_at_s
-        oldest_s = 0.0 if since_s is None else max(0.0, self._queue.now_s() - since_s)
-        yield gauge(metrics.JOBS_OLDEST, [((), oldest_s)])
-        yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
-        yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
-        yield gauge(metrics.JOBS_AWAY, [((), float(self._queue.away))])
-        endings: list[tuple[Labels, float]] = [
-            ((kind.name.lower(), outcome), count)
-            for (kind, outcome), count in self._endings().items()
-        ]
-        yield gauge(metrics.JOB_ATTEMPTS, endings)
+def job_families(
+    queue: JobQueue, endings: Mapping[tuple[JobKind, str], int], functions: BoundedNames
+) -> Iterator[MetricFamily]:
+    """Queued calls by function, and how attempts ended; `functions` bounds the label values."""
+    tally = queue.tally
+    queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
+    for function, count in tally.calls.items():
+        queued.append(((functions.of(str(function)),), count))
+    yield gauge(metrics.JOBS_QUEUED, queued)
+    since_s = tally.oldest_queued_at_s
+    oldest_s = 0.0 if since_s is None else max(0.0, queue.now_s() - since_s)
+    yield gauge(metrics.JOBS_OLDEST, [((), oldest_s)])
+    yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
+    yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
+    yield gauge(metrics.JOBS_AWAY, [((), float(queue.away))])
+    ended = [((kind.name.lower(), outcome), count) for (kind, outcome), count in endings.items()]
+    yield gauge(metrics.JOB_ATTEMPTS, ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class AsyncJobs:
 
     app: App
     queue: JobQueue
-    meters: JobMeters
+    families: Callable[[BoundedNames], Iterator[MetricFamily]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +89,9 @@ async def jobs_of(
         )
         async with worker, expiring(queue, log):
             app = _app(settings, targets, queue, worker, invoke, rule)
-            yield AsyncJobs(app, queue, JobMeters(queue, worker.endings))
+            yield AsyncJobs(
+                app, queue, lambda functions: job_families(queue, worker.endings(), functions)
+            )
     finally:
         await queue.close()
 

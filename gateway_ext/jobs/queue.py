@@ -14,7 +14,6 @@ from gateway_ext.jobs.values import (
     CallResult,
     DeadLetter,
     Job,
-    JobCounts,
     JobKind,
     JobLane,
     JobNumber,
@@ -127,9 +126,6 @@ class JobTally:
                 waiting_bytes=min(limits.waiting_bytes, store_bytes // 2),
                 dead_bytes=min(limits.dead_bytes, store_bytes // 4),
             )
-
-    def counts(self) -> JobCounts:
-        return JobCounts(dict(self.calls), self.callbacks, self.dead)
 
     @contextmanager
     def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[QueueRoom]:

@@ -49,13 +49,12 @@ class _Jobs:
     async def counts(self, request: Request) -> Response:
         del request
         tally = self._queue.tally
-        counts = tally.counts()
-        functions = {str(function): count for function, count in sorted(counts.calls.items())}
+        functions = {str(function): count for function, count in sorted(tally.calls.items())}
         return shown(
             {
                 "calls": sum(functions.values()),
-                "callbacks": counts.callbacks,
-                "dead": counts.dead,
+                "callbacks": tally.callbacks,
+                "dead": tally.dead,
                 "bytes": tally.alive_bytes,
                 "deadBytes": tally.dead_bytes,
                 "away": self._queue.away,

@@ -1,6 +1,6 @@
 """Values of the job queue: a call, its body, its result, its lane, a dead letter. All frozen."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, NamedTuple, NewType, Protocol, TypeAlias
@@ -138,15 +138,6 @@ class DeadLetter:
     result: CallResult | None = None
     size_bytes: int = 0
     last_status: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobCounts:
-    """The numbers of jobs, by what they wait for."""
-
-    calls: Mapping[FunctionId, int]
-    callbacks: int
-    dead: int
 
 
 def call_lane(function: FunctionId) -> JobLane:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from pydantic_core import to_json
@@ -72,12 +71,7 @@ class WatcherFeed:
         self._tasks.start(self._keep_looking()).add_done_callback(lambda _: self.close())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
         await self._tasks.close()
 

@@ -135,7 +135,7 @@ async def test_result_waits_in_the_lane_of_its_callback(opened: Open, failure: s
         assert (job.number, job.result, await whole(job.body)) == (number, result, LARGE[::-1])
         assert job.attempts == 0
         await queue.finish(number)
-        counts = queue.tally.counts()
+        counts = queue.tally
         assert (counts.calls, counts.callbacks, counts.dead) == ({}, 0, 0)
 
 

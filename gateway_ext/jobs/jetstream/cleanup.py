@@ -14,7 +14,7 @@ from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
 from gateway_ext.jobs.jetstream.requests import RecordConflict, bounded
 from gateway_ext.jobs.jetstream.session import GatewayPresence
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings
-from gateway_ext.jobs.jetstream.streams import RecordWriter
+from gateway_ext.jobs.jetstream.streams import RecordWriter, is_mark
 
 _ROUNDS_PER_MARK = 4
 # How many marks are removed at the same time, and how many are considered at once.
@@ -66,7 +66,7 @@ class StreamCleanup:
         await self._remove_outdated()
         await self._remove_marks(now_s)
         for gateway, seq in self._presence.old():
-            await self._writer.delete_gateway(gateway, seq)
+            await self._writer.delete(self._writer.names.gateway(gateway), seq)
             self._presence.forget(gateway)
         if now_s >= self._orphans_due_s:
             self._orphans_due_s = now_s + self._settings.orphan_s / 2
@@ -80,7 +80,7 @@ class StreamCleanup:
         """
         outdated = self._index.outdated
         while outdated:
-            await self._writer.delete_outdated(*outdated[-1])
+            await self._writer.delete(*outdated[-1])
             outdated.pop()
 
     async def _remove_marks(self, now_s: float) -> None:
@@ -103,7 +103,7 @@ class StreamCleanup:
     async def _remove_mark(self, mark: _Mark) -> None:
         session = ".".join(mark.left_by.split(".")[:2])
         if session == self._writer.me or not self._presence.lives(session):
-            await self._writer.delete_mark(mark.subject, mark.seq)
+            await self._writer.delete(mark.subject, mark.seq, is_mark)
 
     async def _remove_orphans(self, now_s: float) -> None:
         """Remove parts without a job: of calls that were not stored, or of gateways that died."""

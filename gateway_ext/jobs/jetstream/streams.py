@@ -1,5 +1,6 @@
 """The two streams of a queue: their names, subjects and creation, and records written to them."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -115,7 +116,7 @@ class RecordWriter:
 
     def __init__(self, link: NatsLink, names: StreamNames, index: JobIndex, me: str) -> None:
         self._link = link
-        self._names = names
+        self.names = names
         self._index = index
         self.me = me
 
@@ -159,19 +160,16 @@ class RecordWriter:
             entry, replace(entry.record, state=RecordState.GONE, owner="", ended=self.me)
         )
 
-    async def delete_mark(self, subject: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
-
-    async def delete_outdated(self, subject: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, subject)
-
-    async def delete_gateway(self, gateway: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))
+    async def delete(
+        self, subject: str, seq: int, wanted: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """See `NatsRequests.delete`."""
+        await self._link.wire().delete(self.names.jobs, seq, subject, wanted)
 
     async def refresh(self, subject: str) -> JobRecord | None:
         """Read a subject's record from the leader, and update the index."""
         before = self._index.seq_of(subject)
-        last = await self._link.wire().last(self._names.jobs, subject)
+        last = await self._link.wire().last(self.names.jobs, subject)
         if last is None:
             self._index.vanished(subject)
             return None
@@ -199,7 +197,7 @@ class RecordWriter:
             await self._remove_if_there(entry)
 
     async def _move(self, entry: IndexEntry) -> None:
-        subject = self._names.dead(entry.record.number)
+        subject = self.names.dead(entry.record.number)
         moved = replace(entry.record, ended=self.me)
         for _ in range(_TRIES):
             expected = self._index.mark_of(subject)
@@ -223,7 +221,7 @@ class RecordWriter:
             await self.refresh(entry.subject)
 
 
-def _is_mark(content: bytes) -> bool:
+def is_mark(content: bytes) -> bool:
     try:
         return decode(content).state is RecordState.GONE
     except ValueError:

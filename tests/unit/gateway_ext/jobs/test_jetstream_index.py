@@ -166,7 +166,7 @@ def test_look_from_the_beginning_drops_what_is_not_there_any_more() -> None:
     one.end_reading()
     assert one.alive(CALL) is None
     assert one.alive("x.jobs.call.k2") is not None
-    assert one.tally.counts().calls == {ECHO: 1}
+    assert one.tally.calls == {ECHO: 1}
     assert one.tally.dead == 0
 
 
