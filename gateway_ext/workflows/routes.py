@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -45,8 +46,8 @@ def make_workflow_routes(
     routes = _Routes(workflows, changes, functions, history, times)
     app = Starlette(
         routes=[
-            route("/system/workflows", GET=routes.list, POST=routes.create,
-                   PUT=routes.update, DELETE=routes.remove),
+            route("/system/workflows", GET=routes.list, POST=partial(routes.deploy, update=False),
+                   PUT=partial(routes.deploy, update=True), DELETE=routes.remove),
             route("/system/workflow/{name}", GET=routes.show),
             route("/system/workflow/{name}/runs", GET=routes.runs),
         ],
@@ -90,13 +91,7 @@ class _Routes:
         workflow = self._workflows.by_id(_workflow(request)).id
         return shown({"runs": [run.shown() for run in self._history.runs(workflow)]})
 
-    async def create(self, request: Request) -> Response:
-        return await self._deploy(request, update=False)
-
-    async def update(self, request: Request) -> Response:
-        return await self._deploy(request, update=True)
-
-    async def _deploy(self, request: Request, *, update: bool) -> Response:
+    async def deploy(self, request: Request, *, update: bool) -> Response:
         try:
             text = (await body_of(request)).decode()
         except UnicodeDecodeError as error:
