@@ -95,10 +95,10 @@ class AsyncIntake:
         body = self._queue.spool()
         try:
             # Arriving bodies reserve space, or many at once would fill the disk.
-            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as room:
+            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as grow_to:
 
                 async def take(piece: bytes) -> None:
-                    room.grow_to(head_bytes + body.size_bytes + len(piece))
+                    grow_to(head_bytes + body.size_bytes + len(piece))
                     await body.write(piece)
 
                 await read_body(receive, take, self._max_body_bytes, _BODY_S)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -70,21 +69,6 @@ class _Dead(NamedTuple):
     died_at_s: float
 
 
-class QueueRoom:
-    """Space reserved for one arriving call; see `JobTally.reserve`."""
-
-    def __init__(self, grow: Callable[[int], None]) -> None:
-        self._grow = grow
-        self.size_bytes = 0
-
-    def grow_to(self, size_bytes: int) -> None:
-        """Reserve at least this much in total; Busy where it exceeds a limit."""
-        more_bytes = size_bytes - self.size_bytes
-        if more_bytes > 0:
-            self._grow(more_bytes)
-            self.size_bytes = size_bytes
-
-
 class JobTally:
     """Counts jobs by number; the queue that keeps the jobs reports every change."""
 
@@ -128,10 +112,11 @@ class JobTally:
             )
 
     @contextmanager
-    def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[QueueRoom]:
+    def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[Callable[[int], None]]:
         """Reserve space for one call while it arrives and is stored; Busy at a limit.
 
-        Headers count as well. A call whose size is unknown grows (`QueueRoom.grow_to`).
+        Headers count as well. A call whose size is unknown reserves more in total by what this
+        yields.
         """
         limits = self._limits
         if (
@@ -139,14 +124,21 @@ class JobTally:
             or len(self._alive) + self._coming.total() >= limits.waiting
         ):
             raise Busy(function, _RETRY_AFTER_S)
-        room = QueueRoom(partial(self._grow, function))
-        room.grow_to(size_bytes)
+        reserved_bytes = 0
+
+        def grow_to(size_bytes: int) -> None:
+            nonlocal reserved_bytes
+            if size_bytes > reserved_bytes:
+                self._grow(function, size_bytes - reserved_bytes)
+                reserved_bytes = size_bytes
+
+        grow_to(size_bytes)
         self._coming[function] += 1
         try:
-            yield room
+            yield grow_to
         finally:
             _less(self._coming, function, 1)
-            _less(self._coming_bytes, function, room.size_bytes)
+            _less(self._coming_bytes, function, reserved_bytes)
 
     def add(
         self, number: int, function: FunctionId, kind: JobKind, size_bytes: int, queued_at_s: float

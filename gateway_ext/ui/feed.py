@@ -62,8 +62,8 @@ class WatcherFeed:
         self._looking = asyncio.Lock()
         self._published = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._closed = False
-        self._watchers = 0
+        self.closed = False
+        self.watchers = 0
         self._tasks = BackgroundTasks(log, "the page's collector")
 
     async def __aenter__(self) -> Self:
@@ -76,19 +76,11 @@ class WatcherFeed:
         await self._tasks.close()
 
     @property
-    def watchers(self) -> int:
-        return self._watchers
-
-    @property
     def full(self) -> bool:
-        return self._watchers >= self._pace.most_watchers
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        return self.watchers >= self._pace.most_watchers
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._publish()
 
     def soon(self) -> None:
@@ -103,13 +95,13 @@ class WatcherFeed:
 
     async def watch(self, last_id: str = "") -> AsyncGenerator[bytes, None]:
         """Events until the watcher leaves: the state, or the changes since `last_id`."""
-        self._watchers += 1
+        self.watchers += 1
         try:
-            if self._watchers == 1:
+            if self.watchers == 1:
                 self._wanted.set()
             at = self._known(last_id)
             yield b"retry: 2000\n\n"
-            while not self._closed:
+            while not self.closed:
                 if at is None or not self._has_all_since(at):
                     await self._fresh()
                     shown = self._shown()
@@ -120,16 +112,16 @@ class WatcherFeed:
                 for message in self._after(at):
                     at = message.number
                     yield message.text
-                if published is self._published and not self._closed:
+                if published is self._published and not self.closed:
                     await published.wait()
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
 
     # -- looking ----------------------------------------------------------------------------------
 
     async def _keep_looking(self) -> None:
         while True:
-            if self._watchers:
+            if self.watchers:
                 await self._fresh()
             elif self._series.due(time.monotonic()):
                 point = await self._source.point()
@@ -140,7 +132,7 @@ class WatcherFeed:
             await self._rest()
 
     async def _rest(self) -> None:
-        pause_s = self._pause_s if self._watchers else self._series.step_s
+        pause_s = self._pause_s if self.watchers else self._series.step_s
         with contextlib.suppress(TimeoutError):
             async with time_limit(pause_s):
                 await self._wanted.wait()

@@ -126,25 +126,33 @@ class BodyParts:
         head = await self._link.wire().publish(self._names.part(uid, name), content)
         return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
 
-    async def read_call(self, record: JobRecord) -> tuple[AsyncCall, StoredBody]:
-        """Raise BodyLost where the call is missing or unreadable."""
-        return await self._read(record.uid, record.call, CALL_HEAD)
-
-    async def read_result(self, uid: str, stored: StoredParts) -> tuple[CallResult, StoredBody]:
-        """Raise BodyLost where the result is missing or unreadable."""
-        return await self._read(uid, stored, RESULT_HEAD)
+    async def read(
+        self, uid: str, stored: StoredParts, decoder: msgspec.msgpack.Decoder[tuple[_Head, bytes]]
+    ) -> tuple[_Head, StoredBody]:
+        """A call or result with its body; BodyLost where it is missing or unreadable."""
+        subject = self._names.part(uid, stored.name)
+        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
+        if content is None:
+            raise BodyLost(f"part {subject} is gone")
+        try:
+            head, held = decoder.decode(content)
+        except (ValueError, RecursionError) as error:
+            raise BodyLost(f"part {subject} cannot be read: {error}") from error
+        if not stored.body:
+            return head, MemoryBody(held)
+        subjects = (self._names.part(uid, name) for name in stored.body_names())
+        parts = tuple(zip(stored.body, subjects, strict=True))
+        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
 
     async def has_call(self, record: JobRecord) -> bool:
         subject = self._names.part(record.uid, record.call.name)
         wire = self._link.wire()
         return await wire.message(self._names.parts, record.call.head, subject) is not None
 
-    async def remove_body(self, uid: str, stored: StoredParts) -> None:
-        """Parts that an error leaves are found as orphans later."""
-        await self._purge_names(uid, stored.body_names())
-
-    async def remove_result(self, uid: str, stored: StoredParts) -> None:
-        await self._purge_names(uid, [stored.name, *stored.body_names()])
+    async def remove(self, uid: str, names: Sequence[str]) -> None:
+        """Remove some parts of a job; those that an error leaves are found as orphans later."""
+        subjects = (self._names.part(uid, name) for name in names)
+        await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def remove_all(self, record: JobRecord) -> None:
         """Remove all parts of a job, the head of the call first: without it the job is not run."""
@@ -153,9 +161,9 @@ class BodyParts:
         await self._link.wire().delete(self._names.parts, call.head, subject)
         names = call.body_names()
         if result is not None:
-            names += [result.name, *result.body_names()]
+            names += result.names()
         if len(names) <= _TOGETHER:
-            await self._purge_names(uid, names)
+            await self.remove(uid, names)
         else:
             await self.purge(uid)
 
@@ -186,8 +194,7 @@ class BodyParts:
         except StreamsFull:
             with suppress(QueueFailed):  # the clean-up removes what remains
                 at_most = -(-body.size_bytes // self._piece_bytes())
-                names = [stored.name, *(part_name(stored.name, at) for at in range(at_most))]
-                await self._purge_names(uid, names)
+                await self.remove(uid, stored._replace(body=(0,) * at_most).names())
             raise
 
     async def _write_body(self, uid: str, name: str, body: ScratchSpool) -> list[int]:
@@ -211,27 +218,6 @@ class BodyParts:
 
     def _piece_bytes(self) -> int:
         return min(_PART_BYTES, self._link.wire().most_bytes * 3 // 4)
-
-    async def _read(
-        self, uid: str, stored: StoredParts, decoder: msgspec.msgpack.Decoder[tuple[_Head, bytes]]
-    ) -> tuple[_Head, StoredBody]:
-        subject = self._names.part(uid, stored.name)
-        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
-        if content is None:
-            raise BodyLost(f"part {subject} is gone")
-        try:
-            head, held = decoder.decode(content)
-        except (ValueError, RecursionError) as error:
-            raise BodyLost(f"part {subject} cannot be read: {error}") from error
-        if not stored.body:
-            return head, MemoryBody(held)
-        subjects = (self._names.part(uid, name) for name in stored.body_names())
-        parts = tuple(zip(stored.body, subjects, strict=True))
-        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
-
-    async def _purge_names(self, uid: str, names: Sequence[str]) -> None:
-        subjects = (self._names.part(uid, name) for name in names)
-        await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def _purge(self, subjects: str) -> None:
         parameters = {"filter": subjects}

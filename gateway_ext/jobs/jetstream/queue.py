@@ -27,7 +27,7 @@ from gateway_ext.errors import (
     QueueFailed,
     UnknownJob,
 )
-from gateway_ext.jobs.jetstream.bodies import BodyParts, ScratchSpool
+from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, BodyParts, ScratchSpool
 from gateway_ext.jobs.jetstream.cleanup import StreamCleanup
 from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
 from gateway_ext.jobs.jetstream.link import NatsLink
@@ -199,7 +199,7 @@ class JetStreamQueue(JobQueue):
         )
         await body.discard()
         if call is not record.call:
-            self._remove(self._parts.remove_body(record.uid, record.call))
+            self._remove(self._parts.remove(record.uid, record.call.body_names()))
 
     async def finish(self, job: JobNumber) -> None:
         record = self._claim(job).entry.record
@@ -242,7 +242,7 @@ class JetStreamQueue(JobQueue):
         with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
             await self._writer.remove(entry)
             if not only_callback and dead.result is not None:
-                await self._parts.remove_result(dead.uid, dead.result)
+                await self._parts.remove(dead.uid, dead.result.names())
 
     async def discard(self, number: JobNumber) -> None:
         entry = self._dead(number)
@@ -311,10 +311,10 @@ class JetStreamQueue(JobQueue):
         token = f"{self._identity.session}.{self._count}"
         claim = _Claim(IndexEntry(entry.subject, seq, record), token)
         try:
-            call, body = await self._parts.read_call(record)
+            call, body = await self._parts.read(record.uid, record.call, CALL_HEAD)
             result = None
             if record.lane.kind is JobKind.CALLBACK and record.result is not None:
-                result, body = await self._parts.read_result(record.uid, record.result)
+                result, body = await self._parts.read(record.uid, record.result, RESULT_HEAD)
         except BodyLost as error:
             self._claims[record.number] = claim
             await self._unreadable(entry.record, error)
@@ -380,9 +380,9 @@ class JetStreamQueue(JobQueue):
         call, result = _call(record), None
         body: StoredBody = MemoryBody(b"")
         with suppress(BodyLost):
-            call, body = await self._parts.read_call(record)
+            call, body = await self._parts.read(record.uid, record.call, CALL_HEAD)
             if record.result is not None:
-                result, _ = await self._parts.read_result(record.uid, record.result)
+                result, _ = await self._parts.read(record.uid, record.result, RESULT_HEAD)
         letter = DeadLetter(
             number=record.number,
             call=call,

@@ -46,6 +46,9 @@ class StoredParts(NamedTuple):
     def body_names(self) -> list[str]:
         return [part_name(self.name, at) for at in range(len(self.body))]
 
+    def names(self) -> list[str]:
+        return [self.name, *self.body_names()]
+
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="v", tag=_VERSION):
     """One job as stored in the stream.
