@@ -1,13 +1,13 @@
 """Makes the call of a job and decides how the attempt ended."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from common.http.asgi import Header
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import (
@@ -40,27 +40,12 @@ _REFUSALS = (Busy, NoGpu, WorkflowsBusy)
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
-@dataclass(slots=True)
-class FunctionAnswer:
-    """The answer of a function; its body arrives while it is read.
-
-    A workflow's may be that a stage was `refused` by the gateway or the scheduler for now. With
-    `called` it is an attempt, though it ended with 429: something was computed.
-    """
-
-    status: int
-    headers: Sequence[Header]
-    body: AsyncIterator[bytes]
-    refused: bool = False
-    called: bool = False
-
-
 class FunctionCalls(Protocol):
     """Calls functions with leases, limits and waking, as a call from a client has them."""
 
     def call(
         self, call: AsyncCall, body: StoredBody
-    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
         """The function's answer, while the context lasts; errors are `gateway_ext.errors`.
 
         Reading the body raises them too, if the function breaks off.
@@ -131,7 +116,7 @@ class JobCaller:
         return policy.verdict(tried, job, self._queue.now_s(), self._chance.random())
 
 
-def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
+def _tried(answer: StreamedResponse, now_s: float) -> AttemptOutcome:
     return AttemptOutcome(
         status=answer.status,
         why=f"it answered {answer.status}",
@@ -157,7 +142,7 @@ def _unanswered(error: GatewayError) -> AttemptOutcome:
     )
 
 
-async def _read(answer: FunctionAnswer, spool: BodySpool | None) -> QueueFailed | None:
+async def _read(answer: StreamedResponse, spool: BodySpool | None) -> QueueFailed | None:
     """Read an answer that nobody wants, too: a function that breaks off has not answered.
 
     Returns why the queue's disk did not take it.

@@ -14,6 +14,7 @@ from common.http.asgi import (
     until_disconnected,
 )
 from common.tasks import until_first
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.calls.passed_headers import CALL_ID, DURATION, START_TIME, BrowserGuard, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
@@ -29,7 +30,6 @@ from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.workflows.limits import RunShare
 from gateway_ext.workflows.plan import WorkflowPlan
 from gateway_ext.workflows.runs import WorkflowCalls
-from gateway_ext.workflows.stage_calls import WorkflowAnswer
 from gateway_ext.workflows.table import Workflows
 
 PREFIX = b"/workflow/"
@@ -119,7 +119,7 @@ class WorkflowIntake:
         return bytes(parts)
 
 
-async def _send_body(answer: WorkflowAnswer, send: Send) -> None:
+async def _send_body(answer: StreamedResponse, send: Send) -> None:
     # A write of no bytes sends the head at once.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     async for piece in answer.body:

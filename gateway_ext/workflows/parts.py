@@ -9,9 +9,8 @@ from pathlib import Path
 
 from common.http.asgi import App
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, close_body
+from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, StreamedResponse, close_body
 from gateway_ext.errors import TooLarge, UnknownWorkflow
-from gateway_ext.jobs.caller import FunctionAnswer
 from gateway_ext.jobs.parts import JobTargets, jetstream_settings
 from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.metrics import GatewayMeters
@@ -135,13 +134,13 @@ class JobTargetCalls:
 
     def call(
         self, call: AsyncCall, body: StoredBody
-    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
         if call.function.name.startswith(_MARK):
             return self._run(call, body)
         return self._call(call, body)
 
     @asynccontextmanager
-    async def _call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+    async def _call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         path = PREFIX.encode() + str(call.function).encode() + call.path
         headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
         small = body.size_bytes <= _HELD_BYTES
@@ -150,12 +149,12 @@ class JobTargetCalls:
         )
         answer = await self._invoke.direct(call.method, path, call.query, headers, content)
         try:
-            yield FunctionAnswer(answer.status, answer.headers, answer.body)
+            yield answer
         finally:
             await close_body(answer.body)
 
     @asynccontextmanager
-    async def _run(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+    async def _run(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         namespace, name = call.function
         plan = self._workflows.by_id(WorkflowId(namespace, name.removeprefix(_MARK)))
         most_bytes = self._calls.limits.answer_bytes
@@ -166,6 +165,4 @@ class JobTargetCalls:
             content = await whole(body)
             running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
             async with running as answer:
-                yield FunctionAnswer(
-                    *(answer.status, answer.headers, answer.body, answer.refused, answer.called)
-                )
+                yield answer
