@@ -5,10 +5,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from logging import Logger
 from random import Random
-from typing import Self, assert_never
+from typing import Self, TypeVar, assert_never
 
 import aiohttp
 
@@ -31,6 +32,7 @@ from gateway_ext.jobs.values import Job, JobKind, JobLane, LaneHead
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.tracer import CallTracer
 
+_Value = TypeVar("_Value")
 Handle = Callable[[Job], Awaitable[JobEnding]]
 
 # How soon a failed request to the queue is repeated, for example while the disk is full.
@@ -137,19 +139,23 @@ class JobDispatcher:
         return self._running.total()
 
     async def _dispatch(self) -> None:
-        failures = 0
         while True:
             self._changed.clear()
+            await self._wait(await self._persistently("jobs wait", self._round))
+
+    async def _persistently(self, what: str, ask: Callable[[], Awaitable[_Value]]) -> _Value:
+        """Ask the queue until it does not fail."""
+        failures = 0
+        while True:
             try:
-                wait_s = await self._round()
-                failures = 0
+                return await ask()
+            except ClaimLost:
+                raise
             except QueueFailed as error:
                 failures += 1
                 wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
-                self._log.error("jobs wait: %s; next try in %.1f s", error, wait_s)
+                self._log.error("%s: %s; next try in %.1f s", what, error, wait_s)
                 await asyncio.sleep(wait_s)
-                continue
-            await self._wait(wait_s)
 
     async def _round(self) -> float | None:
         """Start every job with a place; the time until the next is due, None where none waits."""
@@ -224,29 +230,16 @@ class JobDispatcher:
     async def _end(self, job: Job, ending: JobEnding) -> None:
         """Record the end, for as long as it takes: only this task knows how the job ended."""
         try:
-            await self._record(job, ending)
+            await self._persistently(f"call {job.call.id}", partial(self._conclude, job, ending))
+        except ClaimLost as error:
+            # The end was recorded before, or another gateway considered this one dead.
+            self._log.warning("call %s: %s", job.call.id, error)
+            self.endings["lost"] += 1
+        else:
+            self.endings[ending.outcome] += 1
         finally:
             if isinstance(ending, CallAnswered):
                 await ending.body.discard()
-
-    async def _record(self, job: Job, ending: JobEnding) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._conclude(job, ending)
-            except ClaimLost as error:
-                # The end was recorded before, or another gateway considered this one dead.
-                self._log.warning("call %s: %s", job.call.id, error)
-                self.endings["lost"] += 1
-                return
-            except QueueFailed as error:
-                failures += 1
-                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
-                self._log.error("call %s: %s; next try in %.1f s", job.call.id, error, wait_s)
-                await asyncio.sleep(wait_s)
-            else:
-                self.endings[ending.outcome] += 1
-                return
 
     async def _conclude(self, job: Job, ending: JobEnding) -> None:
         number, now_s = job.number, self._now_s()
