@@ -138,7 +138,6 @@ def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorker
     return JobWorkerSettings(
         calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
         patience=patience,
-        callback_patience=patience,
         callback_rule=rule,
         callback_s=settings.callback_s,
     )

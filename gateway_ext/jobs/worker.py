@@ -268,7 +268,7 @@ _PATIENCE = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JobWorkerSettings:
-    """Concurrency, retry policies, and which callback addresses are permitted.
+    """Concurrency, the retry policy of both kinds, and where callbacks may go.
 
     A receiver has `callback_s` for its answer. `defect_s` is the wait after an attempt that met a
     defect of the gateway.
@@ -277,7 +277,6 @@ class JobWorkerSettings:
     calls: LaneLimits = LaneLimits()
     callbacks: LaneLimits = LaneLimits(overall=32, per_lane=4)
     patience: RetryPolicy = _PATIENCE
-    callback_patience: RetryPolicy = _PATIENCE
     callback_s: float = 30.0
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
     defect_s: float = 30.0
@@ -318,7 +317,7 @@ class JobWorker:
         self._session = callback_session(rule)
         caller = JobCaller(self._calls, self._queue, self._policy_of, chance)
         sender = CallbackSender(
-            *(self._session, rule, settings.callback_patience, settings.callback_s, now_s, chance),
+            *(self._session, rule, settings.patience, settings.callback_s, now_s, chance),
             self._tracer,
         )
         for kind, limits, handle in (

@@ -16,7 +16,7 @@ from common.numerals import natural
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.state import PageChanges, PageState, Point, Series, by_kind, changes
+from gateway_ext.ui.state import PageState, Point, Series, by_kind, changes
 
 log = logging.getLogger(__name__)
 
@@ -156,17 +156,17 @@ class WatcherFeed:
             return []
         return self._series.add(await self._source.point(), time.monotonic())
 
-    def _publish_changes(self, changed: PageChanges, points: list[Point], *, first: bool) -> None:
+    def _publish_changes(
+        self, changed: dict[str, Any], points: list[Point], *, first: bool
+    ) -> None:
         """Publish the changes to every watcher; the first look is no change."""
         self._number += 1
         self._state = None
         if first:
             return
-        if changed or points:
-            text = _json(_change(changed, points, time.time()))
-            kind = "change"
-        else:
-            text, kind = _json({"now": time.time()}), "ping"
+        kind = "change" if changed or points else "ping"
+        history = {"history": {"added": by_kind(points)}} if points else {}
+        text = _json({"now": time.time(), **changed, **history})
         self._sent.append(_Message(self._number, self._event(kind, self._number, text)))
         self._publish()
 
@@ -201,18 +201,6 @@ class WatcherFeed:
     def _event(self, kind: str, number: int, text: bytes) -> bytes:
         head = f"id: {self._name}-{number}\nevent: {kind}\ndata: ".encode()
         return b"".join((head, text, b"\n\n"))
-
-
-def _change(changed: PageChanges, points: list[Point], now_s: float) -> dict[str, Any]:
-    fields: dict[str, Any] = {"now": now_s, **changed.whole}
-    for section in {**changed.replaced, **changed.removed}:
-        fields[section] = {
-            "replaced": changed.replaced.get(section, []),
-            "removed": changed.removed.get(section, []),
-        }
-    if points:
-        fields["history"] = {"added": by_kind(points)}
-    return fields
 
 
 def _json(value: object) -> bytes:

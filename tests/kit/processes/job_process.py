@@ -26,7 +26,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ANYWHERE, LOG, a_queue, call, put
 
 PATIENCE = RetryPolicy(attempts=1000, back_off=BackOff(first_s=0.01, most_s=0.05))
-SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_patience=PATIENCE, callback_rule=ANYWHERE)
+SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_rule=ANYWHERE)
 _MOST_S = 3600.0  # the test that started this process has the deadline
 LIMITS = QueueLimits(inline_bytes=2000)
 
