@@ -34,18 +34,14 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How an attempt ended.
-
-    `taken` is False where the call was put off: the gateway, the scheduler or the function itself
-    has too many calls now. `retry_after_s` may be `estimated` by the gateway or the scheduler.
-    """
+    """How an attempt ended."""
 
     status: int
     why: str
     broken: bool = False
-    taken: bool = True
+    taken: bool = True  # not put off by gateway, scheduler or function, which have too many calls
     retry_after_s: float = 0.0
-    estimated: bool = False
+    estimated: bool = False  # by the gateway or the scheduler
 
 
 @dataclass(frozen=True, slots=True)

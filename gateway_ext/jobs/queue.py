@@ -41,17 +41,13 @@ _SLACK = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits on one body, on waiting jobs and on dead letters.
-
-    A body of up to `inline_bytes` is stored with its job. One function may take half of
-    `waiting_bytes`.
-    """
+    """Limits on one body, on waiting jobs and on dead letters."""
 
     body_bytes: int = 64 << 20
-    inline_bytes: int = 1 << 20
+    inline_bytes: int = 1 << 20  # up to which a body is stored with its job
     waiting: int = 250_000
     waiting_per_function: int = 100_000
-    waiting_bytes: int = 16 << 30
+    waiting_bytes: int = 16 << 30  # half of it for one function
     dead: int = 10_000
     dead_bytes: int = 4 << 30
     dead_age_s: float = 30 * 24 * 3600.0

@@ -108,20 +108,14 @@ async def whole(body: StoredBody) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One claimed job; `body` is the call's body, or the result's where the callback is due.
-
-    `lane` is the one that it waited in, which another version may have named otherwise.
-
-    `attempts` counts failed attempts, `deferrals` the times at which the function was busy and was
-    not called.
-    """
+    """One claimed job."""
 
     number: JobNumber
     call: AsyncCall
-    body: StoredBody
-    lane: JobLane
-    attempts: int = 0
-    deferrals: int = 0
+    body: StoredBody  # of the call, or of the result where the callback is due
+    lane: JobLane  # the one that it waited in, which another version may have named otherwise
+    attempts: int = 0  # that failed
+    deferrals: int = 0  # how often the function was busy and not called
     result: CallResult | None = None
 
 

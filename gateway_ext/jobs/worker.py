@@ -268,18 +268,14 @@ _PATIENCE = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class JobWorkerSettings:
-    """Concurrency, the retry policy of both kinds, and where callbacks may go.
-
-    A receiver has `callback_s` for its answer. `defect_s` is the wait after an attempt that met a
-    defect of the gateway.
-    """
+    """Concurrency, the retry policy of both kinds, and where callbacks may go."""
 
     calls: LaneLimits = LaneLimits()
     callbacks: LaneLimits = LaneLimits(overall=32, per_lane=4)
     patience: RetryPolicy = _PATIENCE
-    callback_s: float = 30.0
+    callback_s: float = 30.0  # that a receiver has for its answer
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
-    defect_s: float = 30.0
+    defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
 
 
 class JobWorker:

@@ -53,15 +53,11 @@ _Number = TypeVar("_Number", bound=float)
 
 
 class HandlerBatches(NamedTuple):
-    """How many calls the function's `handle_batch` is given at most, and how long one waits for
-    others; 0: the function has a `handle`, for one call.
+    """How calls are given to the function's `handle_batch`."""
 
-    If it fails for all of them, `repeats` says whether each call is made once more, alone.
-    """
-
-    most: int = 0
-    wait_s: float = 0.0
-    repeats: bool = True
+    most: int = 0  # 0: the function has a `handle`, for one call
+    wait_s: float = 0.0  # how long one waits for others
+    repeats: bool = True  # each is made once more, alone, if all of them fail
 
 
 _SINGLY = HandlerBatches()
@@ -69,14 +65,10 @@ _SINGLY = HandlerBatches()
 
 @dataclass(frozen=True, slots=True)
 class FunctionOptions:
-    """What a deployment asks of the gateway, the scaler and the scheduler.
+    """What a deployment asks of the gateway, the scaler and the scheduler; no time is above a day.
 
-    `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
-    `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
-    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
-    idle models leave by `exit_rule`, an empty one being the scheduler's own. With `shows_errors`
-    every caller gets the text of its errors. `wishes` are for the node's GPU manager, `terms` for
-    the scheduler. Times that are longer than a day are a day.
+    A call that is expected to wait for its turn longer than `max_wait_s`, or than half of
+    `timeout_s`, is refused at once.
     """
 
     gpu: bool = False
@@ -93,19 +85,19 @@ class FunctionOptions:
     scale_factor: int = 20
     scale_zero: bool = False
     scale_zero_after_s: float = 900.0
-    scale_target: float = 50.0
-    scale_type: str = "capacity"
-    scale_proportion: float = 0.9
+    scale_target: float = 50.0  # the load of one replica
+    scale_type: str = "capacity"  # calls in flight; `rps`: calls a second
+    scale_proportion: float = 0.9  # of the target: beyond, another replica starts
     workers: int = 1
     concurrency: int | None = None
     queue: int = 100
     template: bool = True
     max_wait_s: float = _MAX_WAIT_S
-    shows_errors: bool = False
-    exit_rule: str = ""
-    wishes: GpuWishes = USUAL
+    shows_errors: bool = False  # to every caller
+    exit_rule: str = ""  # by which its idle models leave; empty: the scheduler's own
+    wishes: GpuWishes = USUAL  # for the node's GPU manager
     batches: HandlerBatches = _SINGLY
-    terms: OwnerTerms | None = None
+    terms: OwnerTerms | None = None  # for the scheduler
 
 
 def of(

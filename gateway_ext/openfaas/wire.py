@@ -47,7 +47,7 @@ class Alert(NamedTuple):
 # -- requests ------------------------------------------------------------------------------------
 
 
-class _Sent(msgspec.Struct, rename="camel"):
+class _Sent(msgspec.Struct, rename="camel", omit_defaults=True):
     """A deployment, or what stands in a status for it."""
 
     service: str = ""
@@ -64,10 +64,10 @@ class _Sent(msgspec.Struct, rename="camel"):
     read_only_root_filesystem: bool = False
 
 
-_NVIDIA, _AMD, _INTEL = function_options.GPU_RESOURCES
+_MAKERS = dict(zip(("nvidia", "amd", "intel"), function_options.GPU_RESOURCES, strict=True))
 
 
-class _Amounts(msgspec.Struct, rename={"nvidia": _NVIDIA, "amd": _AMD, "intel": _INTEL}):
+class _Amounts(msgspec.Struct, rename=_MAKERS, omit_defaults=True):
     memory: str = ""
     cpu: str = ""
     # GPUs are counted, so a number is accepted like a text.
@@ -235,21 +235,28 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
 
 def deployment_json(wanted: Deployment) -> Json:
     """Empty fields are left out."""
-    sent: Json = {
-        "service": wanted.id.name,
-        "namespace": wanted.id.namespace,
-        "image": wanted.image,
-        "envProcess": wanted.process,
-        "envVars": dict(wanted.environment),
-        "constraints": list(wanted.constraints),
-        "secrets": list(wanted.secrets),
-        "labels": dict(wanted.labels),
-        "annotations": dict(wanted.annotations),
-        "limits": _resources_json(wanted.limits),
-        "requests": _resources_json(wanted.requests),
-        "readOnlyRootFilesystem": wanted.read_only,
-    }
-    return {name: value for name, value in sent.items() if value}
+    sent = _Sent(
+        service=wanted.id.name,
+        namespace=wanted.id.namespace,
+        image=wanted.image,
+        env_process=wanted.process,
+        env_vars=dict(wanted.environment),
+        constraints=wanted.constraints,
+        secrets=wanted.secrets,
+        labels=dict(wanted.labels),
+        annotations=dict(wanted.annotations),
+        limits=_resources_json(wanted.limits),
+        requests=_resources_json(wanted.requests),
+        read_only_root_filesystem=wanted.read_only,
+    )
+    shown: Json = msgspec.to_builtins(sent)
+    return shown
+
+
+def _resources_json(amounts: Resources | None) -> Json:
+    amounts = amounts or Resources()
+    shown: Json = msgspec.to_builtins(_Amounts(amounts.memory, amounts.cpu, amounts.gpu))
+    return shown
 
 
 def namespace_json(entry: Namespace) -> Json:
@@ -286,17 +293,6 @@ def time_of(text: str) -> datetime:
         return time.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"{text!r} is before the first year, or after the last one") from error
-
-
-def _resources_json(amounts: Resources | None) -> Json:
-    if amounts is None:
-        return {}
-    sent = {
-        "memory": amounts.memory,
-        "cpu": amounts.cpu,
-        function_options.GPU_RESOURCES[0]: amounts.gpu,
-    }
-    return {name: value for name, value in sent.items() if value}
 
 
 # -- answers of another provider -------------------------------------------------------------------

@@ -15,15 +15,11 @@ Point = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """Everything at one moment.
+    """Everything at one moment."""
 
-    `whole` are sections that are replaced as a whole, `items` are sections whose items are replaced
-    one by one, by id. `spent_s` is the processor time of the look, here and at the scheduler.
-    """
-
-    whole: Mapping[str, Any]
-    items: Mapping[str, Mapping[str, Json]]
-    spent_s: float = 0.0
+    whole: Mapping[str, Any]  # sections that are replaced as a whole
+    items: Mapping[str, Mapping[str, Json]]  # sections whose items are replaced one by one, by id
+    spent_s: float = 0.0  # the processor time of the look, here and at the scheduler
 
 
 class Series:

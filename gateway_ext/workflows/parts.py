@@ -33,17 +33,14 @@ _COPIED = "workflows.copied"
 
 @dataclass(frozen=True, slots=True)
 class WorkflowParts:
-    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call.
+    """The running parts of workflows."""
 
-    `namespace_removed` removes the workflows of a namespace.
-    """
-
-    app: App
-    routes: App
+    app: App  # /workflow
+    routes: App  # below /system
     targets: JobTargets
     workflows: Workflows
     history: RunHistory
-    namespace_removed: NamespaceRemoved
+    namespace_removed: NamespaceRemoved  # removes the workflows of a namespace
 
 
 @asynccontextmanager

@@ -33,25 +33,18 @@ class WorkflowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One call of a function; it gets the answers of `sources`, stages or the request.
-
-    A stage whose condition `when` is not met is skipped. Failed calls are made again `retries`
-    times, first after `backoff_s`. The failure of an `optional` stage is an answer like others.
-    With `each` the function is called for each element of its input, a JSON array; the answer is
-    the array of its answers. With `by_handle` the function is asked to keep its result and to
-    answer with a handle of it.
-    """
+    """One call of a function."""
 
     name: str
     function: FunctionId
-    sources: tuple[str, ...]
-    when: Condition | None = None
-    retries: int = 0
-    backoff_s: float = 0.1
+    sources: tuple[str, ...]  # stages or the request, whose answers it gets
+    when: Condition | None = None  # it is skipped unless this is met
+    retries: int = 0  # how often a failed call is made again
+    backoff_s: float = 0.1  # before the first of them
     timeout_s: float | None = None
-    optional: bool = False
-    by_handle: bool = False
-    each: bool = False
+    optional: bool = False  # its failure is an answer like others
+    by_handle: bool = False  # the function is asked to keep its result, and for a handle of it
+    each: bool = False  # called for each element of an array; the array of the answers is its own
 
     @property
     def is_later(self) -> bool:
@@ -66,17 +59,14 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowPlan:
-    """A workflow as its file describes it; `text` is the file.
-
-    It should answer within `slo_s`, if that is given, and has failed after `timeout_s`.
-    """
+    """A workflow as its file describes it."""
 
     id: WorkflowId
     stages: Mapping[str, PlannedStage]
     graph: Workflow
-    timeout_s: float
-    slo_s: float | None = None
-    text: str = ""
+    timeout_s: float  # after which it has failed
+    slo_s: float | None = None  # within which it should answer
+    text: str = ""  # the file
 
     @property
     def last(self) -> tuple[str, ...]:

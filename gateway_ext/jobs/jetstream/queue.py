@@ -73,15 +73,11 @@ _TOGETHER = 32
 
 @dataclass(slots=True)
 class _Claim:
-    """A job claimed by this gateway: its record as written, and the token that signs its end.
-
-    `result` is set once it is stored, so that it is not written again where the record's write
-    failed.
-    """
+    """A job claimed by this gateway: its record as written, and the token that signs its end."""
 
     entry: IndexEntry
     token: str
-    result: StoredParts | None = None
+    result: StoredParts | None = None  # once it is stored, to be written once if the record fails
 
 
 class JetStreamQueue(JobQueue):

@@ -32,16 +32,12 @@ class RecordState(IntEnum):
 
 
 class StoredParts(NamedTuple):
-    """Where the parts of a call or a result are: the head, and the parts of its body.
+    """Where the parts of a call or a result are: sequence numbers in the stream of parts."""
 
-    `head` is a sequence number in the stream of parts, 0 where the head is known to be lost. A
-    small body is in the head itself. `name` is the name of the head among the parts of the job.
-    """
-
-    head: int
-    body: tuple[int, ...]
+    head: int  # 0 where it is known to be lost
+    body: tuple[int, ...]  # none for a small body, which is in the head
     size_bytes: int
-    name: str = CALL
+    name: str = CALL  # of the head among the parts of the job
 
     def body_names(self) -> list[str]:
         return [part_name(self.name, at) for at in range(len(self.body))]
@@ -51,10 +47,7 @@ class StoredParts(NamedTuple):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="v", tag=_VERSION):
-    """One job as stored in the stream.
-
-    `owner` is the session that claimed the job, `ended` the token of the last claim that was ended.
-    """
+    """One job as stored in the stream."""
 
     number: JobNumber
     function: FunctionId
@@ -64,8 +57,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="v", tag=_V
     state: RecordState
     lane: JobLane
     due_at_s: JobTime
-    owner: str = ""
-    ended: str = ""
+    owner: str = ""  # the session that claimed the job
+    ended: str = ""  # the token of the last claim that was ended
     attempts: int = 0
     deferrals: int = 0
     why: str = ""

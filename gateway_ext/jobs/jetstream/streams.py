@@ -1,7 +1,7 @@
 """The two streams of a queue: their names, subjects and creation, and records written to them."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -54,17 +54,12 @@ class StreamNames:
         return subject.rsplit(".", 2)[-2]
 
 
-class StreamsMade(NamedTuple):
-    """When the stream of records was created, and the size of that of parts; -1: unlimited."""
-
-    created: str
-    parts_bytes: int
-
-
 async def ensure(
     wire: NatsRequests, names: StreamNames, replicas: int, parts_bytes: int
-) -> StreamsMade:
+) -> tuple[str, int]:
     """Create the streams that do not exist; existing ones are not changed.
+
+    Returns when that of records was created, and the size of that of parts; -1: unlimited.
 
     Both have limits, so that bodies never fill the servers to a point where no job could be claimed
     or ended. If the servers have less space than configured, the limits are lower.
@@ -74,7 +69,7 @@ async def ensure(
     parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
     made = await ensure_stream(wire, jobs, _RECORDS_BYTES, _QUARTER)
     made_parts = await ensure_stream(wire, parts, parts_bytes, _HALF)
-    return StreamsMade(str(made["created"]), int(made_parts["config"].get("max_bytes", -1)))
+    return str(made["created"]), int(made_parts["config"].get("max_bytes", -1))
 
 
 def stream_config(replicas: int) -> StreamConfig:
