@@ -118,7 +118,7 @@ def _app(
         what="workflow",
         max_body_bytes=min(most_bytes, settings.workflow_answer_bytes),
     )
-    routes = make_job_routes(queue, lambda: worker.running, queue.now_s)
+    routes = make_job_routes(queue, lambda: worker.running)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

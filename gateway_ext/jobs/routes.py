@@ -20,9 +20,9 @@ from gateway_ext.openfaas.json_answers import done, failed, shown
 _PAGE, _LARGEST_PAGE = 100, 1000
 
 
-def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]) -> App:
+def make_job_routes(queue: JobQueue, running: Callable[[], int]) -> App:
     """The application for everything below /system/jobs; it does not check credentials."""
-    jobs = _Jobs(queue, running, now_s)
+    jobs = _Jobs(queue, running)
     letter = "/system/jobs/dead/{number}"
     return Starlette(
         routes=[
@@ -39,12 +39,9 @@ def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable
 class _Jobs:
     """The handlers."""
 
-    def __init__(
-        self, queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, queue: JobQueue, running: Callable[[], int]) -> None:
         self._queue = queue
         self._running = running
-        self._now_s = now_s
 
     async def counts(self, request: Request) -> Response:
         del request
@@ -76,7 +73,7 @@ class _Jobs:
         return shown({**_letter(letter), "headers": headers, "body": text})
 
     async def replay(self, request: Request) -> Response:
-        await self._queue.replay(job_number(request.path_params["number"]), self._now_s())
+        await self._queue.replay(job_number(request.path_params["number"]), self._queue.now_s())
         return done()
 
     async def discard(self, request: Request) -> Response:

@@ -17,8 +17,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.sqlite.tables import encode
+from gateway_ext.jobs.sqlite.queue import SqliteQueue, encode
 from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
@@ -47,7 +46,7 @@ async def asking(
 @asynccontextmanager
 async def administering(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, SqliteQueue]]:
     async with a_queue(folder, LIMITS) as queue:
-        app = make_job_routes(queue, lambda: 7, lambda: 500.0)
+        app = make_job_routes(queue, lambda: 7)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, queue

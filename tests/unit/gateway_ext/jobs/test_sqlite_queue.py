@@ -17,8 +17,7 @@ import pytest
 from gateway_ext.errors import Busy, QueueFailed
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.sqlite.tables import encode
+from gateway_ext.jobs.sqlite.queue import SqliteQueue, encode
 from gateway_ext.jobs.values import JobNumber, call_lane, whole
 from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ECHO, LOG, a_queue, call, claimed, put
