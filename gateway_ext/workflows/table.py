@@ -67,8 +67,8 @@ class Workflows:
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
-        short, _, namespace = name.decode("latin-1").partition(".")
-        plan = self._plans.get(WorkflowId(namespace or DEFAULT_NAMESPACE, short))
+        short, dot, namespace = name.decode("latin-1").partition(".")
+        plan = self._plans.get(WorkflowId(namespace if dot else DEFAULT_NAMESPACE, short))
         if plan is None and name and self.unread:
             raise QueueAway(self.unread)
         return plan

@@ -92,7 +92,8 @@ def key_of(function: FunctionId, call_id: str) -> str:
 
 
 def encode(record: JobRecord) -> bytes:
-    return msgspec.json.encode(replace(record, why=record.why[:_WHY_CHARACTERS]))
+    why = record.why[:_WHY_CHARACTERS].encode(errors="replace").decode()
+    return msgspec.json.encode(replace(record, why=why))
 
 
 _RECORD = msgspec.json.Decoder(JobRecord)
