@@ -235,23 +235,17 @@ class StageCalls:
             raise await self._failure(stage, response)
         body = await self._read(stage, response)
         try:
-            return await self._checked(stage, response, body)
+            answer = await self.computed(
+                stage.name, 0, lambda: stage_answer(response.status, response.headers, body)
+            )
+            if stage.each:  # it will be an element of an array
+                await self._decode(stage.name, answer, ())
+                await self.computed(stage.name, 0, answer.check)
+            else:
+                await self.check(stage.name, answer)
         except BaseException:  # nobody reads it
             self._share.give_back(len(body))
             raise
-
-    async def _checked(
-        self, stage: PlannedStage, response: StreamedResponse, body: bytes
-    ) -> StageAnswer:
-        try:
-            answer = stage_answer(response.status, response.headers, body)
-        except Unmeetable as error:
-            raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT_HEADER]) from error
-        if stage.each:  # it will be an element of an array
-            await self._decode(stage.name, answer, ())
-            await self.computed(stage.name, 0, answer.check)
-        else:
-            await self.check(stage.name, answer)
         return answer
 
     async def _decode(self, name: str, answer: StageAnswer, paths: Collection[JsonPath]) -> None:
