@@ -335,7 +335,7 @@ class Gateway:
         jobs = await exits.enter_async_context(
             jobs_of(settings, self.functions, invoke, workflows.targets, _log, self.address)
         )
-        meters.add(partial(jobs.meters.families, meters.functions))
+        meters.add(partial(jobs.families, meters.functions))
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
             meters.add(partial(self._scaler.families, meters.functions))

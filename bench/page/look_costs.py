@@ -122,7 +122,7 @@ async def _one(
     joined_ms = (look.spent_s - float(json.loads(console.body)["took_s"]) - ASKING_S) * 1e3
     began_s = time.thread_time()
     found = changes(before, look)
-    text = to_json({**found.whole, **found.replaced})
+    text = to_json(found)
     compared_ms = (time.thread_time() - began_s) * 1e3
     for name, value in (
         ("scheduler: look", console.asked_ms),

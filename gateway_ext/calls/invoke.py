@@ -53,11 +53,17 @@ class Streamed(NamedTuple):
 
 
 class StreamedResponse(NamedTuple):
-    """The response to a call by the gateway itself; the body must be read to its end, or closed."""
+    """The response to a call by the gateway itself; the body must be read to its end, or closed.
+
+    A workflow's may be that a stage was `refused` for now, by the gateway or the scheduler. With
+    `called` something was computed, though the status may be 429.
+    """
 
     status: int
     headers: list[Header]
     body: AsyncGenerator[bytes, None]
+    refused: bool = False
+    called: bool = False
 
 
 class Invoke:

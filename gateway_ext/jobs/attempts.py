@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gateway_ext.jobs.queue import BodySpool
-from gateway_ext.jobs.values import CallResult, JobLane
+from gateway_ext.jobs.values import CallResult, Job, JobLane
 
 # Statuses that ask for another attempt; every other status is the result.
 RETRIED = frozenset({429, 502, 503, 504})
@@ -34,74 +34,14 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How an attempt ended.
-
-    `taken` is False where the call was put off: the gateway, the scheduler or the function itself
-    has too many calls now. `retry_after_s` may be `estimated` by the gateway or the scheduler.
-    """
+    """How an attempt ended."""
 
     status: int
     why: str
     broken: bool = False
-    taken: bool = True
+    taken: bool = True  # not put off by gateway, scheduler or function, which have too many calls
     retry_after_s: float = 0.0
-    estimated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FinalAnswer:
-    """The answer is the result."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """Try again after this time; `counts` says whether this was an attempt."""
-
-    wait_s: float
-    counts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The limit on attempts or on age is reached."""
-
-    why: str
-
-
-Verdict = FinalAnswer | RetryLater | GiveUp
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often, and for how long, a job is tried."""
-
-    attempts: int = 10
-    # A call that the function did not take costs no attempt; it is given up at this age.
-    most_age_s: float = 24 * 3600.0
-    # The longest pause that a function may ask for.
-    most_retry_after_s: float = 3600.0
-    back_off: BackOff = BackOff()
-
-    def of(self, attempts: int | None) -> "RetryPolicy":
-        return self if attempts is None else replace(self, attempts=max(1, attempts))
-
-    def verdict(
-        self, tried: AttemptOutcome, *, attempts: int, deferrals: int, age_s: float, chance: float
-    ) -> Verdict:
-        """`attempts` and `deferrals` were before this attempt."""
-        if not tried.broken and tried.status not in RETRIED:
-            return FinalAnswer()
-        # An estimate may be far too high by then: calls before this one leave, a GPU returns.
-        most_s = self.back_off.most_s if tried.estimated else self.most_retry_after_s
-        asked_s = min(tried.retry_after_s, most_s)
-        if not tried.taken:
-            if age_s >= self.most_age_s:
-                return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")
-            return RetryLater(self.back_off.wait_s(deferrals + 1, chance, asked_s), counts=False)
-        made = attempts + 1
-        if made >= self.attempts:
-            return GiveUp(f"{made} attempts failed, the last one with: {tried.why}")
-        return RetryLater(self.back_off.wait_s(made, chance, asked_s), counts=True)
+    estimated: bool = False  # by the gateway or the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +81,45 @@ class JobDead:
 
 
 JobEnding = JobDone | TryAgain | CallAnswered | JobDead
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The limit on attempts or on age is reached."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and for how long, a job is tried."""
+
+    attempts: int = 10
+    # A call that the function did not take costs no attempt; it is given up at this age.
+    most_age_s: float = 24 * 3600.0
+    # The longest pause that a function may ask for.
+    most_retry_after_s: float = 3600.0
+    back_off: BackOff = BackOff()
+
+    def of(self, attempts: int | None) -> "RetryPolicy":
+        return self if attempts is None else replace(self, attempts=max(1, attempts))
+
+    def verdict(
+        self, tried: AttemptOutcome, job: Job, now_s: float, chance: float
+    ) -> TryAgain | GiveUp | None:
+        """None where the answer is the result; `job` is as it was before this attempt."""
+        if not tried.broken and tried.status not in RETRIED:
+            return None
+        # An estimate may be far too high by then: calls before this one leave, a GPU returns.
+        most_s = self.back_off.most_s if tried.estimated else self.most_retry_after_s
+        asked_s = min(tried.retry_after_s, most_s)
+        if not tried.taken:
+            age_s = now_s - job.call.queued_at_s
+            if age_s >= self.most_age_s:
+                return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")
+            wait_s = self.back_off.wait_s(job.deferrals + 1, chance, asked_s)
+            return TryAgain(wait_s, tried.why, counts=False)
+        made = job.attempts + 1
+        if made >= self.attempts:
+            return GiveUp(f"{made} attempts failed, the last one with: {tried.why}")
+        return TryAgain(self.back_off.wait_s(made, chance, asked_s), tried.why)

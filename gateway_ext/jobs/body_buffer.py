@@ -16,6 +16,7 @@ class BodyBuffer:
     """Collects one body; beyond `held_bytes` it continues in the file that `open_file` opens.
 
     Work on the file runs in a thread and is always completed, also where the caller is cancelled.
+    `open_file` is no method of this object: both would keep each other, and the body, for a while.
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO], held_bytes: int, most_bytes: int) -> None:
@@ -51,15 +52,15 @@ class BodyBuffer:
                 raise QueueDiskFull(error) from error
             raise QueueFailed(f"the job queue cannot store a body: {error}") from error
 
-    def flush(self) -> None:
+    def flush(self) -> BinaryIO:
         """Append everything in memory to the file; blocks, so that `in_thread` calls it."""
-        if self.file is None:
-            self.file = self._open_file()
-        self.file.seek(0, 2)
+        file = self.file = self.file or self._open_file()
+        file.seek(0, 2)
         # Bytes that are written leave memory, so a retry after an error continues where it stopped.
         while self.held:
-            written = self.file.write(self.held[:_WRITE_BYTES]) or 0
+            written = file.write(self.held[:_WRITE_BYTES]) or 0
             del self.held[:written]
+        return file
 
     async def idle(self) -> None:
         """Wait until no thread works on the file."""

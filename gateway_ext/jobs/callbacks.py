@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -25,11 +26,9 @@ from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.errors import BadRequest
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
-    GiveUp,
     JobDead,
     JobDone,
     JobEnding,
-    RetryLater,
     RetryPolicy,
     TryAgain,
 )
@@ -83,12 +82,7 @@ class CallbackRule:
     where this gateway listens.
     """
 
-    def __init__(
-        self,
-        *,
-        allowed: Iterable[str] = (),
-        own: tuple[str, int] | None = None,
-    ) -> None:
+    def __init__(self, *, allowed: Iterable[str] = (), own: tuple[str, int] | None = None) -> None:
         self._own = own
         self._networks: list[IPv4Network | IPv6Network] = []
         self._names: set[tuple[str, int | None]] = set()
@@ -116,7 +110,8 @@ class CallbackRule:
         else:
             refused = not self.permits(str(literal)) and not self._is_own_function(literal, parts)
         if refused:
-            raise _refused(host)
+            why = f"callbacks to {host} are not allowed; callback_allowed can allow them"
+            raise BadRequest(f"X-Callback-Url: {why}")
         return parts
 
     def calls_function(self, target: URL) -> bool:
@@ -256,12 +251,6 @@ def _is_of_this_machine(address: _Address) -> bool:
         return ip_address(probe.getsockname()[0]) == address
 
 
-def _refused(host: str) -> BadRequest:
-    return BadRequest(
-        f"X-Callback-Url: callbacks to {host} are not allowed; callback_allowed can allow them"
-    )
-
-
 class CallbackSender:
     """Posts results; a receiver that fails is tried again, one that refuses is not."""
 
@@ -290,17 +279,11 @@ class CallbackSender:
         if tried is None:
             failure = job.result.failure
             return JobDead(failure, job.result.status) if failure else JobDone()
-        verdict = self._policy.verdict(
-            tried,
-            attempts=job.attempts,
-            deferrals=job.deferrals,
-            age_s=self._now_s() - job.call.queued_at_s,
-            chance=self._chance.random(),
-        )
-        if isinstance(verdict, RetryLater):
-            return TryAgain(verdict.wait_s, f"callback: {tried.why}", counts=verdict.counts)
-        why = verdict.why if isinstance(verdict, GiveUp) else tried.why
-        return JobDead(f"callback: {why}", tried.status)
+        verdict = self._policy.verdict(tried, job, self._now_s(), self._chance.random())
+        why = f"callback: {verdict.why if verdict else tried.why}"
+        if isinstance(verdict, TryAgain):
+            return replace(verdict, why=why)
+        return JobDead(why, tried.status)
 
     async def _post(
         self, call: AsyncCall, result: CallResult, body: StoredBody
@@ -324,28 +307,23 @@ class CallbackSender:
         except BadRequest as error:
             return AttemptOutcome(0, str(error), broken=False)
         called = self._rule.calls_function(target)
+        # A function of this gateway has its own time limit, which the gateway keeps.
+        whole_s = None if called else self._answer_s + body.size_bytes / _SLOWEST_BYTES_S
+        timeout = aiohttp.ClientTimeout(whole_s, sock_connect=_CONNECT_S)
+        # A redirect could lead to a private address, and would turn the POST into a GET.
+        sending = self._session.post(
+            target, data=data, headers=headers, allow_redirects=False, timeout=timeout
+        )
         try:
-            # A redirect could lead to a private address, and would turn the POST into a GET.
-            async with self._session.post(
-                target,
-                data=data,
-                headers=headers,
-                allow_redirects=False,
-                timeout=self._timeout(body.size_bytes, called=called),
-            ) as answer:
+            async with sending as answer:
                 if called:  # a function whose caller leaves before the end is broken off
-                    await _read_to_the_end(answer)
+                    async for _ in answer.content.iter_any():
+                        pass
                 return self._tried(answer)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             # aiohttp wraps the resolver's error, which names the refused address.
-            return AttemptOutcome(
-                0, f"{type(error).__name__}: {error.__cause__ or error}", broken=True
-            )
-
-    def _timeout(self, size_bytes: int, *, called: bool) -> aiohttp.ClientTimeout:
-        """A function of this gateway has its own time limit, which the gateway keeps."""
-        whole_s = self._answer_s + size_bytes / _SLOWEST_BYTES_S
-        return aiohttp.ClientTimeout(None if called else whole_s, sock_connect=_CONNECT_S)
+            why = f"{type(error).__name__}: {error.__cause__ or error}"
+            return AttemptOutcome(0, why, broken=True)
 
     def _tried(self, answer: aiohttp.ClientResponse) -> AttemptOutcome | None:
         if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
@@ -354,11 +332,6 @@ class CallbackSender:
         broken = answer.status == _REQUEST_TIMEOUT or answer.status >= _FIRST_OF_SERVER
         why = f"it answered {answer.status}"
         return AttemptOutcome(answer.status, why, broken, retry_after_s=asked_s)
-
-
-async def _read_to_the_end(answer: aiohttp.ClientResponse) -> None:
-    async for _ in answer.content.iter_any():
-        pass
 
 
 def callback_session(rule: CallbackRule) -> aiohttp.ClientSession:

@@ -1,14 +1,13 @@
 """Makes the call of a job and decides how the attempt ended."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Protocol
 
 from common.http.asgi import Header
-from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, close_body
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import (
@@ -28,14 +27,12 @@ from gateway_ext.jobs.attempts import (
     JobDead,
     JobDone,
     JobEnding,
-    RetryLater,
     RetryPolicy,
     TryAgain,
-    Verdict,
 )
 from gateway_ext.jobs.callbacks import callback_lane
 from gateway_ext.jobs.queue import BodySpool, JobQueue
-from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody, whole
+from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody
 from gateway_ext.model import FunctionId
 
 _TOO_MANY = 429
@@ -43,56 +40,16 @@ _REFUSALS = (Busy, NoGpu, WorkflowsBusy)
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
-# A body in memory can be sent to another instance if the first one breaks off.
-_HELD_BYTES = 1 << 20
-
-
-@dataclass(slots=True)
-class FunctionAnswer:
-    """The answer of a function; its body arrives while it is read.
-
-    A workflow's may be that a stage was `refused` by the gateway or the scheduler for now. With
-    `called` it is an attempt, though it ended with 429: something was computed.
-    """
-
-    status: int
-    headers: Sequence[Header]
-    body: AsyncIterator[bytes]
-    refused: bool = False
-    called: bool = False
-
-
 class FunctionCalls(Protocol):
     """Calls functions with leases, limits and waking, as a call from a client has them."""
 
     def call(
         self, call: AsyncCall, body: StoredBody
-    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
         """The function's answer, while the context lasts; errors are `gateway_ext.errors`.
 
         Reading the body raises them too, if the function breaks off.
         """
-
-
-class InvokeCalls:
-    """See `FunctionCalls`."""
-
-    def __init__(self, invoke: Invoke) -> None:
-        self._invoke = invoke
-
-    @asynccontextmanager
-    async def call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
-        path = PREFIX.encode() + str(call.function).encode() + call.path
-        headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
-        small = body.size_bytes <= _HELD_BYTES
-        content: bytes | Streamed = (
-            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
-        )
-        answer = await self._invoke.direct(call.method, path, call.query, headers, content)
-        try:
-            yield FunctionAnswer(answer.status, answer.headers, answer.body)
-        finally:
-            await close_body(answer.body)
 
 
 class JobCaller:
@@ -103,69 +60,63 @@ class JobCaller:
         calls: FunctionCalls,
         queue: JobQueue,
         policy_of: Callable[[FunctionId], RetryPolicy],
-        now_s: Callable[[], float],
         chance: Random,
     ) -> None:
         self._calls = calls
         self._queue = queue
         self._policy_of = policy_of
-        self._now_s = now_s
         self._chance = chance
 
     async def handle(self, job: Job) -> JobEnding:
         began_s = time.monotonic()
-        spool = self._queue.spool()
         try:
-            return await self._attempt(job, spool, began_s)
+            return await self._attempt(job, began_s)
         except BodyLost as error:
-            await spool.discard()
             return JobDead(str(error))
         except QueueFailed as error:
-            await spool.discard()
             return TryAgain(1.0, str(error), counts=False)
         except GatewayError as error:
-            await spool.discard()
             return await self._failed(job, _unanswered(error), began_s)
+
+    async def _attempt(self, job: Job, began_s: float) -> JobEnding:
+        spool = self._queue.spool()
+        try:
+            return await self._answered(job, spool, began_s)
         except BaseException:
             await spool.discard()
             raise
 
-    async def _attempt(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
+    async def _answered(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
         async with self._calls.call(job.call, job.body) as answer:
-            tried = _tried(answer, self._now_s())
+            tried = _tried(answer, self._queue.now_s())
             verdict = self._verdict(job, tried)
-            if isinstance(verdict, RetryLater):
-                return _again(verdict, tried)
+            if isinstance(verdict, TryAgain):
+                return verdict
             unkept = await _read(answer, spool if job.call.callback_url else None)
         if unkept is not None:
             await spool.discard()
             return await self._failed(job, _lost(unkept), began_s)
-        failure = verdict.why if isinstance(verdict, GiveUp) else ""
+        failure = verdict.why if verdict else ""
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(answer.status, answer.headers, took_s, failure), spool)
 
     async def _failed(self, job: Job, tried: AttemptOutcome, began_s: float) -> JobEnding:
         """There is no answer to send; after the last attempt the error becomes the result."""
         verdict = self._verdict(job, tried)
-        if isinstance(verdict, RetryLater):
-            return _again(verdict, tried)
-        failure = verdict.why if isinstance(verdict, GiveUp) else tried.why
+        if isinstance(verdict, TryAgain):
+            return verdict
+        failure = verdict.why if verdict else tried.why
         spool = self._queue.spool()
         await spool.write(tried.why.encode())
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
-    def _verdict(self, job: Job, tried: AttemptOutcome) -> Verdict:
-        return self._policy_of(job.call.function).verdict(
-            tried,
-            attempts=job.attempts,
-            deferrals=job.deferrals,
-            age_s=self._now_s() - job.call.queued_at_s,
-            chance=self._chance.random(),
-        )
+    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | GiveUp | None:
+        policy = self._policy_of(job.call.function)
+        return policy.verdict(tried, job, self._queue.now_s(), self._chance.random())
 
 
-def _tried(answer: FunctionAnswer, now_s: float) -> AttemptOutcome:
+def _tried(answer: StreamedResponse, now_s: float) -> AttemptOutcome:
     return AttemptOutcome(
         status=answer.status,
         why=f"it answered {answer.status}",
@@ -191,7 +142,7 @@ def _unanswered(error: GatewayError) -> AttemptOutcome:
     )
 
 
-async def _read(answer: FunctionAnswer, spool: BodySpool | None) -> QueueFailed | None:
+async def _read(answer: StreamedResponse, spool: BodySpool | None) -> QueueFailed | None:
     """Read an answer that nobody wants, too: a function that breaks off has not answered.
 
     Returns why the queue's disk did not take it.
@@ -209,10 +160,6 @@ async def _read(answer: FunctionAnswer, spool: BodySpool | None) -> QueueFailed 
 def _lost(error: QueueFailed) -> AttemptOutcome:
     """The function has run, so this was an attempt."""
     return AttemptOutcome(status_of(error), f"its answer is lost: {error}", broken=True)
-
-
-def _again(later: RetryLater, tried: AttemptOutcome) -> TryAgain:
-    return TryAgain(later.wait_s, tried.why, counts=later.counts)
 
 
 def _ending(job: Job, result: CallResult, spool: BodySpool) -> JobEnding:

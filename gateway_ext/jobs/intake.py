@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 from uuid import uuid4
 
 from common.http.asgi import (
@@ -42,20 +41,14 @@ _DROPPED = frozenset(
     }
 )
 _GPU = b"x-gpu-"
-
-
-class _Headers(NamedTuple):
-    """The headers to store with a call, and the values of two of them."""
-
-    kept: Sequence[Header]
-    call_id: str
-    callback_url: str
+# In this time a body must arrive, without a pause longer than the other one.
+_BODY_S, _PAUSE_S = 300.0, 30.0
 
 
 class AsyncIntake:
-    """The ASGI application of /async-function/; `by_path` finds the one of a path."""
-
-    prefix, what = b"/async-function/", "function"
+    """The ASGI application of /async-function/, or /async-workflow/, where a path behind the name
+    reaches no stage; `by_path` finds what stands in jobs for the one of a path.
+    """
 
     def __init__(
         self,
@@ -64,24 +57,18 @@ class AsyncIntake:
         *,
         max_body_bytes: int,
         callback_rule: CallbackRule,
+        what: str = "function",
         is_ours: Callable[[bytes], bool] = lambda _: False,
-        body_s: float = 300.0,
-        pause_s: float = 30.0,
         tracer: CallTracer | None = None,
     ) -> None:
-        """A body must arrive within `body_s`, without a pause longer than `pause_s`.
-
-        `is_ours` says whether an Authorization header has the gateway's own credentials, which are
-        not stored.
-        """
+        """`is_ours`: whether an Authorization header has our credentials, which are not stored."""
         self._tracer = tracer or CallTracer(TracerSettings())
         self._by_path = by_path
+        self._what, self._prefix = what, f"/async-{what}/".encode()
         self._queue = queue
         self._max_body_bytes = max_body_bytes
         self._callback_rule = callback_rule
         self._is_ours = is_ours
-        self._body_s = body_s
-        self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named: list[Header] = []
@@ -108,19 +95,13 @@ class AsyncIntake:
         body = self._queue.spool()
         try:
             # Arriving bodies reserve space, or many at once would fill the disk.
-            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as room:
+            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as grow_to:
 
                 async def take(piece: bytes) -> None:
-                    room.grow_to(head_bytes + body.size_bytes + len(piece))
+                    grow_to(head_bytes + body.size_bytes + len(piece))
                     await body.write(piece)
 
-                await read_body(
-                    receive,
-                    take,
-                    most_bytes=self._max_body_bytes,
-                    body_s=self._body_s,
-                    pause_s=self._pause_s,
-                )
+                await read_body(receive, take, self._max_body_bytes, _BODY_S)
             # The queue reserves the space itself, and nothing else runs in between.
             # False means that the same call is stored already, which answers the client as well.
             await self._queue.put(call, body)
@@ -131,49 +112,34 @@ class AsyncIntake:
         if scope["method"] != "POST":
             raise WrongMethod(scope["method"])
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        name, slash, rest = raw.removeprefix(self.prefix).partition(b"/")
+        name, slash, rest = raw.removeprefix(self._prefix).partition(b"/")
         if not name:
             raise BadRequest("the path names nothing to call")
         function = self._by_path(name)
         if function is None:
-            raise Unknown(f"{self.what} {name.decode('latin-1')} is not deployed")
-        headers = self._headers(scope)
+            raise Unknown(f"{self._what} {name.decode('latin-1')} is not deployed")
+        values: dict[bytes, bytes] = dict(scope["headers"])
+        url = values.get(b"x-callback-url", b"").decode("latin-1")
         if announced_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         return AsyncCall(
-            id=headers.call_id or str(uuid4()),
+            id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1") or str(uuid4()),
             function=function,
             method="POST",
             path=slash + rest or b"/",
             query=scope["query_string"],
-            headers=headers.kept,
+            headers=[*self._kept(scope["headers"]), *_forwarded(scope, values)],
             queued_at_s=self._queue.now_s(),
-            callback_url=headers.callback_url,
-        )
-
-    def _headers(self, scope: Scope) -> _Headers:
-        values: dict[bytes, bytes] = dict(scope["headers"])
-        kept = [
-            header
-            for header in scope["headers"]
-            if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
-            if header[0] != b"authorization" or not self._is_ours(header[1])
-        ]
-        url = values.get(b"x-callback-url", b"").decode("latin-1")
-        return _Headers(
-            kept=[*kept, *_forwarded(scope, values)],
-            call_id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1"),
             callback_url=self._callback_rule.checked(url) if url else "",
         )
 
-
-class AsyncWorkflowIntake(AsyncIntake):
-    """The ASGI application of /async-workflow/; `by_path` gives what stands for one in jobs.
-
-    A path behind the name reaches no stage.
-    """
-
-    prefix, what = b"/async-workflow/", "workflow"
+    def _kept(self, headers: Sequence[Header]) -> list[Header]:
+        return [
+            header
+            for header in headers
+            if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
+            if header[0] != b"authorization" or not self._is_ours(header[1])
+        ]
 
 
 def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
@@ -187,24 +153,15 @@ def _forwarded(scope: Scope, values: dict[bytes, bytes]) -> list[Header]:
 
 
 async def read_body(
-    receive: Receive,
-    take: Callable[[bytes], Awaitable[None]],
-    *,
-    most_bytes: int,
-    body_s: float,
-    pause_s: float | None = None,
+    receive: Receive, take: Callable[[bytes], Awaitable[None]], most_bytes: int, within_s: float
 ) -> None:
-    """Give `take` each piece as it arrives.
-
-    The body must arrive within `body_s`, without a pause longer than `pause_s`. TooLarge, TooSlow,
-    or CallerGone where the client leaves.
-    """
+    """Give `take` each piece as it arrives; TooLarge, TooSlow, or CallerGone."""
     size_bytes = 0
     more = True
     try:
-        async with time_limit(body_s):
+        async with time_limit(within_s):
             while more:
-                message = await _next(receive, pause_s)
+                message = await _next(receive)
                 if message["type"] == "http.disconnect":
                     raise CallerGone
                 piece: bytes = message.get("body", b"")
@@ -215,14 +172,12 @@ async def read_body(
                 if piece:
                     await take(piece)
     except TimeoutError as error:
-        raise TooSlow(body_s) from error
+        raise TooSlow(within_s) from error
 
 
-async def _next(receive: Receive, pause_s: float | None) -> Message:
-    if pause_s is None:
-        return await receive()
+async def _next(receive: Receive) -> Message:
     try:
-        async with time_limit(pause_s):
+        async with time_limit(_PAUSE_S):
             return await receive()
     except TimeoutError as error:
-        raise TooSlow(pause_s) from error
+        raise TooSlow(_PAUSE_S) from error

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from logging import Logger
 from pathlib import Path
 
@@ -16,45 +17,35 @@ from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.attempts import RetryPolicy
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionCalls
-from gateway_ext.jobs.intake import AsyncIntake, AsyncWorkflowIntake
-from gateway_ext.jobs.jetstream.queue import jetstream_queue
+from gateway_ext.jobs.intake import AsyncIntake
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
-from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.queue import sqlite_queue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import JobKind
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 
 
-class JobMeters:
-    """Reports queued calls by function, and how attempts ended."""
-
-    def __init__(
-        self, queue: JobQueue, endings: Callable[[], Mapping[tuple[JobKind, str], int]]
-    ) -> None:
-        self._queue = queue
-        self._endings = endings
-
-    def families(self, functions: BoundedNames) -> Iterator[MetricFamily]:
-        """`functions` bounds the number of label values."""
-        tally = self._queue.tally
-        queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
-        for function, count in tally.calls.items():
-            queued.append(((functions.of(str(function)),), count))
-        yield gauge(metrics.JOBS_QUEUED, queued)
-        since_s = tally.oldest_queued_at_s
-        oldest_s = 0.0 if since_s is None else max(0.0, self._queue.now_s() - since_s)
-        yield gauge(metrics.JOBS_OLDEST, [((), oldest_s)])
-        yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
-        yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
-        yield gauge(metrics.JOBS_AWAY, [((), float(self._queue.away))])
-        endings: list[tuple[Labels, float]] = [
-            ((kind.name.lower(), outcome), count)
-            for (kind, outcome), count in self._endings().items()
-        ]
-        yield gauge(metrics.JOB_ATTEMPTS, endings)
+def job_families(
+    queue: JobQueue, endings: Mapping[tuple[JobKind, str], int], functions: BoundedNames
+) -> Iterator[MetricFamily]:
+    """Queued calls by function, and how attempts ended; `functions` bounds the label values."""
+    tally = queue.tally
+    queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
+    for function, count in tally.calls.items():
+        queued.append(((functions.of(str(function)),), count))
+    yield gauge(metrics.JOBS_QUEUED, queued)
+    since_s = tally.oldest_queued_at_s
+    oldest_s = 0.0 if since_s is None else max(0.0, queue.now_s() - since_s)
+    yield gauge(metrics.JOBS_OLDEST, [((), oldest_s)])
+    yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
+    yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
+    yield gauge(metrics.JOBS_AWAY, [((), float(queue.away))])
+    ended = [((kind.name.lower(), outcome), count) for (kind, outcome), count in endings.items()]
+    yield gauge(metrics.JOB_ATTEMPTS, ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ class AsyncJobs:
 
     app: App
     queue: JobQueue
-    meters: JobMeters
+    families: Callable[[BoundedNames], Iterator[MetricFamily]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,9 @@ async def jobs_of(
         )
         async with worker, expiring(queue, log):
             app = _app(settings, targets, queue, worker, invoke, rule)
-            yield AsyncJobs(app, queue, JobMeters(queue, worker.endings))
+            yield AsyncJobs(
+                app, queue, lambda functions: job_families(queue, worker.endings(), functions)
+            )
     finally:
         await queue.close()
 
@@ -111,31 +104,27 @@ def _app(
     invoke: Invoke,
     rule: CallbackRule,
 ) -> App:
-    def intake(
-        kind: type[AsyncIntake],
-        by_path: Callable[[bytes], FunctionId | None],
-        most_bytes: int,
-    ) -> AsyncIntake:
-        return kind(
-            by_path,
-            queue,
-            max_body_bytes=most_bytes,
-            callback_rule=rule,
-            is_ours=invoke.guard.is_ours,
-            tracer=invoke.tracer,
-        )
-
     most_bytes = settings.async_max_body_bytes
-    calls = intake(AsyncIntake, targets.function_by_path, most_bytes)
-    workflow_bytes = min(most_bytes, settings.workflow_answer_bytes)
-    workflows = intake(AsyncWorkflowIntake, targets.workflow_by_path, workflow_bytes)
-    routes = make_job_routes(queue, lambda: worker.running, queue.now_s)
+    intake = partial(
+        AsyncIntake,
+        queue=queue,
+        callback_rule=rule,
+        is_ours=invoke.guard.is_ours,
+        tracer=invoke.tracer,
+    )
+    calls = intake(targets.function_by_path, max_body_bytes=most_bytes)
+    workflows = intake(
+        targets.workflow_by_path,
+        what="workflow",
+        max_body_bytes=min(most_bytes, settings.workflow_answer_bytes),
+    )
+    routes = make_job_routes(queue, lambda: worker.running)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path.startswith("/system/"):
             await routes(scope, receive, send)
-        elif path.startswith(AsyncWorkflowIntake.prefix.decode()):
+        elif path.startswith("/async-workflow/"):
             await workflows(scope, receive, send)
         else:
             await calls(scope, receive, send)
@@ -146,12 +135,9 @@ def _app(
 def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:
     patience = RetryPolicy(attempts=settings.async_attempts)
     overall = settings.async_concurrency
-    usual = JobWorkerSettings()
-    return replace(
-        usual,
+    return JobWorkerSettings(
         calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
         patience=patience,
-        callback_patience=patience,
         callback_rule=rule,
         callback_s=settings.callback_s,
     )
@@ -216,8 +202,8 @@ async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
     )
     shared = jetstream_settings(settings)
     if shared is None:
-        return await sqlite_queue(folder / "jobs", limits, log)
-    return await jetstream_queue(folder / "jobs-nats", shared, limits, log)
+        return await opened(SqliteQueue(folder / "jobs", limits, log))
+    return await opened(JetStreamQueue(folder / "jobs-nats", shared, limits, log))
 
 
 def jetstream_settings(settings: GatewaySettings) -> JetStreamSettings | None:

@@ -2,19 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from gateway_ext.errors import Busy
+from gateway_ext.errors import Busy, UnknownJob
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
     DeadLetter,
     Job,
-    JobCounts,
     JobKind,
     JobLane,
     JobNumber,
@@ -43,17 +41,13 @@ _SLACK = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits on one body, on waiting jobs and on dead letters.
-
-    A body of up to `inline_bytes` is stored with its job. One function may take half of
-    `waiting_bytes`.
-    """
+    """Limits on one body, on waiting jobs and on dead letters."""
 
     body_bytes: int = 64 << 20
-    inline_bytes: int = 1 << 20
+    inline_bytes: int = 1 << 20  # up to which a body is stored with its job
     waiting: int = 250_000
     waiting_per_function: int = 100_000
-    waiting_bytes: int = 16 << 30
+    waiting_bytes: int = 16 << 30  # half of it for one function
     dead: int = 10_000
     dead_bytes: int = 4 << 30
     dead_age_s: float = 30 * 24 * 3600.0
@@ -69,21 +63,6 @@ class _Alive(NamedTuple):
 class _Dead(NamedTuple):
     size_bytes: int
     died_at_s: float
-
-
-class QueueRoom:
-    """Space reserved for one arriving call; see `JobTally.reserve`."""
-
-    def __init__(self, grow: Callable[[int], None]) -> None:
-        self._grow = grow
-        self.size_bytes = 0
-
-    def grow_to(self, size_bytes: int) -> None:
-        """Reserve at least this much in total; Busy where it exceeds a limit."""
-        more_bytes = size_bytes - self.size_bytes
-        if more_bytes > 0:
-            self._grow(more_bytes)
-            self.size_bytes = size_bytes
 
 
 class JobTally:
@@ -128,14 +107,12 @@ class JobTally:
                 dead_bytes=min(limits.dead_bytes, store_bytes // 4),
             )
 
-    def counts(self) -> JobCounts:
-        return JobCounts(dict(self.calls), self.callbacks, self.dead)
-
     @contextmanager
-    def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[QueueRoom]:
+    def reserve(self, function: FunctionId, size_bytes: int) -> Iterator[Callable[[int], None]]:
         """Reserve space for one call while it arrives and is stored; Busy at a limit.
 
-        Headers count as well. A call whose size is unknown grows (`QueueRoom.grow_to`).
+        Headers count as well. A call whose size is unknown reserves more in total by what this
+        yields.
         """
         limits = self._limits
         if (
@@ -143,14 +120,21 @@ class JobTally:
             or len(self._alive) + self._coming.total() >= limits.waiting
         ):
             raise Busy(function, _RETRY_AFTER_S)
-        room = QueueRoom(partial(self._grow, function))
-        room.grow_to(size_bytes)
+        reserved_bytes = 0
+
+        def grow_to(size_bytes: int) -> None:
+            nonlocal reserved_bytes
+            if size_bytes > reserved_bytes:
+                self._grow(function, size_bytes - reserved_bytes)
+                reserved_bytes = size_bytes
+
+        grow_to(size_bytes)
         self._coming[function] += 1
         try:
-            yield room
+            yield grow_to
         finally:
             _less(self._coming, function, 1)
-            _less(self._coming_bytes, function, room.size_bytes)
+            _less(self._coming_bytes, function, reserved_bytes)
 
     def add(
         self, number: int, function: FunctionId, kind: JobKind, size_bytes: int, queued_at_s: float
@@ -240,6 +224,9 @@ class JobQueue(Protocol):
     @property
     def tally(self) -> JobTally: ...
 
+    async def open(self) -> None:
+        """Read what is stored; a server that is away is tried again in the background."""
+
     @property
     def away(self) -> bool:
         """Whether the store of the queue cannot be reached now."""
@@ -295,6 +282,25 @@ class JobQueue(Protocol):
 
     async def expire(self, now_s: float) -> int:
         """Remove dead letters beyond the limits; return how many were removed."""
+        gone = 0
+        for number in self.tally.expired(now_s):
+            with suppress(UnknownJob):  # it was discarded or replayed meanwhile
+                await self.discard(JobNumber(number))
+                gone += 1
+        return gone
 
     async def close(self) -> None:
         """Close the queue; stored jobs stay."""
+
+
+_Queue = TypeVar("_Queue", bound=JobQueue)
+
+
+async def opened(queue: _Queue) -> _Queue:
+    """The queue, open; it is closed where it cannot be opened."""
+    try:
+        await queue.open()
+    except BaseException:
+        await queue.close()
+        raise
+    return queue

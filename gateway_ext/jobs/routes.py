@@ -14,15 +14,15 @@ from common.http.asgi import App
 from common.numerals import natural
 from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.jobs.values import DeadLetter, headers_as_text, job_number, whole
+from gateway_ext.jobs.values import DeadLetter, job_number, whole
 from gateway_ext.openfaas.json_answers import done, failed, shown
 
 _PAGE, _LARGEST_PAGE = 100, 1000
 
 
-def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]) -> App:
+def make_job_routes(queue: JobQueue, running: Callable[[], int]) -> App:
     """The application for everything below /system/jobs; it does not check credentials."""
-    jobs = _Jobs(queue, running, now_s)
+    jobs = _Jobs(queue, running)
     letter = "/system/jobs/dead/{number}"
     return Starlette(
         routes=[
@@ -39,23 +39,19 @@ def make_job_routes(queue: JobQueue, running: Callable[[], int], now_s: Callable
 class _Jobs:
     """The handlers."""
 
-    def __init__(
-        self, queue: JobQueue, running: Callable[[], int], now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, queue: JobQueue, running: Callable[[], int]) -> None:
         self._queue = queue
         self._running = running
-        self._now_s = now_s
 
     async def counts(self, request: Request) -> Response:
         del request
         tally = self._queue.tally
-        counts = tally.counts()
-        functions = {str(function): count for function, count in sorted(counts.calls.items())}
+        functions = {str(function): count for function, count in sorted(tally.calls.items())}
         return shown(
             {
                 "calls": sum(functions.values()),
-                "callbacks": counts.callbacks,
-                "dead": counts.dead,
+                "callbacks": tally.callbacks,
+                "dead": tally.dead,
                 "bytes": tally.alive_bytes,
                 "deadBytes": tally.dead_bytes,
                 "away": self._queue.away,
@@ -71,12 +67,13 @@ class _Jobs:
 
     async def show(self, request: Request) -> Response:
         letter, body = await self._queue.dead_letter(job_number(request.path_params["number"]))
-        headers = headers_as_text(letter.call.headers)
+        pairs = letter.call.headers
+        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]
         text = base64.b64encode(await whole(body)).decode()
         return shown({**_letter(letter), "headers": headers, "body": text})
 
     async def replay(self, request: Request) -> Response:
-        await self._queue.replay(job_number(request.path_params["number"]), self._now_s())
+        await self._queue.replay(job_number(request.path_params["number"]), self._queue.now_s())
         return done()
 
     async def discard(self, request: Request) -> Response:

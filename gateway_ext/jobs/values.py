@@ -1,9 +1,11 @@
 """Values of the job queue: a call, its body, its result, its lane, a dead letter. All frozen."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, NewType, Protocol
+from typing import Annotated, NamedTuple, NewType, Protocol, TypeAlias
+
+from msgspec import Meta
 
 from common.http.asgi import Header
 from common.numerals import natural
@@ -11,6 +13,8 @@ from gateway_ext.errors import UnknownJob
 from gateway_ext.model import FunctionId
 
 JobNumber = NewType("JobNumber", int)  # never assigned twice
+# A time since 1970, or a duration: a record with another number would break the order of all.
+JobTime: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
 def job_number(text: str) -> JobNumber:
@@ -52,7 +56,7 @@ class AsyncCall:
     path: bytes
     query: bytes
     headers: Sequence[Header]
-    queued_at_s: float
+    queued_at_s: JobTime
     callback_url: str = ""
 
     @property
@@ -67,7 +71,7 @@ class CallResult:
 
     status: int
     headers: Sequence[Header]
-    duration_s: float
+    duration_s: JobTime
     failure: str = ""
 
 
@@ -104,20 +108,14 @@ async def whole(body: StoredBody) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One claimed job; `body` is the call's body, or the result's where the callback is due.
-
-    `lane` is the one that it waited in, which another version may have named otherwise.
-
-    `attempts` counts failed attempts, `deferrals` the times at which the function was busy and was
-    not called.
-    """
+    """One claimed job."""
 
     number: JobNumber
     call: AsyncCall
-    body: StoredBody
-    lane: JobLane
-    attempts: int = 0
-    deferrals: int = 0
+    body: StoredBody  # of the call, or of the result where the callback is due
+    lane: JobLane  # the one that it waited in, which another version may have named otherwise
+    attempts: int = 0  # that failed
+    deferrals: int = 0  # how often the function was busy and not called
     result: CallResult | None = None
 
 
@@ -136,23 +134,5 @@ class DeadLetter:
     last_status: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JobCounts:
-    """The numbers of jobs, by what they wait for."""
-
-    calls: Mapping[FunctionId, int]
-    callbacks: int
-    dead: int
-
-
 def call_lane(function: FunctionId) -> JobLane:
     return JobLane(JobKind.CALL, function.for_scheduler)
-
-
-def headers_as_text(headers: Sequence[Header]) -> list[list[str]]:
-    """Headers with every byte as the character of the same number."""
-    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
-
-
-def headers_from_text(pairs: Sequence[Sequence[str]]) -> tuple[Header, ...]:
-    return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs)

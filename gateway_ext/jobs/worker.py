@@ -5,10 +5,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from logging import Logger
 from random import Random
-from typing import Self, assert_never
+from typing import Self, TypeVar, assert_never
 
 import aiohttp
 
@@ -31,6 +32,7 @@ from gateway_ext.jobs.values import Job, JobKind, JobLane, LaneHead
 from gateway_ext.model import FunctionId
 from gateway_ext.tracing.tracer import CallTracer
 
+_Value = TypeVar("_Value")
 Handle = Callable[[Job], Awaitable[JobEnding]]
 
 # How soon a failed request to the queue is repeated, for example while the disk is full.
@@ -137,19 +139,23 @@ class JobDispatcher:
         return self._running.total()
 
     async def _dispatch(self) -> None:
-        failures = 0
         while True:
             self._changed.clear()
+            await self._wait(await self._persistently("jobs wait", self._round))
+
+    async def _persistently(self, what: str, ask: Callable[[], Awaitable[_Value]]) -> _Value:
+        """Ask the queue until it does not fail."""
+        failures = 0
+        while True:
             try:
-                wait_s = await self._round()
-                failures = 0
+                return await ask()
+            except ClaimLost:
+                raise
             except QueueFailed as error:
                 failures += 1
                 wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
-                self._log.error("jobs wait: %s; next try in %.1f s", error, wait_s)
+                self._log.error("%s: %s; next try in %.1f s", what, error, wait_s)
                 await asyncio.sleep(wait_s)
-                continue
-            await self._wait(wait_s)
 
     async def _round(self) -> float | None:
         """Start every job with a place; the time until the next is due, None where none waits."""
@@ -224,29 +230,16 @@ class JobDispatcher:
     async def _end(self, job: Job, ending: JobEnding) -> None:
         """Record the end, for as long as it takes: only this task knows how the job ended."""
         try:
-            await self._record(job, ending)
+            await self._persistently(f"call {job.call.id}", partial(self._conclude, job, ending))
+        except ClaimLost as error:
+            # The end was recorded before, or another gateway considered this one dead.
+            self._log.warning("call %s: %s", job.call.id, error)
+            self.endings["lost"] += 1
+        else:
+            self.endings[ending.outcome] += 1
         finally:
             if isinstance(ending, CallAnswered):
                 await ending.body.discard()
-
-    async def _record(self, job: Job, ending: JobEnding) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._conclude(job, ending)
-            except ClaimLost as error:
-                # The end was recorded before, or another gateway considered this one dead.
-                self._log.warning("call %s: %s", job.call.id, error)
-                self.endings["lost"] += 1
-                return
-            except QueueFailed as error:
-                failures += 1
-                wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
-                self._log.error("call %s: %s; next try in %.1f s", job.call.id, error, wait_s)
-                await asyncio.sleep(wait_s)
-            else:
-                self.endings[ending.outcome] += 1
-                return
 
     async def _conclude(self, job: Job, ending: JobEnding) -> None:
         number, now_s = job.number, self._now_s()
@@ -270,26 +263,19 @@ class JobDispatcher:
         self._endings_log.log(level, cause, "call %s to %s: %s", job.call.id, function, text)
 
 
-_CALLS = LaneLimits()
-_CALLBACKS = LaneLimits(overall=32, per_lane=4)
 _PATIENCE = RetryPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class JobWorkerSettings:
-    """Concurrency, retry policies, and which callback addresses are permitted.
+    """Concurrency, the retry policy of both kinds, and where callbacks may go."""
 
-    A receiver has `callback_s` for its answer. `defect_s` is the wait after an attempt that met a
-    defect of the gateway.
-    """
-
-    calls: LaneLimits = _CALLS
-    callbacks: LaneLimits = _CALLBACKS
+    calls: LaneLimits = LaneLimits()
+    callbacks: LaneLimits = LaneLimits(overall=32, per_lane=4)
     patience: RetryPolicy = _PATIENCE
-    callback_patience: RetryPolicy = _PATIENCE
-    callback_s: float = 30.0
+    callback_s: float = 30.0  # that a receiver has for its answer
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
-    defect_s: float = 30.0
+    defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
 
 
 class JobWorker:
@@ -325,27 +311,19 @@ class JobWorker:
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
         now_s = self._queue.now_s
         self._session = callback_session(rule)
-        caller = JobCaller(self._calls, self._queue, self._policy_of, now_s, chance)
-        patience = settings.callback_patience
-        answer_s = settings.callback_s
+        caller = JobCaller(self._calls, self._queue, self._policy_of, chance)
         sender = CallbackSender(
-            self._session, rule, patience, answer_s, now_s, chance, self._tracer
+            *(self._session, rule, settings.patience, settings.callback_s, now_s, chance),
+            self._tracer,
         )
-        self._dispatchers = [
-            JobDispatcher(
-                *(self._queue, JobKind.CALL, settings.calls, caller.handle),
-                now_s=now_s,
-                log=self._log,
-                defect_s=settings.defect_s,
-            ),
-            JobDispatcher(
-                *(self._queue, JobKind.CALLBACK, settings.callbacks, sender.handle),
-                now_s=now_s,
-                log=self._log,
-                defect_s=settings.defect_s,
-            ),
-        ]
-        for dispatcher in self._dispatchers:
+        for kind, limits, handle in (
+            (JobKind.CALL, settings.calls, caller.handle),
+            (JobKind.CALLBACK, settings.callbacks, sender.handle),
+        ):
+            dispatcher = JobDispatcher(
+                self._queue, kind, limits, handle, now_s, self._log, settings.defect_s
+            )
+            self._dispatchers.append(dispatcher)
             dispatcher.start()
 
     def endings(self) -> Mapping[tuple[JobKind, str], int]:

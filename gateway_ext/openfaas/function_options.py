@@ -1,7 +1,7 @@
 """A deployment's options, read from its labels, annotations, environment and limits."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -23,23 +23,12 @@ TROUBLE = "com.gpufaas.trouble"
 TEMPLATE_STATE = "com.gpufaas.template-state"
 PATH = "com.gpufaas.path"
 # The known keys with our prefix; any other key with our prefix is refused.
-KEYS = frozenset(
-    OURS + name
-    for name in (
-        *("enabled", "model", "memory", "batch", "slo", "priority", "retry", "retries", "keep"),
-        *("timeout", "workers", "concurrency", "queue", "max-wait", "path", "trouble", "template"),
-        *(
-            "template-state",
-            "show-errors",
-            "exit",
-            "runtime",
-            "share",
-            "batch-handler",
-            "batch-wait",
-        ),
-        *("weight", "gpu-seconds", "gpu-window", "memory-quota", "leases", "waiting"),
-    )
-)
+_NAMES = """
+    enabled model memory batch slo priority retry retries keep timeout workers concurrency queue
+    max-wait path trouble template template-state show-errors exit runtime share batch-handler
+    batch-wait weight gpu-seconds gpu-window memory-quota leases waiting
+"""
+KEYS = frozenset(OURS + name for name in _NAMES.split())
 GPU_FLAG = "--gpu"  # in the template's fprocess, which arrives as envProcess
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
 _PROFILE = "com.openfaas.profile"
@@ -64,15 +53,11 @@ _Number = TypeVar("_Number", bound=float)
 
 
 class HandlerBatches(NamedTuple):
-    """How many calls the function's `handle_batch` is given at most, and how long one waits for
-    others; 0: the function has a `handle`, for one call.
+    """How calls are given to the function's `handle_batch`."""
 
-    If it fails for all of them, `repeats` says whether each call is made once more, alone.
-    """
-
-    most: int = 0
-    wait_s: float = 0.0
-    repeats: bool = True
+    most: int = 0  # 0: the function has a `handle`, for one call
+    wait_s: float = 0.0  # how long one waits for others
+    repeats: bool = True  # each is made once more, alone, if all of them fail
 
 
 _SINGLY = HandlerBatches()
@@ -80,14 +65,10 @@ _SINGLY = HandlerBatches()
 
 @dataclass(frozen=True, slots=True)
 class FunctionOptions:
-    """What a deployment asks of the gateway, the scaler and the scheduler.
+    """What a deployment asks of the gateway, the scaler and the scheduler; no time is above a day.
 
-    `scale_target` is the load of one replica (calls in flight, or calls a second if `scale_type` is
-    `rps`); another replica starts once `scale_proportion` of it is used. A call that is expected to
-    wait for its turn longer than `max_wait_s`, or than half of `timeout_s`, is refused at once. Its
-    idle models leave by `exit_rule`, an empty one being the scheduler's own. With `shows_errors`
-    every caller gets the text of its errors. `wishes` are for the node's GPU manager, `terms` for
-    the scheduler. Times that are longer than a day are a day.
+    A call that is expected to wait for its turn longer than `max_wait_s`, or than half of
+    `timeout_s`, is refused at once.
     """
 
     gpu: bool = False
@@ -104,19 +85,19 @@ class FunctionOptions:
     scale_factor: int = 20
     scale_zero: bool = False
     scale_zero_after_s: float = 900.0
-    scale_target: float = 50.0
-    scale_type: str = "capacity"
-    scale_proportion: float = 0.9
+    scale_target: float = 50.0  # the load of one replica
+    scale_type: str = "capacity"  # calls in flight; `rps`: calls a second
+    scale_proportion: float = 0.9  # of the target: beyond, another replica starts
     workers: int = 1
     concurrency: int | None = None
     queue: int = 100
     template: bool = True
     max_wait_s: float = _MAX_WAIT_S
-    shows_errors: bool = False
-    exit_rule: str = ""
-    wishes: GpuWishes = USUAL
+    shows_errors: bool = False  # to every caller
+    exit_rule: str = ""  # by which its idle models leave; empty: the scheduler's own
+    wishes: GpuWishes = USUAL  # for the node's GPU manager
     batches: HandlerBatches = _SINGLY
-    terms: OwnerTerms | None = None
+    terms: OwnerTerms | None = None  # for the scheduler
 
 
 def of(
@@ -328,24 +309,6 @@ def _own_terms(read: _AnnotationReader) -> OwnerTerms | None:
 # -- values --------------------------------------------------------------------------------------
 
 
-def _truth(text: str) -> bool:
-    """A truth value as Go reads it, or in everyday words."""
-    word = text.strip().lower()
-    if word in {"true", "t", "1", "yes", "on"}:
-        return True
-    if word in {"false", "f", "0", "no", "off"}:
-        return False
-    raise ValueError("true or false is expected")
-
-
-def _idempotent(text: str) -> bool:
-    if text.strip().lower() in {"", "never", "no", "false"}:
-        return False
-    if text.strip().lower() in {"idempotent", "true"}:
-        return True
-    raise ValueError("`idempotent` or `never` is expected")
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -362,32 +325,11 @@ def _whole(text: str) -> int:
     return sign * _from_zero(text.strip().removeprefix("-"))
 
 
-def _from_one(text: str) -> int:
-    number = _from_zero(text)
-    if not number:
-        raise ValueError("a whole number from 1 is expected")
-    return number
-
-
-def _batch_size(text: str) -> int:
-    size = _from_one(text)
-    if size > _MOST_BATCH:
-        raise ValueError(f"a number from 1 to {_MOST_BATCH} is expected")
-    return size
-
-
 def _batch_wait_s(text: str) -> float:
     found_s = quantities.seconds(text)
     if found_s > _MOST_BATCH_WAIT_S:
         raise ValueError(f"at most {_MOST_BATCH_WAIT_S:g} s")
     return found_s
-
-
-def _percent(text: str) -> int:
-    percent = _from_zero(text)
-    if percent > _ALL_PERCENT:
-        raise ValueError("a percentage from 0 to 100 is expected")
-    return percent
 
 
 def _target(text: str) -> float:
@@ -448,13 +390,6 @@ def _exit_rule(text: str) -> str:
     return rule
 
 
-def _runtime(text: str) -> str:
-    runtime = text.strip().lower()
-    if runtime not in RUNTIMES:
-        raise ValueError(f"{' or '.join(RUNTIMES)} is expected")
-    return runtime
-
-
 def _merged(text: str) -> int:
     """The most calls that run as one: `off`, a number, or `default`."""
     most = _MERGED.get(text.strip().lower())
@@ -478,8 +413,47 @@ def _gpu_share(text: str) -> float:
     return share
 
 
-def _scale_type(text: str) -> str:
-    scale_type = text.strip().lower()
-    if scale_type not in {"capacity", "rps"}:
-        raise ValueError("`capacity` or `rps` is expected")
-    return scale_type
+def _word(meanings: Mapping[str, _Value], expected: str) -> Callable[[str], _Value]:
+    """Reads one of some words, in any case."""
+
+    def read(text: str) -> _Value:
+        word = text.strip().lower()
+        if word not in meanings:
+            raise ValueError(f"{expected} is expected")
+        return meanings[word]
+
+    return read
+
+
+def _between(least: int, most: int, expected: str) -> Callable[[str], int]:
+    """Reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        number = _from_zero(text)
+        if not least <= number <= most:
+            raise ValueError(f"{expected} is expected")
+        return number
+
+    return read
+
+
+# A truth value as Go reads it, or in everyday words.
+_truth = _word(
+    {
+        **dict.fromkeys(("true", "t", "1", "yes", "on"), True),
+        **dict.fromkeys(("false", "f", "0", "no", "off"), False),
+    },
+    "true or false",
+)
+_idempotent = _word(
+    {
+        **dict.fromkeys(("idempotent", "true"), True),
+        **dict.fromkeys(("", "never", "no", "false"), False),
+    },
+    "`idempotent` or `never`",
+)
+_runtime = _word({name: name for name in RUNTIMES}, " or ".join(RUNTIMES))
+_scale_type = _word({"capacity": "capacity", "rps": "rps"}, "`capacity` or `rps`")
+_from_one = _between(1, 10**_MOST_DIGITS, "a whole number from 1")
+_batch_size = _between(1, _MOST_BATCH, f"a number from 1 to {_MOST_BATCH}")
+_percent = _between(0, _ALL_PERCENT, "a percentage from 0 to 100")

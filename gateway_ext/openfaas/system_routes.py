@@ -7,6 +7,7 @@ import platform
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -56,30 +57,29 @@ def make_system(
     capacity: Capacity | None = None,
     *,
     ordering: Ordering = nullcontext,
-    namespace_removed: NamespaceRemoved | None = None,
+    namespace_removed: NamespaceRemoved,
 ) -> App:
     """The application for all paths below /system but logs and jobs; it checks no credentials.
 
     Without `capacity` every memory size is accepted. A function is deployed and scaled within the
     context `ordering`. `namespace_removed` removes what others than the provider keep of one.
     """
-    functions = _Functions(provider, counts, settings, capacity, ordering)
-    world = _SystemParts(provider, settings, namespace_removed)
+    system = _System(provider, counts, settings, capacity, ordering, namespace_removed)
     routes = [
-        route("/system/functions", GET=functions.list, POST=functions.create,
-               PUT=functions.update, DELETE=functions.remove),
-        route("/system/function/{name}", GET=functions.show),
-        route("/system/scale-function/{name}", POST=functions.scale),
-        route("/system/alert", POST=functions.alert),
-        route("/system/info", GET=world.info),
-        route("/system/namespaces", GET=world.namespaces),
+        route("/system/functions", GET=system.list, POST=partial(system.deploy, update=False),
+               PUT=partial(system.deploy, update=True), DELETE=system.remove),
+        route("/system/function/{name}", GET=system.show),
+        route("/system/scale-function/{name}", POST=system.scale),
+        route("/system/alert", POST=system.alert),
+        route("/system/info", GET=system.info),
+        route("/system/namespaces", GET=system.namespaces),
         *(
-            route(path, GET=world.namespace, POST=world.create_namespace,
-                   PUT=world.update_namespace, DELETE=world.remove_namespace)
+            route(path, GET=system.namespace, POST=system.create_namespace,
+                   PUT=system.update_namespace, DELETE=system.remove_namespace)
             for path in ("/system/namespace", "/system/namespace/", "/system/namespace/{name}")
         ),
-        route("/system/secrets", GET=world.secrets, POST=world.create_secret,
-               PUT=world.update_secret, DELETE=world.remove_secret),
+        route("/system/secrets", GET=system.secrets, POST=system.create_secret,
+               PUT=system.update_secret, DELETE=system.remove_secret),
     ]  # fmt: skip
     app = Starlette(
         routes=routes,
@@ -89,9 +89,7 @@ def make_system(
     return app
 
 
-class _Functions:
-    """The routes of functions."""
-
+class _System:
     def __init__(
         self,
         provider: Provider,
@@ -99,12 +97,18 @@ class _Functions:
         settings: GatewaySettings,
         capacity: Capacity | None,
         ordering: Ordering,
+        removed: NamespaceRemoved,
     ) -> None:
         self._provider = provider
         self._counts = counts
         self._settings = settings
         self._capacity = capacity
         self._ordering = ordering
+        self._removed = removed
+        # Read at the start: a checkout may be changed while it runs.
+        self._release, self._sha = build_identity.release(), build_identity.commit()
+
+    # -- functions -------------------------------------------------------------------------------
 
     async def list(self, request: Request) -> Response:
         statuses = await self._provider.functions(_namespace(request))
@@ -120,15 +124,9 @@ class _Functions:
         usage = request.query_params.get("usage", "").lower() in {"1", "t", "true"}
         return shown(self._shown(await self._provider.function(_function(request), usage=usage)))
 
-    async def create(self, request: Request) -> Response:
-        return await self._deploy(request, update=False)
-
-    async def update(self, request: Request) -> Response:
-        return await self._deploy(request, update=True)
-
-    async def _deploy(self, request: Request, *, update: bool) -> Response:
+    async def deploy(self, request: Request, *, update: bool) -> Response:
         wanted = wire.deployment(await body_of(request))
-        self._check_replicas(function_options.of(wanted).scale_max)
+        _check_replicas(function_options.of(wanted).scale_max)
         function_options.refuse_longer(wanted, self._settings.longest_timeout_s)
         largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
         if largest_bytes is not None:
@@ -148,7 +146,7 @@ class _Functions:
     async def scale(self, request: Request) -> Response:
         sent = wire.scaling(await body_of(request))
         function = _function(request, sent.namespace)
-        self._check_replicas(sent.replicas)
+        _check_replicas(sent.replicas)
         await self._scale(function, sent.replicas)
         _log.info("scaled %s to %d", function, sent.replicas)
         return done()
@@ -180,35 +178,15 @@ class _Functions:
         with self._ordering(function):
             await self._provider.scale(function, replicas)
 
-    def _check_replicas(self, replicas: int) -> None:
-        if replicas > _MOST_REPLICAS:
-            text = f"{replicas} replicas are more than the {_MOST_REPLICAS} that may be asked"
-            raise BadRequest(text)
-
     def _shown(self, status: FunctionStatus) -> wire.Json:
         return wire.status_json(status, self._counts.invocations_of(str(status.deployment.id)))
 
-
-class _SystemParts:
-    """The routes for info, namespaces and secrets."""
-
-    def __init__(
-        self, provider: Provider, settings: GatewaySettings, removed: NamespaceRemoved | None
-    ) -> None:
-        self._provider = provider
-        self._settings = settings
-        self._removed = removed
-        # Read at the start: a checkout may be changed while it runs.
-        self._release, self._sha = build_identity.release(), build_identity.commit()
+    # -- info, namespaces and secrets --------------------------------------------------------------
 
     async def info(self, request: Request) -> Response:
         """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
         del request
-        version = {
-            "sha": self._sha,
-            "release": self._release,
-            "commit_message": "",
-        }
+        version = {"sha": self._sha, "release": self._release, "commit_message": ""}
         flat = {
             "provider": "gpufaas",
             "version": version,
@@ -245,16 +223,12 @@ class _SystemParts:
             raise BadRequest(f"{DEFAULT_NAMESPACE} cannot be removed: it is the default namespace")
         try:
             await self._provider.remove_namespace(namespace.name)
-        except UnknownNamespace:
-            await self._remove_rest(namespace.name)  # of an earlier try that failed after this
+        except UnknownNamespace:  # the rest may be of an earlier try that failed after this
+            await self._removed(namespace.name)
             raise
-        await self._remove_rest(namespace.name)
+        await self._removed(namespace.name)
         _log.info("removed the namespace %s", namespace.name)
         return done()
-
-    async def _remove_rest(self, namespace: str) -> None:
-        if self._removed is not None:
-            await self._removed(namespace)
 
     async def secrets(self, request: Request) -> Response:
         namespace = _namespace(request)
@@ -262,13 +236,11 @@ class _SystemParts:
         return shown([{"name": name, "namespace": namespace} for name in secrets])
 
     async def create_secret(self, request: Request) -> Response:
-        secret = await self._secret(request)
-        await self._provider.create_secret(*secret)
+        await self._provider.create_secret(*await self._secret(request))
         return done()
 
     async def update_secret(self, request: Request) -> Response:
-        secret = await self._secret(request)
-        await self._provider.update_secret(*secret)
+        await self._provider.update_secret(*await self._secret(request))
         return done()
 
     async def remove_secret(self, request: Request) -> Response:
@@ -281,6 +253,12 @@ class _SystemParts:
 
     async def _secret(self, request: Request) -> wire.Secret:
         return wire.secret(await body_of(request), request.query_params.get("namespace", ""))
+
+
+def _check_replicas(replicas: int) -> None:
+    if replicas > _MOST_REPLICAS:
+        text = f"{replicas} replicas are more than the {_MOST_REPLICAS} that may be asked"
+        raise BadRequest(text)
 
 
 def _namespace(request: Request) -> str:

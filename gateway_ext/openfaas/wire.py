@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from gateway_ext.bounded_json import Fields
+import msgspec
+
+from gateway_ext.bounded_json import Natural, decoded, fields_of
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import (
     Deployment,
@@ -25,6 +26,7 @@ Json = dict[str, Any]
 _NAME_LABEL = "faas_function"
 _VARIABLE = re.compile(r"[!-<>-~]+")  # what Docker, Kubernetes and processes all take
 _SHOWN = 80
+_NEVER = "1970-01-01T00:00:00Z"
 
 
 class Secret(NamedTuple):
@@ -33,13 +35,6 @@ class Secret(NamedTuple):
     namespace: str
     name: str
     value: bytes
-
-
-class Scaling(NamedTuple):
-    """A request for a number of replicas."""
-
-    namespace: str
-    replicas: int
 
 
 class Alert(NamedTuple):
@@ -52,92 +47,141 @@ class Alert(NamedTuple):
 # -- requests ------------------------------------------------------------------------------------
 
 
+class _Sent(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A deployment, or what stands in a status for it."""
+
+    service: str = ""
+    namespace: str = ""
+    image: str = ""
+    env_process: str = ""
+    env_vars: dict[str, str] = {}
+    constraints: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    limits: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
+    read_only_root_filesystem: bool = False
+
+
+_MAKERS = dict(zip(("nvidia", "amd", "intel"), function_options.GPU_RESOURCES, strict=True))
+
+
+class _Amounts(msgspec.Struct, rename=_MAKERS, omit_defaults=True):
+    memory: str = ""
+    cpu: str = ""
+    # GPUs are counted, so a number is accepted like a text.
+    nvidia: str | Natural = ""
+    amd: str | Natural = ""
+    intel: str | Natural = ""
+
+
 def deployment(body: bytes, namespace: str = "") -> Deployment:
     """Raise BadRequest that names the field that is wrong."""
-    sent = Fields.of(body)
-    id_ = valid_names.new_function_id(sent.required("service"), namespace or sent.text("namespace"))
-    sent.required("image")
+    sent = decoded(body, _Sent)
+    name = _required("service", sent.service)
+    id_ = valid_names.new_function_id(name, namespace or sent.namespace)
+    _required("image", sent.image)
     asked = _deployment(sent, id_)
     _check(asked)
     return asked
 
 
+class _Removal(msgspec.Struct, rename="camel"):
+    function_name: str = ""
+    namespace: str = ""
+
+
 def function_to_remove(body: bytes, namespace: str) -> FunctionId:
-    sent = Fields.of(body)
-    return valid_names.function_id(
-        sent.required("functionName"), namespace or sent.text("namespace")
-    )
+    sent = decoded(body, _Removal)
+    name = _required("functionName", sent.function_name)
+    return valid_names.function_id(name, namespace or sent.namespace)
+
+
+class Scaling(msgspec.Struct):
+    """A request for a number of replicas; the namespace may be empty."""
+
+    replicas: Natural
+    namespace: str = ""
 
 
 def scaling(body: bytes) -> Scaling:
-    """The namespace may be empty."""
-    sent = Fields.of(body)
-    replicas = sent.whole("replicas")
-    if replicas is None:
-        raise BadRequest("replicas is missing")
-    return Scaling(sent.text("namespace"), replicas)
+    return decoded(body, Scaling)
+
+
+class _SentSecret(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    value: str = ""
+    raw_value: bytes = b""  # in base64; wins over the text
 
 
 def secret(body: bytes, namespace: str) -> Secret:
-    """A secret; its value is `rawValue` in base64, else the text `value`."""
-    sent = Fields.of(body)
-    value = sent.decoded("rawValue") or sent.text("value").encode()
-    where = valid_names.namespace_or_default(namespace or sent.text("namespace"))
-    return Secret(where, valid_names.secret_name(sent.required("name")), value)
+    sent = decoded(body, _SentSecret)
+    where = valid_names.namespace_or_default(namespace or sent.namespace)
+    name = valid_names.secret_name(_required("name", sent.name))
+    return Secret(where, name, sent.raw_value or sent.value.encode())
+
+
+class SentNamespace(msgspec.Struct):
+    """A namespace as it is sent, and as another provider answers."""
+
+    name: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
 
 
 def namespace(body: bytes, name: str) -> Namespace:
     """A namespace, named by the path or else by the body."""
-    sent = Fields.of(body or b"{}")
-    valid_name = valid_names.namespace_name(name or sent.text("name"))
-    return Namespace(valid_name, sent.mapping("labels"), sent.mapping("annotations"))
+    sent = decoded(body or b"{}", SentNamespace)
+    return Namespace(valid_names.namespace_name(name or sent.name), sent.labels, sent.annotations)
+
+
+class _Alerts(msgspec.Struct):
+    alerts: list[Any] = []
+
+
+class _SentAlert(msgspec.Struct):
+    status: str = ""
+    labels: dict[str, str] = {}
 
 
 def alerts(body: bytes) -> list[Alert]:
-    sent_alerts = []
-    for alert in Fields.of(body).many("alerts"):
-        sent = Fields({"alert": alert}).inner("alert")
-        labels = sent.mapping("labels") if sent else {}
-        firing = sent is not None and sent.text("status") == "firing"
-        sent_alerts.append(Alert(labels.get("function_name", ""), firing))
-    return sent_alerts
+    sent = [fields_of(alert or {}, _SentAlert, "alert") for alert in decoded(body, _Alerts).alerts]
+    return [Alert(one.labels.get("function_name", ""), one.status == "firing") for one in sent]
 
 
-def _deployment(sent: Fields, id_: FunctionId) -> Deployment:
-    labels, annotations = sent.mapping("labels"), sent.mapping("annotations")
-    labels.pop(_NAME_LABEL, None)
-    annotations.pop(function_options.TROUBLE, None)
-    annotations.pop(function_options.TEMPLATE_STATE, None)
+def _required(name: str, text: str) -> str:
+    if not text:
+        raise BadRequest(f"{name} is missing")
+    return text
+
+
+def _deployment(sent: _Sent, id_: FunctionId) -> Deployment:
+    for annotation in (function_options.TROUBLE, function_options.TEMPLATE_STATE):
+        sent.annotations.pop(annotation, None)
+    sent.labels.pop(_NAME_LABEL, None)
     return Deployment(
         id=id_,
-        image=sent.text("image"),
-        process=sent.text("envProcess"),
-        environment=sent.mapping("envVars"),
-        constraints=sent.texts("constraints"),
-        secrets=sent.texts("secrets"),
-        labels=labels,
-        annotations=annotations,
-        limits=_resources(sent.inner("limits")),
-        requests=_resources(sent.inner("requests")),
-        read_only=sent.truth("readOnlyRootFilesystem"),
+        image=sent.image,
+        process=sent.env_process,
+        environment=sent.env_vars,
+        constraints=sent.constraints,
+        secrets=sent.secrets,
+        labels=sent.labels,
+        annotations=sent.annotations,
+        limits=_resources(sent.limits, "limits"),
+        requests=_resources(sent.requests, "requests"),
+        read_only=sent.read_only_root_filesystem,
     )
 
 
-def _resources(sent: Fields | None) -> Resources | None:
-    if sent is None:
-        return None
-    gpus = (_amount(sent, maker) for maker in function_options.GPU_RESOURCES)
-    gpu = next((amount for amount in gpus if amount), "")
-    resources = Resources(sent.text("memory"), sent.text("cpu"), gpu)
+def _resources(sent: dict[str, Any], where: str) -> Resources | None:
+    amounts = fields_of(sent, _Amounts, where)
+    gpus = amounts.nvidia, amounts.amd, amounts.intel
+    gpu = next((str(amount) for amount in gpus if amount != ""), "")
+    resources = Resources(amounts.memory, amounts.cpu, gpu)
     return resources if resources != Resources() else None
-
-
-def _amount(sent: Fields, name: str) -> str:
-    """GPUs are counted, so a number is accepted like a text."""
-    try:
-        return sent.text(name)
-    except BadRequest:
-        return str(sent.whole(name))
 
 
 def _check(asked: Deployment) -> None:
@@ -191,21 +235,28 @@ def status_json(status: FunctionStatus, invocations: float) -> Json:
 
 def deployment_json(wanted: Deployment) -> Json:
     """Empty fields are left out."""
-    sent: Json = {
-        "service": wanted.id.name,
-        "namespace": wanted.id.namespace,
-        "image": wanted.image,
-        "envProcess": wanted.process,
-        "envVars": dict(wanted.environment),
-        "constraints": list(wanted.constraints),
-        "secrets": list(wanted.secrets),
-        "labels": dict(wanted.labels),
-        "annotations": dict(wanted.annotations),
-        "limits": _resources_json(wanted.limits),
-        "requests": _resources_json(wanted.requests),
-        "readOnlyRootFilesystem": wanted.read_only,
-    }
-    return {name: value for name, value in sent.items() if value}
+    sent = _Sent(
+        service=wanted.id.name,
+        namespace=wanted.id.namespace,
+        image=wanted.image,
+        env_process=wanted.process,
+        env_vars=dict(wanted.environment),
+        constraints=wanted.constraints,
+        secrets=wanted.secrets,
+        labels=dict(wanted.labels),
+        annotations=dict(wanted.annotations),
+        limits=_resources_json(wanted.limits),
+        requests=_resources_json(wanted.requests),
+        read_only_root_filesystem=wanted.read_only,
+    )
+    shown: Json = msgspec.to_builtins(sent)
+    return shown
+
+
+def _resources_json(amounts: Resources | None) -> Json:
+    amounts = amounts or Resources()
+    shown: Json = msgspec.to_builtins(_Amounts(amounts.memory, amounts.cpu, amounts.gpu))
+    return shown
 
 
 def namespace_json(entry: Namespace) -> Json:
@@ -244,56 +295,58 @@ def time_of(text: str) -> datetime:
         raise ValueError(f"{text!r} is before the first year, or after the last one") from error
 
 
-def _resources_json(amounts: Resources | None) -> Json:
-    if amounts is None:
-        return {}
-    sent = {
-        "memory": amounts.memory,
-        "cpu": amounts.cpu,
-        function_options.GPU_RESOURCES[0]: amounts.gpu,
-    }
-    return {name: value for name, value in sent.items() if value}
-
-
 # -- answers of another provider -------------------------------------------------------------------
 
 
-def status_of(sent: Fields, namespace: str) -> FunctionStatus:
+class _SentUsage(msgspec.Struct, rename="camel"):
+    cpu: float = 0.0
+    total_memory_bytes: float = 0.0
+
+
+class _SentStatus(_Sent, rename="camel"):
+    name: str = ""
+    replicas: Natural = 0
+    available_replicas: Natural = 0
+    created_at: str = ""
+    usage: dict[str, Any] = {}
+    template: str = ""
+
+
+def status_of(value: object, namespace: str) -> FunctionStatus:
     """Raise BadRequest if the answer is invalid."""
-    id_ = FunctionId(sent.text("namespace") or namespace, sent.required("name"))
-    created = sent.text("createdAt")
+    sent = fields_of(value, _SentStatus, "function")
+    id_ = FunctionId(sent.namespace or namespace, _required("name", sent.name))
     try:
-        created_at = time_of(created) if created else datetime.fromtimestamp(0, UTC)
+        created_at = time_of(sent.created_at or _NEVER)
     except ValueError as error:
         raise BadRequest(f"createdAt: {error}") from error
+    usage = fields_of(sent.usage, _SentUsage, "usage")
+    trouble = sent.annotations.get(function_options.TROUBLE, "")
     return FunctionStatus(
         deployment=_deployment(sent, id_),
-        replicas=sent.whole("replicas") or 0,
-        available_replicas=sent.whole("availableReplicas") or 0,
+        replicas=sent.replicas,
+        available_replicas=sent.available_replicas,
         created_at=created_at,
-        usage=_usage(sent.inner("usage")),
-        trouble=sent.mapping("annotations").get(function_options.TROUBLE, ""),
-        template=sent.text("template"),
+        usage=Usage(usage.cpu, int(usage.total_memory_bytes)) if sent.usage else None,
+        trouble=trouble,
+        template=sent.template,
     )
 
 
-def log_line_of(sent: Fields, function: FunctionId) -> LogLine:
+def secret_name_of(value: object) -> str:
+    return _required("name", fields_of(value, _SentSecret, "secret").name)
+
+
+class _SentLogLine(msgspec.Struct):
+    instance: str = ""
+    timestamp: str = ""
+    text: str = ""
+
+
+def log_line_of(body: bytes, function: FunctionId) -> LogLine:
+    sent = decoded(body, _SentLogLine)
     try:
-        at = time_of(sent.text("timestamp"))
+        at = time_of(sent.timestamp)
     except ValueError as error:
         raise BadRequest(f"timestamp: {error}") from error
-    return LogLine(function, sent.text("instance"), at, sent.text("text"))
-
-
-def objects(values: Sequence[Any], where: str) -> list[Fields]:
-    """Raise BadRequest if an entry is no object."""
-    for value in values:
-        if not isinstance(value, Mapping):
-            raise BadRequest(f"{where} must be JSON objects")
-    return [Fields(value) for value in values]
-
-
-def _usage(sent: Fields | None) -> Usage | None:
-    if sent is None:
-        return None
-    return Usage(sent.number("cpu") or 0.0, int(sent.number("totalMemoryBytes") or 0))
+    return LogLine(function, sent.instance, at, sent.text)

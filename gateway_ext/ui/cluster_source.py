@@ -81,9 +81,8 @@ class PageSource:
         letters = await self._letters.look()
         view, why = await self._ask()  # last: the scheduler sends each change once
         began_s = time.thread_time()
-        functions = self._functions.look(
-            self._take_gpu_seconds(view), self._take_bill(view), time.monotonic()
-        )
+        self._take_figures(view)
+        functions = self._functions.look(self._gpu_seconds, self._billed, time.monotonic())
         self._labels.see(functions)
         whole = self._taken_in(view) if view else dict(self._whole)
         self._gpus = self._labels.relabelled(self._gpus)
@@ -251,21 +250,17 @@ class PageSource:
         newest = sorted(rows.values(), key=lambda row: -row["number"])[:_DECISIONS]
         self._decisions = {row["request"]: row for row in newest}
 
-    def _take_gpu_seconds(self, view: Mapping[str, Any]) -> Mapping[str, float]:
+    def _take_figures(self, view: Mapping[str, Any]) -> None:
+        """Take in what functions used and pay for."""
         if view.get("whole"):
             self._gpu_seconds.clear()
+            self._billed.clear()
         for function, held_s in view.get("gpu_seconds", {}).items():
             self._gpu_seconds[full_name(function)] = held_s
-        if len(self._gpu_seconds) > _MOST_FUNCTIONS and not view.get("whole"):
-            self._mark = ""
-        return self._gpu_seconds
-
-    def _take_bill(self, view: Mapping[str, Any]) -> Mapping[str, Billed]:
-        if view.get("whole"):
-            self._billed.clear()
         for function, (gib_seconds, cost) in view.get("billed", {}).items():
             self._billed[full_name(function)] = Billed(gib_seconds, cost)
-        return self._billed
+        if len(self._gpu_seconds) > _MOST_FUNCTIONS and not view.get("whole"):
+            self._mark = ""
 
 
 def _named(item: Mapping[str, Any]) -> dict[str, Any]:

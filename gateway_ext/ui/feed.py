@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from pydantic_core import to_json
@@ -17,7 +16,7 @@ from common.numerals import natural
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.state import PageChanges, PageState, Point, Series, by_kind, changes
+from gateway_ext.ui.state import PageState, Point, Series, by_kind, changes
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ class WatcherFeed:
         self._looking = asyncio.Lock()
         self._published = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._closed = False
-        self._watchers = 0
+        self.closed = False
+        self.watchers = 0
         self._tasks = BackgroundTasks(log, "the page's collector")
 
     async def __aenter__(self) -> Self:
@@ -72,29 +71,16 @@ class WatcherFeed:
         self._tasks.start(self._keep_looking()).add_done_callback(lambda _: self.close())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
         await self._tasks.close()
 
     @property
-    def watchers(self) -> int:
-        return self._watchers
-
-    @property
     def full(self) -> bool:
-        return self._watchers >= self._pace.most_watchers
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        return self.watchers >= self._pace.most_watchers
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._publish()
 
     def soon(self) -> None:
@@ -109,13 +95,13 @@ class WatcherFeed:
 
     async def watch(self, last_id: str = "") -> AsyncGenerator[bytes, None]:
         """Events until the watcher leaves: the state, or the changes since `last_id`."""
-        self._watchers += 1
+        self.watchers += 1
         try:
-            if self._watchers == 1:
+            if self.watchers == 1:
                 self._wanted.set()
             at = self._known(last_id)
             yield b"retry: 2000\n\n"
-            while not self._closed:
+            while not self.closed:
                 if at is None or not self._has_all_since(at):
                     await self._fresh()
                     shown = self._shown()
@@ -126,16 +112,16 @@ class WatcherFeed:
                 for message in self._after(at):
                     at = message.number
                     yield message.text
-                if published is self._published and not self._closed:
+                if published is self._published and not self.closed:
                     await published.wait()
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
 
     # -- looking ----------------------------------------------------------------------------------
 
     async def _keep_looking(self) -> None:
         while True:
-            if self._watchers:
+            if self.watchers:
                 await self._fresh()
             elif self._series.due(time.monotonic()):
                 point = await self._source.point()
@@ -146,7 +132,7 @@ class WatcherFeed:
             await self._rest()
 
     async def _rest(self) -> None:
-        pause_s = self._pause_s if self._watchers else self._series.step_s
+        pause_s = self._pause_s if self.watchers else self._series.step_s
         with contextlib.suppress(TimeoutError):
             async with time_limit(pause_s):
                 await self._wanted.wait()
@@ -170,17 +156,17 @@ class WatcherFeed:
             return []
         return self._series.add(await self._source.point(), time.monotonic())
 
-    def _publish_changes(self, changed: PageChanges, points: list[Point], *, first: bool) -> None:
+    def _publish_changes(
+        self, changed: dict[str, Any], points: list[Point], *, first: bool
+    ) -> None:
         """Publish the changes to every watcher; the first look is no change."""
         self._number += 1
         self._state = None
         if first:
             return
-        if changed or points:
-            text = _json(_change(changed, points, time.time()))
-            kind = "change"
-        else:
-            text, kind = _json({"now": time.time()}), "ping"
+        kind = "change" if changed or points else "ping"
+        history = {"history": {"added": by_kind(points)}} if points else {}
+        text = _json({"now": time.time(), **changed, **history})
         self._sent.append(_Message(self._number, self._event(kind, self._number, text)))
         self._publish()
 
@@ -215,18 +201,6 @@ class WatcherFeed:
     def _event(self, kind: str, number: int, text: bytes) -> bytes:
         head = f"id: {self._name}-{number}\nevent: {kind}\ndata: ".encode()
         return b"".join((head, text, b"\n\n"))
-
-
-def _change(changed: PageChanges, points: list[Point], now_s: float) -> dict[str, Any]:
-    fields: dict[str, Any] = {"now": now_s, **changed.whole}
-    for section in {**changed.replaced, **changed.removed}:
-        fields[section] = {
-            "replaced": changed.replaced.get(section, []),
-            "removed": changed.removed.get(section, []),
-        }
-    if points:
-        fields["history"] = {"added": by_kind(points)}
-    return fields
 
 
 def _json(value: object) -> bytes:

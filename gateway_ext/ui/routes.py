@@ -1,16 +1,17 @@
 """The routes below /ui: the page's files, its state and feed, and its orders."""
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 
 from common.http.asgi import (
     App,
@@ -23,7 +24,7 @@ from common.http.asgi import (
     until_disconnected,
 )
 from common.tasks import until_first
-from gateway_ext.bounded_json import parsed
+from gateway_ext.bounded_json import decoded
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError
 from gateway_ext.jobs.values import job_number
 from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
@@ -67,43 +68,6 @@ SAFE_HEADERS: tuple[Header, ...] = tuple(
 )
 
 
-class StaticFile(NamedTuple):
-    """One file as it is sent; `tag` changes with its content."""
-
-    content: bytes
-    kind: str
-    tag: str
-
-
-class StaticFiles:
-    """The files of one folder, read once for each time that they change."""
-
-    def __init__(self, folder: Path = STATIC) -> None:
-        self._folder = folder.resolve()
-        self._read: dict[Path, tuple[tuple[int, int], StaticFile]] = {}
-
-    def get(self, name: str) -> StaticFile | None:
-        """The file of this name below the folder; None if there is no such file to serve."""
-        kind = _TYPES.get(Path(name).suffix)
-        if kind is None or "\0" in name or name.endswith("/"):
-            return None
-        path = (self._folder / name).resolve()
-        if not path.is_relative_to(self._folder):
-            return None
-        try:
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            kept = self._read.get(path)
-            if kept is not None and kept[0] == stamp:
-                return kept[1]
-            content = path.read_bytes()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            return None
-        file = StaticFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
-        self._read[path] = (stamp, file)
-        return file
-
-
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -118,9 +82,9 @@ _SENT_BY = "gpufaas"
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_page(feed: WatcherFeed, source: PageSource, files: StaticFiles | None = None) -> App:
+def make_page(feed: WatcherFeed, source: PageSource, static: Path = STATIC) -> App:
     """The application for everything below /ui; it checks no credentials."""
-    page = _Page(feed, source, files or StaticFiles())
+    page = _Page(feed, source, StaticFiles(directory=static))
     routes = [
         _route("/ui", GET=page.root),
         _route("/ui/", GET=page.index),
@@ -181,10 +145,10 @@ class _Page:
         return RedirectResponse("/ui/", _MOVED)
 
     async def index(self, request: Request) -> Response:
-        return self._file(request, PAGE)
+        return await self._file(request, PAGE)
 
     async def file(self, request: Request) -> Response:
-        return self._file(request, request.path_params["name"])
+        return await self._file(request, request.path_params["name"])
 
     async def state(self, request: Request) -> Response:
         del request
@@ -197,18 +161,16 @@ class _Page:
         return shown(await self._source.model(request.path_params["model"]))
 
     async def set_policy(self, request: Request) -> Response:
-        name, parameters = _policy(await body_of(request))
-        await self._source.set_policy(name, parameters)
+        sent = decoded(await body_of(request), Policy)
+        await self._source.set_policy(sent.name, sent.parameters)
         return self._ordered()
 
     async def order(self, request: Request) -> Response:
         verb = request.path_params["verb"]
         if verb not in _VERBS:
             raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is expected")
-        gpu = _object(await body_of(request)).get("gpu")
-        if gpu is not None and not (isinstance(gpu, str) and gpu):
-            raise BadRequest("gpu is the name of one")
-        await self._source.order(request.path_params["model"], verb, gpu)
+        sent = decoded(await body_of(request) or b"{}", _Order)
+        await self._source.order(request.path_params["model"], verb, sent.gpu)
         return self._ordered()
 
     async def replay(self, request: Request) -> Response:
@@ -223,14 +185,15 @@ class _Page:
         self._feed.soon()
         return done()
 
-    def _file(self, request: Request, name: str) -> Response:
-        file = self._files.get(name)
-        if file is None:
+    async def _file(self, request: Request, name: str) -> Response:
+        kind = _TYPES.get(Path(name).suffix)
+        if kind is None or name.endswith("/"):
             raise HTTPException(404, "there is no such file")
-        headers = {"etag": file.tag, "cache-control": "private, no-cache"}
-        if file.tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=_NOT_MODIFIED, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.kind)
+        answer = await self._files.get_response(name, request.scope)
+        answer.headers["cache-control"] = "private, no-cache"
+        if answer.status_code != _NOT_MODIFIED:
+            answer.headers["content-type"] = kind
+        return answer
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -239,23 +202,15 @@ async def _failed(request: Request, error: Exception) -> Response:
     return answer
 
 
-def _policy(body: bytes) -> tuple[str, Mapping[str, float]]:
-    sent = _object(body)
-    name, parameters = sent.get("name"), sent.get("parameters", {})
-    if not isinstance(name, str) or not isinstance(parameters, dict):
-        raise BadRequest("name is that of a policy, parameters an object of numbers")
-    for key, value in parameters.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadRequest(f"{key} must be a number")
-    return name, parameters
+class Policy(msgspec.Struct):
+    """The order of a policy."""
+
+    name: str
+    parameters: dict[str, int | float] = {}
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """The fields of the body; none if the body is empty."""
-    sent = parsed(body) if body else {}
-    if not isinstance(sent, dict):
-        raise BadRequest("the body is no JSON object")
-    return sent
+class _Order(msgspec.Struct):
+    gpu: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 # -- server-sent events --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # One JSON object; states are compared by value, so an object is never changed.
@@ -15,27 +15,11 @@ Point = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class PageState:
-    """Everything at one moment.
+    """Everything at one moment."""
 
-    `whole` are sections that are replaced as a whole, `items` are sections whose items are replaced
-    one by one, by id. `spent_s` is the processor time of the look, here and at the scheduler.
-    """
-
-    whole: Mapping[str, Any]
-    items: Mapping[str, Mapping[str, Json]]
-    spent_s: float = 0.0
-
-
-@dataclass(slots=True)
-class PageChanges:
-    """What differs between two looks: sections, and by section items that are new or gone."""
-
-    whole: dict[str, Any] = field(default_factory=dict)
-    replaced: dict[str, list[Json]] = field(default_factory=dict)
-    removed: dict[str, list[str]] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.whole or self.replaced or self.removed)
+    whole: Mapping[str, Any]  # sections that are replaced as a whole
+    items: Mapping[str, Mapping[str, Json]]  # sections whose items are replaced one by one, by id
+    spent_s: float = 0.0  # the processor time of the look, here and at the scheduler
 
 
 class Series:
@@ -73,20 +57,19 @@ def by_kind(points: "deque[Point] | list[Point]") -> dict[str, list[float | None
 _NOTHING: Point = dict.fromkeys(SERIES)
 
 
-def changes(old: PageState, new: PageState) -> PageChanges:
-    changed = PageChanges()
+def changes(old: PageState, new: PageState) -> dict[str, Any]:
+    """What differs: whole sections, and of the others the items that are new, changed or gone."""
+    changed: dict[str, Any] = {}
     for section, value in new.whole.items():
         before = old.whole.get(section)
         if before is not value and before != value:
-            changed.whole[section] = value
+            changed[section] = value
     for section, items in new.items.items():
         before_items = old.items.get(section, {})
         replaced = _replaced(before_items, items)
-        if replaced:
-            changed.replaced[section] = replaced
         removed = [key for key in before_items if key not in items]
-        if removed:
-            changed.removed[section] = removed
+        if replaced or removed:
+            changed[section] = {"replaced": replaced, "removed": removed}
     return changed
 
 

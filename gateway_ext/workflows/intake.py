@@ -14,6 +14,7 @@ from common.http.asgi import (
     until_disconnected,
 )
 from common.tasks import until_first
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.calls.passed_headers import CALL_ID, DURATION, START_TIME, BrowserGuard, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import (
@@ -29,7 +30,6 @@ from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.workflows.limits import RunShare
 from gateway_ext.workflows.plan import WorkflowPlan
 from gateway_ext.workflows.runs import WorkflowCalls
-from gateway_ext.workflows.stage_calls import WorkflowAnswer
 from gateway_ext.workflows.table import Workflows
 
 PREFIX = b"/workflow/"
@@ -46,14 +46,12 @@ class WorkflowIntake:
         calls: WorkflowCalls,
         guard: BrowserGuard,
         body_s: float,
-        pause_s: float = 30.0,
     ) -> None:
-        """A body must arrive within `body_s`, without a pause longer than `pause_s`."""
+        """A body must arrive within `body_s`."""
         self._workflows = workflows
         self._calls = calls
         self._guard = guard
         self._body_s = body_s
-        self._pause_s = pause_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves ends the run."""
@@ -117,13 +115,11 @@ class WorkflowIntake:
             share.hold(len(piece))  # bodies of many calls at once would fill the memory
             parts.extend(piece)
 
-        await read_body(
-            receive, take, most_bytes=most_bytes, body_s=self._body_s, pause_s=self._pause_s
-        )
+        await read_body(receive, take, most_bytes, self._body_s)
         return bytes(parts)
 
 
-async def _send_body(answer: WorkflowAnswer, send: Send) -> None:
+async def _send_body(answer: StreamedResponse, send: Send) -> None:
     # A write of no bytes sends the head at once.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     async for piece in answer.body:

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from logging import Logger
 from pathlib import Path
 
 from common.http.asgi import App
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, StreamedResponse, close_body
 from gateway_ext.errors import TooLarge, UnknownWorkflow
-from gateway_ext.jobs.caller import FunctionAnswer, FunctionCalls, InvokeCalls
 from gateway_ext.jobs.parts import JobTargets, jetstream_settings
 from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.metrics import GatewayMeters
@@ -33,17 +33,14 @@ _COPIED = "workflows.copied"
 
 @dataclass(frozen=True, slots=True)
 class WorkflowParts:
-    """`app` serves /workflow, `routes` what is below /system; `targets` is what jobs may call.
+    """The running parts of workflows."""
 
-    `namespace_removed` removes the workflows of a namespace.
-    """
-
-    app: App
-    routes: App
+    app: App  # /workflow
+    routes: App  # below /system
     targets: JobTargets
     workflows: Workflows
     history: RunHistory
-    namespace_removed: NamespaceRemoved
+    namespace_removed: NamespaceRemoved  # removes the workflows of a namespace
 
 
 @asynccontextmanager
@@ -72,7 +69,6 @@ async def workflow_parts(
     workflows.open()
     meters.add(counts.families)
     calls = WorkflowCalls(invoke, limits, history, counts)
-    targets = WorkflowTargets(workflows)
     async with _changes(settings, workflows, log) as changes:
 
         async def namespace_removed(namespace: str) -> None:
@@ -88,8 +84,8 @@ async def workflow_parts(
             namespace_removed=namespace_removed,
             targets=JobTargets(
                 function_by_path=functions.id_by_path,
-                workflow_by_path=targets.by_path,
-                calls=JobTargetCalls(InvokeCalls(invoke), workflows, calls),
+                workflow_by_path=partial(_target, workflows),
+                calls=JobTargetCalls(invoke, workflows, calls),
             ),
         )
 
@@ -115,41 +111,47 @@ async def _changes(
 
 # A job's target is a function's id. That of a workflow has a name that no function can have.
 _MARK = "workflow:"
+# A body in memory can be sent to another instance if the first one breaks off.
+_HELD_BYTES = 1 << 20
 
 
-class WorkflowTargets:
-    """Finds workflows as targets of jobs."""
-
-    def __init__(self, workflows: Workflows) -> None:
-        self._workflows = workflows
-
-    def by_path(self, name: bytes) -> FunctionId | None:
-        """What stands in jobs for the workflow that a path names."""
-        plan = self._workflows.by_path(name)
-        if plan is None:
-            return None
-        return FunctionId(plan.id.namespace, _MARK + plan.id.name)
+def _target(workflows: Workflows, name: bytes) -> FunctionId | None:
+    """What stands in jobs for the workflow that a path names."""
+    plan = workflows.by_path(name)
+    return None if plan is None else FunctionId(plan.id.namespace, _MARK + plan.id.name)
 
 
 class JobTargetCalls:
     """See `FunctionCalls`: runs the workflow that a job names, or calls its function."""
 
-    def __init__(
-        self, functions: FunctionCalls, workflows: Workflows, calls: WorkflowCalls
-    ) -> None:
-        self._functions = functions
+    def __init__(self, invoke: Invoke, workflows: Workflows, calls: WorkflowCalls) -> None:
+        self._invoke = invoke
         self._workflows = workflows
         self._calls = calls
 
     def call(
         self, call: AsyncCall, body: StoredBody
-    ) -> AbstractAsyncContextManager[FunctionAnswer]:
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
         if call.function.name.startswith(_MARK):
             return self._run(call, body)
-        return self._functions.call(call, body)
+        return self._call(call, body)
 
     @asynccontextmanager
-    async def _run(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+    async def _call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
+        path = PREFIX.encode() + str(call.function).encode() + call.path
+        headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
+        small = body.size_bytes <= _HELD_BYTES
+        content: bytes | Streamed = (
+            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
+        )
+        answer = await self._invoke.direct(call.method, path, call.query, headers, content)
+        try:
+            yield answer
+        finally:
+            await close_body(answer.body)
+
+    @asynccontextmanager
+    async def _run(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         namespace, name = call.function
         plan = self._workflows.by_id(WorkflowId(namespace, name.removeprefix(_MARK)))
         most_bytes = self._calls.limits.answer_bytes
@@ -160,6 +162,4 @@ class JobTargetCalls:
             content = await whole(body)
             running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
             async with running as answer:
-                yield FunctionAnswer(
-                    *(answer.status, answer.headers, answer.body, answer.refused, answer.called)
-                )
+                yield answer

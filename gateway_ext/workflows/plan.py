@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from gateway_ext.errors import BadRequest, BadWorkflowFile, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
@@ -15,14 +17,6 @@ MOST_RETRIES = 10
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _TIMEOUT_MS = 300_000
-_BACKOFF_MS = 100
-_WHOLE = ("workflow", "namespace", "slo_ms", "timeout_ms", "stages")
-_STAGE = (
-    *("function", "after", "when", "retries", "backoff_ms", "timeout_ms", "optional"),
-    *("by_handle", "each"),
-)
-
-
 # Instead of a stage's name: the request that the workflow was called with.
 REQUEST = "request"
 
@@ -39,25 +33,18 @@ class WorkflowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One call of a function; it gets the answers of `sources`, stages or the request.
-
-    A stage whose condition `when` is not met is skipped. Failed calls are made again `retries`
-    times, first after `backoff_s`. The failure of an `optional` stage is an answer like others.
-    With `each` the function is called for each element of its input, a JSON array; the answer is
-    the array of its answers. With `by_handle` the function is asked to keep its result and to
-    answer with a handle of it.
-    """
+    """One call of a function."""
 
     name: str
     function: FunctionId
-    sources: tuple[str, ...]
-    when: Condition | None = None
-    retries: int = 0
-    backoff_s: float = 0.1
+    sources: tuple[str, ...]  # stages or the request, whose answers it gets
+    when: Condition | None = None  # it is skipped unless this is met
+    retries: int = 0  # how often a failed call is made again
+    backoff_s: float = 0.1  # before the first of them
     timeout_s: float | None = None
-    optional: bool = False
-    by_handle: bool = False
-    each: bool = False
+    optional: bool = False  # its failure is an answer like others
+    by_handle: bool = False  # the function is asked to keep its result, and for a handle of it
+    each: bool = False  # called for each element of an array; the array of the answers is its own
 
     @property
     def is_later(self) -> bool:
@@ -72,17 +59,14 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowPlan:
-    """A workflow as its file describes it; `text` is the file.
-
-    It should answer within `slo_s`, if that is given, and has failed after `timeout_s`.
-    """
+    """A workflow as its file describes it."""
 
     id: WorkflowId
     stages: Mapping[str, PlannedStage]
     graph: Workflow
-    timeout_s: float
-    slo_s: float | None = None
-    text: str = ""
+    timeout_s: float  # after which it has failed
+    slo_s: float | None = None  # within which it should answer
+    text: str = ""  # the file
 
     @property
     def last(self) -> tuple[str, ...]:
@@ -102,6 +86,29 @@ def read_workflow(
     return plan
 
 
+_MostMs = Annotated[int, msgspec.Meta(ge=1, le=_DAY_MS)]  # 0, which no file may say, is none
+
+
+class _FileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    workflow: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    slo_ms: _MostMs = 0
+    timeout_ms: _MostMs = _TIMEOUT_MS
+    stages: dict[str, Any] = {}
+
+
+class _StageFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    function: str = ""
+    after: str | tuple[str, ...] = ()
+    when: str | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0, le=MOST_RETRIES)] = 0
+    backoff_ms: Annotated[int, msgspec.Meta(ge=0, le=_HOUR_MS)] = 100
+    timeout_ms: _MostMs = 0
+    optional: bool = False
+    by_handle: bool = False
+    each: bool = False
+
+
 class _File:
     def __init__(
         self, whole: YamlTable, problems: Problems, is_deployed: Callable[[FunctionId], bool]
@@ -111,24 +118,21 @@ class _File:
         self._is_deployed = is_deployed
 
     def plan(self, text: str) -> WorkflowPlan | None:
-        whole = self._whole
-        whole.only(*_WHOLE)
-        namespace = self._name("namespace", whole.text("namespace") or DEFAULT_NAMESPACE)
-        name = self._name("workflow", whole.text("workflow") or "")
-        slo_ms = whole.whole("slo_ms", 1, _DAY_MS)
-        timeout_ms = whole.whole("timeout_ms", 1, _DAY_MS) or _TIMEOUT_MS
-        listed = whole.table("stages")
-        if listed is None or not list(listed):
-            whole.wrong("stages", "must list a stage")
+        fields = self._whole.fields(_FileFields)
+        if fields is None:
             return None
-        if len(list(listed)) > MOST_STAGES:
-            whole.wrong("stages", f"are more than {MOST_STAGES}")
+        namespace = self._name("namespace", fields.namespace or DEFAULT_NAMESPACE)
+        name = self._name("workflow", fields.workflow)
+        listed = self._whole.get("stages")
+        if not listed or not isinstance(listed, YamlTable):
+            self._whole.wrong("stages", "must list a stage")
+            return None
+        if len(listed) > MOST_STAGES:
+            self._whole.wrong("stages", f"are more than {MOST_STAGES}")
             return None
         names = [stage for stage in listed if self._is_stage_name(listed, stage)]
-        tables = {stage: table for stage in names if (table := listed.table(stage)) is not None}
-        stages = {
-            stage: self._stage(stage, table, namespace, names) for stage, table in tables.items()
-        }
+        read = (self._stage(stage, listed, namespace, names) for stage in names)
+        stages = {stage.name: stage for stage in read if stage is not None}
         graph = self._graph(name, stages, listed)
         if graph is None or self._problems:
             return None
@@ -136,8 +140,8 @@ class _File:
             id=WorkflowId(namespace, name),
             stages=stages,
             graph=graph,
-            timeout_s=timeout_ms / 1000,
-            slo_s=None if slo_ms is None else slo_ms / 1000,
+            timeout_s=fields.timeout_ms / 1000,
+            slo_s=fields.slo_ms / 1000 or None,
             text=text,
         )
 
@@ -156,42 +160,46 @@ class _File:
             return False
         if name == REQUEST:
             listed.wrong(name, "is the name of what the workflow is called with")
-            return False
-        return True
+        return name != REQUEST
 
-    def _stage(self, name: str, table: YamlTable, namespace: str, names: list[str]) -> PlannedStage:
-        table.only(*_STAGE)
-        sources = self._sources(name, table, names)
-        timeout_ms = table.whole("timeout_ms", 1, _DAY_MS)
-        backoff_ms = table.whole("backoff_ms", 0, _HOUR_MS)
+    def _stage(
+        self, name: str, listed: YamlTable, namespace: str, names: list[str]
+    ) -> PlannedStage | None:
+        table = listed[name]
+        if not isinstance(table, YamlTable):
+            listed.wrong(name, "must be a mapping")
+            return None
+        fields = table.fields(_StageFields)
+        if fields is None:
+            return None
+        sources = self._sources(name, table, fields.after, names)
         return PlannedStage(
             name=name,
-            function=self._function(table, namespace),
+            function=self._function(table, fields.function, namespace),
             sources=sources,
-            when=self._condition(table, sources),
-            retries=table.whole("retries", 0, MOST_RETRIES) or 0,
-            backoff_s=(_BACKOFF_MS if backoff_ms is None else backoff_ms) / 1000,
-            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
-            optional=table.truth("optional") or False,
-            by_handle=table.truth("by_handle") or False,
-            each=table.truth("each") or False,
+            when=self._condition(table, fields.when, sources),
+            retries=fields.retries,
+            backoff_s=fields.backoff_ms / 1000,
+            timeout_s=fields.timeout_ms / 1000 or None,
+            optional=fields.optional,
+            by_handle=fields.by_handle,
+            each=fields.each,
         )
 
-    def _function(self, table: YamlTable, namespace: str) -> FunctionId:
-        name = table.text("function")
+    def _function(self, table: YamlTable, name: str, namespace: str) -> FunctionId:
         try:
-            function = valid_names.function_id(name or "", namespace)
+            function = valid_names.function_id(name, namespace)
         except BadRequest as error:
             table.refuse("function", error)
-            return FunctionId(namespace, name or "")
+            return FunctionId(namespace, name)
         if not self._is_deployed(function):
             table.refuse("function", UnknownFunction(function))
         return function
 
-    def _sources(self, name: str, table: YamlTable, names: list[str]) -> tuple[str, ...]:
-        sources = table.texts("after")
-        if not sources:
-            return (REQUEST,)
+    def _sources(
+        self, name: str, table: YamlTable, after: str | tuple[str, ...], names: list[str]
+    ) -> tuple[str, ...]:
+        sources = (after,) if isinstance(after, str) else after
         for source in sources:
             if source != REQUEST and source not in names:
                 table.wrong("after", f"names the unknown stage {source[:80]}")
@@ -199,10 +207,11 @@ class _File:
             table.wrong("after", "names a stage twice")
         if name in sources:
             table.wrong("after", "names the stage itself")
-        return sources
+        return sources or (REQUEST,)
 
-    def _condition(self, table: YamlTable, sources: tuple[str, ...]) -> Condition | None:
-        text = table.text("when")
+    def _condition(
+        self, table: YamlTable, text: str | None, sources: tuple[str, ...]
+    ) -> Condition | None:
         if text is None:
             return None
         try:
@@ -229,6 +238,5 @@ class _File:
         try:
             return Workflow(name, tuple(stages), edges)
         except BadWorkflow as error:
-            line = listed.line_of(error.stage) if error.stage else listed.line
-            self._problems.add(line, error.reason)
+            self._problems.add(listed.line_of(error.stage), error.reason)
             return None

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
 from common.http.asgi import App
-from gateway_ext.bounded_json import Fields
+from gateway_ext.bounded_json import decoded
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.errors import BadRequest, BadWorkflowFile, GatewayError
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
@@ -44,8 +46,8 @@ def make_workflow_routes(
     routes = _Routes(workflows, changes, functions, history, times)
     app = Starlette(
         routes=[
-            route("/system/workflows", GET=routes.list, POST=routes.create,
-                   PUT=routes.update, DELETE=routes.remove),
+            route("/system/workflows", GET=routes.list, POST=partial(routes.deploy, update=False),
+                   PUT=partial(routes.deploy, update=True), DELETE=routes.remove),
             route("/system/workflow/{name}", GET=routes.show),
             route("/system/workflow/{name}/runs", GET=routes.runs),
         ],
@@ -53,6 +55,11 @@ def make_workflow_routes(
     )  # fmt: skip
     app.router.redirect_slashes = False
     return app
+
+
+class _Removal(msgspec.Struct, rename="camel"):
+    workflow_name: str
+    namespace: str = ""
 
 
 class _Routes:
@@ -84,13 +91,7 @@ class _Routes:
         workflow = self._workflows.by_id(_workflow(request)).id
         return shown({"runs": [run.shown() for run in self._history.runs(workflow)]})
 
-    async def create(self, request: Request) -> Response:
-        return await self._deploy(request, update=False)
-
-    async def update(self, request: Request) -> Response:
-        return await self._deploy(request, update=True)
-
-    async def _deploy(self, request: Request, *, update: bool) -> Response:
+    async def deploy(self, request: Request, *, update: bool) -> Response:
         try:
             text = (await body_of(request)).decode()
         except UnicodeDecodeError as error:
@@ -103,9 +104,9 @@ class _Routes:
         return done()
 
     async def remove(self, request: Request) -> Response:
-        fields = Fields.of(await body_of(request))
-        namespace = request.query_params.get("namespace", "") or fields.text("namespace")
-        workflow = valid_names.function_id(fields.required("workflowName"), namespace)
+        sent = decoded(await body_of(request), _Removal)
+        namespace = request.query_params.get("namespace", "") or sent.namespace
+        workflow = valid_names.function_id(sent.workflow_name, namespace)
         await self._changes.remove(WorkflowId(*workflow))
         _log.info("removed the workflow %s", workflow)
         return done()

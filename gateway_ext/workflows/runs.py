@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from common.http.asgi import Header
 from common.telemetry.traces import SpanKind, TraceContext
-from gateway_ext.calls.invoke import Invoke, close_body
+from gateway_ext.calls.invoke import Invoke, StreamedResponse, close_body
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import GatewayError, StageFailed
 from gateway_ext.tracing.tracer import CallTracer, TracedStep, trace_headers_in
@@ -19,7 +19,6 @@ from gateway_ext.workflows.stage_calls import (
     Body,
     RunServices,
     StageCalls,
-    WorkflowAnswer,
     failed_answer,
     listed_answer,
     whole_body,
@@ -60,7 +59,7 @@ class WorkflowCalls:
         query: bytes,
         body: bytes,
         share: RunShare,
-    ) -> AsyncIterator[WorkflowAnswer]:
+    ) -> AsyncIterator[StreamedResponse]:
         """The answer of a run, also of one that failed; WorkflowsBusy if there is no room for it.
 
         `share` holds the body already.
@@ -123,7 +122,7 @@ class LiveRun:
         self._calls = StageCalls(services, plan, share, record, trace)
         self._answers: dict[str, StageAnswer] = {REQUEST: request.answer}
 
-    async def answer(self) -> WorkflowAnswer:
+    async def answer(self) -> StreamedResponse:
         """Run all stages; the answer of a single last one is passed on while it arrives.
 
         StageFailed has the answer if a stage failed.
@@ -135,19 +134,19 @@ class LiveRun:
             answers = {name: self._answers[name] for name in last if name in self._answers}
             size_bytes = sum(len(answer.body) for answer in answers.values())
             body = await self._calls.computed(last[0], size_bytes, lambda: joined(answers))
-            return WorkflowAnswer(200, [JSON_TYPE], whole_body(body))
+            return StreamedResponse(200, [JSON_TYPE], whole_body(body))
         (name,) = last
         await self._run([stage_name for stage_name in self._plan.graph.order if stage_name != name])
         stage = self._plan.stages[name]
         if not await self._is_due(stage):
-            return WorkflowAnswer(_NOTHING, [(STAGE_HEADER, name.encode())], whole_body(b""))
+            return StreamedResponse(_NOTHING, [(STAGE_HEADER, name.encode())], whole_body(b""))
         if stage.each:
             whole = await self._calls.called_for_each(stage, await self._begun(stage))
             self._record.stage(name).ended_s = time.monotonic()
             return listed_answer(name, whole)
         response = await self._calls.called(stage, await self._begun(stage), self._calls.streamed)
         headers = [header for header in response.headers if header[0] != STAGE_HEADER]
-        return WorkflowAnswer(
+        return StreamedResponse(
             response.status,
             [*headers, (STAGE_HEADER, name.encode())],
             self._noted(stage, response.body),
@@ -242,7 +241,7 @@ class LiveRun:
             record.ended_s = time.monotonic()
 
 
-async def _answered(run: LiveRun, record: RunRecord, step: TracedStep) -> WorkflowAnswer:
+async def _answered(run: LiveRun, record: RunRecord, step: TracedStep) -> StreamedResponse:
     try:
         return await run.answer()
     except StageFailed as failure:

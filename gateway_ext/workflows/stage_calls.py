@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import uniform
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from common.http.asgi import Header
 from common.tasks import error_of
@@ -235,23 +235,17 @@ class StageCalls:
             raise await self._failure(stage, response)
         body = await self._read(stage, response)
         try:
-            return await self._checked(stage, response, body)
+            answer = await self.computed(
+                stage.name, 0, lambda: stage_answer(response.status, response.headers, body)
+            )
+            if stage.each:  # it will be an element of an array
+                await self._decode(stage.name, answer, ())
+                await self.computed(stage.name, 0, answer.check)
+            else:
+                await self.check(stage.name, answer)
         except BaseException:  # nobody reads it
             self._share.give_back(len(body))
             raise
-
-    async def _checked(
-        self, stage: PlannedStage, response: StreamedResponse, body: bytes
-    ) -> StageAnswer:
-        try:
-            answer = stage_answer(response.status, response.headers, body)
-        except Unmeetable as error:
-            raise StageFailed(stage.name, _GARBAGE, str(error), headers=[TEXT_HEADER]) from error
-        if stage.each:  # it will be an element of an array
-            await self._decode(stage.name, answer, ())
-            await self.computed(stage.name, 0, answer.check)
-        else:
-            await self.check(stage.name, answer)
         return answer
 
     async def _decode(self, name: str, answer: StageAnswer, paths: Collection[JsonPath]) -> None:
@@ -318,21 +312,7 @@ STAGE_HEADER = b"x-workflow-stage"
 TEXT_HEADER: Header = (CONTENT_TYPE, b"text/plain; charset=utf-8")
 
 
-class WorkflowAnswer(NamedTuple):
-    """The answer of a workflow; the body must be read to its end, or closed.
-
-    `refused` says that a stage was, for now, and that its function was not called; `called`, of an
-    answer that may be a failed stage's, that something was computed.
-    """
-
-    status: int
-    headers: list[Header]
-    body: Body
-    refused: bool = False
-    called: bool = False
-
-
-def failed_answer(failure: StageFailed) -> WorkflowAnswer:
+def failed_answer(failure: StageFailed) -> StreamedResponse:
     """The answer of a workflow of which a stage failed: the stage's own, if it has one."""
     named = (STAGE_HEADER, failure.stage.encode())
     if failure.body is None:
@@ -341,14 +321,14 @@ def failed_answer(failure: StageFailed) -> WorkflowAnswer:
         headers = [TEXT_HEADER, *kept, named]
     else:
         headers, body = [*failure.headers, named], whole_body(failure.body)
-    return WorkflowAnswer(failure.status, headers, body, failure.refused, failure.called)
+    return StreamedResponse(failure.status, headers, body, failure.refused, failure.called)
 
 
-def listed_answer(stage: str, whole: StageAnswer) -> WorkflowAnswer:
+def listed_answer(stage: str, whole: StageAnswer) -> StreamedResponse:
     """The answer of a last stage that was called for each element."""
     data = [(DATA, b", ".join(whole.data))] if whole.data else []
     headers = [JSON_TYPE, *data, (STAGE_HEADER, stage.encode())]
-    return WorkflowAnswer(200, headers, whole_body(whole.body))
+    return StreamedResponse(200, headers, whole_body(whole.body))
 
 
 async def whole_body(body: bytes) -> Body:

@@ -8,12 +8,13 @@ what each gateway has; afterwards the stream alone decides.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from common.tasks import until_first
 from common.time_limits import time_limit
@@ -46,7 +47,8 @@ class WorkflowStream:
         self._workflows = workflows
         self._copied = copied
         self._log = log
-        self._subjects = WorkflowSubjects(settings.prefix)
+        self._stream = f"{settings.prefix}_workflows"
+        self._prefix = f"{settings.prefix}.workflows"
         self._link = NatsLink(settings, self._serve, log, "workflows")
         self._waiting: dict[WorkflowId, StreamMessage] = {}  # read, and not yet in the table
         self._position = 0  # up to which message the stream was read, and is in the table
@@ -79,37 +81,39 @@ class WorkflowStream:
 
     async def _write(self, wire: NatsRequests, workflow: WorkflowId, text: str | None) -> None:
         """Write a message, and wait until this gateway's table has it."""
-        seq = await wire.publish(self._subjects.of(workflow), encode(text))
+        seq = await wire.publish(self._subject(workflow), encode(text))
         try:
             async with time_limit(self._settings.answer_s), self._moved:
                 await self._moved.wait_for(lambda: self._applied >= seq)
         except TimeoutError as error:
             raise QueueAway("the change was written, and not read back in time") from error
 
+    def _subject(self, workflow: WorkflowId) -> str:
+        return f"{self._prefix}.deployed.{workflow.namespace}.{workflow.name}"
+
     # -- one connection --------------------------------------------------------------------------
 
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        subjects = self._subjects
         config = stream_config(self._settings.replicas).evolve(
-            name=subjects.stream, subjects=[subjects.all], max_msgs_per_subject=1
+            name=self._stream, subjects=[f"{self._prefix}.>"], max_msgs_per_subject=1
         )
         made = await ensure_stream(wire, config, _STREAM_BYTES, _HALF)
         self._waiting.clear()
         self._present.clear()
         self._marks.clear()
         self._position = self._applied = 0
-        # Another gateway's message may replace this one at once: it has a higher number.
-        until = await wire.publish(subjects.reader, b"")
-        watch = StreamWatch(wire, subjects.stream, self._receive)
+        # To know where this gateway has read all; one of a higher number may replace it at once.
+        until = await wire.publish(f"{self._prefix}.reader", b"")
+        watch = StreamWatch(wire, self._stream, self._receive)
         await watch.begin(until)
         await self._apply_all()
-        await self._compare(wire, f"{subjects.stream} {made['created']}")
+        await self._compare(wire, f"{self._stream} {made['created']}")
         self._workflows.unread = ""
         usable()
         await until_first(watch.go_on(), self._keep_applying(), self._keep_cleaning(wire))
 
     def _receive(self, message: StreamMessage) -> None:
-        workflow = self._subjects.workflow(message.subject)
+        workflow = workflow_of(message.subject.removeprefix(f"{self._prefix}."))
         if workflow is not None:
             self._present.add(workflow)
             self._waiting[workflow] = message
@@ -169,7 +173,7 @@ class WorkflowStream:
                 await self._follow(workflow, None)
                 continue
             try:
-                await wire.publish(self._subjects.of(workflow), encode(text), expected=0)
+                await wire.publish(self._subject(workflow), encode(text), expected=0)
             except RecordConflict:
                 continue  # another gateway was first
             self._log.info("the workflow %s is shared with other gateways now", workflow)
@@ -186,9 +190,18 @@ class WorkflowStream:
             before_s = time.monotonic() - self._settings.mark_s
             for subject, (seq, read_s) in list(self._marks.items()):
                 if read_s <= before_s:
-                    await wire.delete(self._subjects.stream, seq, subject, is_removed)
+                    await wire.delete(self._stream, seq, subject, is_removed)
                     if self._marks.get(subject) == (seq, read_s):
                         del self._marks[subject]
+
+
+def workflow_of(subject: str) -> WorkflowId | None:
+    """The workflow of a subject behind the prefix; the names have no dots."""
+    match subject.split("."):
+        case ["deployed", namespace, name]:
+            return WorkflowId(namespace, name)
+        case _:
+            return None
 
 
 def _write(path: Path, text: str) -> None:
@@ -206,65 +219,30 @@ def _read(path: Path) -> str:
 # Each workflow has one message, the last one at a subject of its own: its file, or a mark that it
 # was removed, which stays until all gateways have read it.
 
-_VERSION = 1
+
+class _Message(msgspec.Struct):
+    v: Literal[1]  # another version's message stays untouched
+    text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowSubjects:
-    """The names of the stream and of its subjects, with the prefix of the job queue."""
-
-    prefix: str
-
-    @property
-    def stream(self) -> str:
-        return f"{self.prefix}_workflows"
-
-    @property
-    def all(self) -> str:
-        return f"{self.prefix}.workflows.>"
-
-    @property
-    def reader(self) -> str:
-        """Where a gateway that begins to read leaves a message, to know where it has read all."""
-        return f"{self.prefix}.workflows.reader"
-
-    def of(self, workflow: WorkflowId) -> str:
-        """The names have no dots."""
-        return f"{self.prefix}.workflows.deployed.{workflow.namespace}.{workflow.name}"
-
-    def workflow(self, subject: str) -> WorkflowId | None:
-        """The workflow of a subject; None: it is the subject of no workflow."""
-        words = subject.removeprefix(f"{self.prefix}.workflows.").split(".")
-        match words:
-            case ["deployed", namespace, name]:
-                return WorkflowId(namespace, name)
-            case _:
-                return None
+_MESSAGE = msgspec.json.Decoder(_Message)
 
 
 def encode(text: str | None) -> bytes:
     """`text` is the workflow's file; None: it was removed."""
-    return json.dumps({"v": _VERSION, "text": text}).encode()
+    return msgspec.json.encode(_Message(1, text))
 
 
 def decode(content: bytes) -> str | None:
     """The file; None for a removed workflow; ValueError where the content is no message of ours."""
     try:
-        fields = json.loads(content)
-        version, text = fields["v"], fields["text"]
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a workflow: {error!r}") from error
-    if version != _VERSION:
-        raise ValueError(f"a workflow of version {version}, not {_VERSION}")
-    if not isinstance(text, str | None):
-        raise ValueError("not a workflow: its text is none")
-    if text is not None:
-        text.encode()  # UnicodeEncodeError, a ValueError, where it cannot be written to a file
-    return text
+        return _MESSAGE.decode(content).text
+    except RecursionError as error:
+        raise ValueError(f"not a workflow: {error}") from error
 
 
 def is_removed(content: bytes) -> bool:
     try:
         return decode(content) is None
     except ValueError:
-        return False  # a message of a later version stays untouched
+        return False

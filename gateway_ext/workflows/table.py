@@ -37,7 +37,6 @@ class Workflows:
         self._folder = folder
         self._on_change = on_change
         self._plans: dict[WorkflowId, WorkflowPlan] = {}
-        self._by_path: dict[bytes, WorkflowPlan] = {}
         self._changing = asyncio.Lock()
         self.changes = 0  # how often a workflow was added, replaced or removed
         self.unread = ""
@@ -68,7 +67,8 @@ class Workflows:
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
-        plan = self._by_path.get(name)
+        short, dot, namespace = name.decode("latin-1").partition(".")
+        plan = self._plans.get(WorkflowId(namespace if dot else DEFAULT_NAMESPACE, short))
         if plan is None and name and self.unread:
             raise QueueAway(self.unread)
         return plan
@@ -139,15 +139,12 @@ class Workflows:
         self._plans[plan.id] = plan
         self._forget_refused(plan.id)
         self.changes += 1
-        self._by_path.update(dict.fromkeys(_paths(plan.id), plan))
         self._on_change(plan.id)
 
     def _drop(self, workflow: WorkflowId) -> None:
         self._plans.pop(workflow, None)
         self._forget_refused(workflow)
         self.changes += 1
-        for path in _paths(workflow):
-            self._by_path.pop(path, None)
         self._on_change(workflow)
 
     def _forget_refused(self, workflow: WorkflowId) -> None:
@@ -173,8 +170,3 @@ def _stored_as(path: Path) -> WorkflowId | None:
         return None
     workflow = WorkflowId(named.namespace, named.name)
     return workflow if str(workflow) == path.stem else None
-
-
-def _paths(workflow: WorkflowId) -> tuple[bytes, ...]:
-    full, short = str(workflow).encode(), workflow.name.encode()
-    return (full, short) if workflow.namespace == DEFAULT_NAMESPACE else (full,)

@@ -1,17 +1,22 @@
 """Reads YAML within bounds, and knows the line of every value; pure."""
 
-from collections.abc import Iterator
+import math
+import re
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
-from common.numerals import natural
+from common.numerals import whole
+from gateway_ext.bounded_json import wrong_field
 
 MOST_BYTES = 64 << 10
 MOST_DEPTH = 8
 MOST_VALUES = 4_000
 MOST_PROBLEMS = 20
 
-_STRING, _INT, _BOOL = (f"tag:yaml.org,2002:{name}" for name in ("str", "int", "bool"))
+_STRING, _BOOL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 class Problems:
@@ -35,102 +40,50 @@ class Problems:
         return "\n".join(lines[:MOST_PROBLEMS] + ([f"and {left} more"] if left > 0 else []))
 
 
-class YamlTable:
-    """A mapping of a file. What is missing or wrong is noted, and read as None."""
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
+
+
+class YamlTable(dict[str, Any]):
+    """A mapping of a file, with its lines; what YAML writes in other ways than JSON has no value.
+
+    A whole number is an int, another one NaN; anything else that is no text, true or false is None.
+    """
 
     def __init__(self, node: yaml.MappingNode, what: str, problems: Problems) -> None:
-        self.what = what
-        self.line = _line(node)
-        self._problems = problems
-        self._values: dict[str, yaml.Node] = {}
+        super().__init__()
+        self._what = what
+        self._line = _line(node)
         self._lines: dict[str, int] = {}
+        self._problems = problems
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if not name:
                 problems.add(_line(key), f"{what}: a name is expected")
-            elif name in self._values:
+            elif name in self:
                 problems.add(_line(key), f"{what}: {name[:80]} is given twice")
             else:
-                self._values[name], self._lines[name] = value, _line(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+                self[name], self._lines[name] = _plain(value, name, problems), _line(key)
 
     def line_of(self, name: str) -> int:
         """The line of a key; of the table itself if the key is missing."""
-        return self._lines.get(name, self.line)
+        return self._lines.get(name, self._line)
 
-    def wrong(self, name: str, text: str) -> None:
-        self._problems.add(self.line_of(name), f"{self.what}: {name} {text}")
+    def wrong(self, name: str, text: object) -> None:
+        self._problems.add(self.line_of(name), f"{self._what}: {name[:80]} {text}")
 
     def refuse(self, name: str, error: Exception) -> None:
-        self._problems.add(self.line_of(name), f"{self.what}: {name}: {error}")
+        self._problems.add(self.line_of(name), f"{self._what}: {name}: {error}")
 
-    def only(self, *names: str) -> None:
-        """Note every other key."""
-        for name in self._values:
-            if name not in names:
-                known_names = ", ".join(names)
-                self._problems.add(
-                    self._lines[name],
-                    f"{self.what}: {name[:80]} is unknown; there are {known_names}",
-                )
-
-    def text(self, name: str) -> str | None:
-        node = self._scalar(name, "a text")
-        if node is None:
-            return None
-        if node.tag != _STRING:
-            self.wrong(name, f'must be a text; write it as {name}: "{node.value[:40]}"')
-            return None
-        return str(node.value)
-
-    def whole(self, name: str, least: int, most: int) -> int | None:
-        node = self._scalar(name, "a number")
-        if node is None:
-            return None
-        number = natural(node.value)
-        if node.tag != _INT or number is None or not least <= number <= most:
-            self.wrong(name, f"must be a whole number from {least} to {most}")
-            return None
-        return number
-
-    def truth(self, name: str) -> bool | None:
-        node = self._scalar(name, "true or false")
-        if node is None:
-            return None
-        if node.tag != _BOOL or node.value not in {"true", "false"}:
-            self.wrong(name, "must be true or false")
-            return None
-        return bool(node.value == "true")
-
-    def texts(self, name: str) -> tuple[str, ...] | None:
-        """A list of texts; one text is a list too."""
-        node = self._values.get(name)
-        if node is None:
-            return None
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        texts = [item.value for item in nodes if _is_text(item)]
-        if len(texts) < len(nodes):
-            self.wrong(name, "must be a list of texts")
-            return None
-        return tuple(texts)
-
-    def table(self, name: str) -> "YamlTable | None":
-        node = self._values.get(name)
-        if node is None:
-            return None
-        if not isinstance(node, yaml.MappingNode):
-            self.wrong(name, "must be a mapping")
-            return None
-        return YamlTable(node, name, self._problems)
-
-    def _scalar(self, name: str, wanted: str) -> yaml.ScalarNode | None:
-        node = self._values.get(name)
-        if node is not None and not isinstance(node, yaml.ScalarNode):
-            self.wrong(name, f"must be {wanted}")
-            return None
-        return node
+    def fields(self, kind: type[_Fields]) -> _Fields | None:
+        """The table as this type; None, with the first reason noted, if it is none."""
+        try:
+            return msgspec.convert(self, kind)
+        except msgspec.ValidationError as error:
+            path, why = wrong_field(error)
+        if why == "is unknown":
+            why = f"is unknown; there are {', '.join(kind.__struct_fields__)}"
+        self.wrong(re.split(r"[.\[]", path)[0], why)
+        return None
 
 
 def yaml_table(text: str, what: str, problems: Problems) -> YamlTable | None:
@@ -178,8 +131,19 @@ def _is_within_bounds(text: str, problems: Problems) -> bool:
     return True
 
 
-def _is_text(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == _STRING
+def _plain(node: yaml.Node, name: str, problems: Problems) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return YamlTable(node, name, problems)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, name, problems) for item in node.value]
+    if node.tag == _STRING:
+        return node.value
+    if node.tag in _NUMBERS:
+        try:
+            return whole(node.value)
+        except ValueError:
+            return math.nan
+    return {"true": True, "false": False}.get(node.value) if node.tag == _BOOL else None
 
 
 def _line(node: yaml.Node) -> int:

@@ -45,7 +45,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gpu_manager/worker/channel_server.py": _PASSES,
     "gpu_manager/devices/image_file.py": "its manager wrote it: eight bytes",
     "gateway_ext/jobs/jetstream/requests.py": "NATS wrote it, by its client",
-    "gateway_ext/jobs/sqlite/job_rows.py": _OURS,
+    "gateway_ext/jobs/sqlite/queue.py": _OURS,
     "gateway_ext/providers/process/environment_program.py": _OURS,
     "gateway_ext/providers/process/launcher_program.py": _OURS,
     "gateway_ext/providers/upstream/client.py": _ADDRESS,

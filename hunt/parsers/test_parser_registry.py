@@ -15,7 +15,7 @@ _DECODERS = frozenset(
         *("from_json", "unpackb", "unpack", "unpack_from", "unpack_bounded", "from_plain"),
         *("safe_load", "compose", "DictReader", "b64decode", "urlsafe_b64decode"),
         *("HttpRequestParser", "HttpResponseParser", "parse_qs", "parse_qsl", "urlsplit", "URL"),
-        *("fromisoformat", "fromhex", "literal_eval"),
+        *("fromisoformat", "fromhex", "literal_eval", "Decoder"),
     }
 )
 _OF_MODULES = frozenset(

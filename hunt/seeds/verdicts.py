@@ -142,6 +142,6 @@ def _of_gateway(gateway: GatewayProgram) -> Iterator[str]:
             yield f"{gateway.name}: {function.inflight} calls of {function.id} in flight"
     if kept := gateway.leasing.kept_leases:
         yield f"{gateway.name} keeps {kept} leases"
-    counts = gateway.jobs.tally.counts()
+    counts = gateway.jobs.tally
     if counts.calls or counts.callbacks:
-        yield f"{gateway.name} has jobs: {counts}"
+        yield f"{gateway.name} has jobs: {counts.calls}, {counts.callbacks} callbacks"

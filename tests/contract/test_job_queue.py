@@ -117,7 +117,7 @@ async def test_attempts_and_deferrals_are_counted_apart(opened: Open) -> None:
 
 @pytest.mark.parametrize("failure", ["", "10 attempts failed"])
 async def test_result_waits_in_the_lane_of_its_callback(opened: Open, failure: str) -> None:
-    result = CallResult(500, ((b"content-type", b"x/y"),), 1.5, failure)
+    result = CallResult(500, [(b"content-type", b"x/y")], 1.5, failure)
     async with opened() as queue:
         await put(queue, call(callback_url="http://there/"), LARGE)
         number = await claimed(queue)
@@ -135,7 +135,7 @@ async def test_result_waits_in_the_lane_of_its_callback(opened: Open, failure: s
         assert (job.number, job.result, await whole(job.body)) == (number, result, LARGE[::-1])
         assert job.attempts == 0
         await queue.finish(number)
-        counts = queue.tally.counts()
+        counts = queue.tally
         assert (counts.calls, counts.callbacks, counts.dead) == ({}, 0, 0)
 
 

@@ -5,7 +5,7 @@ its call or result, a larger one in parts of its own, each within the servers' m
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from gateway_ext.errors import BodyLost, QueueFailed
 from gateway_ext.jobs.body_buffer import BodyBuffer
@@ -22,12 +24,7 @@ from gateway_ext.jobs.jetstream.records import (
     JobNumbers,
     JobRecord,
     StoredParts,
-    decode_call,
-    decode_result,
-    encode_call,
-    encode_result,
     part_name,
-    uid_of,
 )
 from gateway_ext.jobs.jetstream.requests import RecordConflict, StreamsFull, bounded
 from gateway_ext.jobs.jetstream.streams import StreamNames
@@ -40,6 +37,10 @@ _TOGETHER = 8
 _TRIES = 8
 
 _Head = TypeVar("_Head")
+# A head is followed by its body where that is small, else by an empty one.
+encode_head = msgspec.msgpack.encode
+CALL_HEAD = msgspec.msgpack.Decoder(tuple[AsyncCall, bytes])
+RESULT_HEAD = msgspec.msgpack.Decoder(tuple[CallResult, bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +60,31 @@ class PartsBody:
             yield piece
 
 
-class ScratchSpool:
+class ScratchSpool(BodyBuffer):
     """One body while it arrives; its file has no name and disappears with the process."""
 
     def __init__(self, folder: Path, held_bytes: int, most_bytes: int) -> None:
-        # Not a method of this object: both would keep each other, and the body, for a while.
-        self._body = BodyBuffer(partial(_opened, folder), held_bytes, most_bytes)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    async def write(self, chunk: bytes) -> None:
-        await self._body.write(chunk)
+        super().__init__(partial(_opened, folder), held_bytes, most_bytes)
 
     async def pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
         """The whole body in pieces of this size, the last one shorter; repeatable."""
-        body = self._body
-        if body.file is None:
-            for at in range(0, len(body.held), size_bytes):
-                yield bytes(body.held[at : at + size_bytes])
+        if self.file is None:
+            for at in range(0, len(self.held), size_bytes):
+                yield bytes(self.held[at : at + size_bytes])
             return
-        if body.held:
-            await body.in_thread(body.flush)
+        file = await self.in_thread(self.flush)
         at_bytes = 0
-        while piece := await body.in_thread(partial(self._read, at_bytes, size_bytes)):
+        while piece := await self.in_thread(partial(_read, file, at_bytes, size_bytes)):
             yield piece
             at_bytes += len(piece)
 
     async def discard(self) -> None:
-        await self._body.close()
+        await self.close()
 
-    def _read(self, at_bytes: int, size_bytes: int) -> bytes:
-        assert self._body.file is not None
-        self._body.file.seek(at_bytes)
-        return self._body.file.read(size_bytes)
+
+def _read(file: BinaryIO, at_bytes: int, size_bytes: int) -> bytes:
+    file.seek(at_bytes)
+    return file.read(size_bytes)
 
 
 def _opened(folder: Path) -> BinaryIO:
@@ -113,11 +104,11 @@ class BodyParts:
     ) -> tuple[JobNumber, StoredParts]:
         """Store a call under a new job number, which no other job has."""
         held = await _held(body)
-        content = encode_call(call, held or b"", body.size_bytes)
+        content = encode_head((call, held or b""))
         wire = self._link.wire()
         for _ in range(_TRIES):
             number = self._numbers.next()
-            uid = uid_of(number)
+            uid = str(number)
             try:
                 head = await wire.publish(self._names.part(uid, CALL), content, expected=0)
             except RecordConflict:  # another gateway drew the same
@@ -130,30 +121,38 @@ class BodyParts:
     async def write_result(self, uid: str, result: CallResult, body: ScratchSpool) -> StoredParts:
         """Two gateways that store results of one job do not interfere."""
         held = await _held(body)
-        content = encode_result(result, held or b"", body.size_bytes)
+        content = encode_head((result, held or b""))
         name = f"result-{uuid4().hex[:12]}"
         head = await self._link.wire().publish(self._names.part(uid, name), content)
         return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
 
-    async def read_call(self, record: JobRecord) -> tuple[AsyncCall, StoredBody]:
-        """Raise BodyLost where the call is missing or unreadable."""
-        return await self._read(record.uid, record.call, decode_call)
-
-    async def read_result(self, uid: str, stored: StoredParts) -> tuple[CallResult, StoredBody]:
-        """Raise BodyLost where the result is missing or unreadable."""
-        return await self._read(uid, stored, decode_result)
+    async def read(
+        self, uid: str, stored: StoredParts, decoder: msgspec.msgpack.Decoder[tuple[_Head, bytes]]
+    ) -> tuple[_Head, StoredBody]:
+        """A call or result with its body; BodyLost where it is missing or unreadable."""
+        subject = self._names.part(uid, stored.name)
+        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
+        if content is None:
+            raise BodyLost(f"part {subject} is gone")
+        try:
+            head, held = decoder.decode(content)
+        except (ValueError, RecursionError) as error:
+            raise BodyLost(f"part {subject} cannot be read: {error}") from error
+        if not stored.body:
+            return head, MemoryBody(held)
+        subjects = (self._names.part(uid, name) for name in stored.body_names())
+        parts = tuple(zip(stored.body, subjects, strict=True))
+        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
 
     async def has_call(self, record: JobRecord) -> bool:
         subject = self._names.part(record.uid, record.call.name)
         wire = self._link.wire()
         return await wire.message(self._names.parts, record.call.head, subject) is not None
 
-    async def remove_body(self, uid: str, stored: StoredParts) -> None:
-        """Parts that an error leaves are found as orphans later."""
-        await self._purge_names(uid, stored.body_names())
-
-    async def remove_result(self, uid: str, stored: StoredParts) -> None:
-        await self._purge_names(uid, [stored.name, *stored.body_names()])
+    async def remove(self, uid: str, names: Sequence[str]) -> None:
+        """Remove some parts of a job; those that an error leaves are found as orphans later."""
+        subjects = (self._names.part(uid, name) for name in names)
+        await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def remove_all(self, record: JobRecord) -> None:
         """Remove all parts of a job, the head of the call first: without it the job is not run."""
@@ -162,9 +161,9 @@ class BodyParts:
         await self._link.wire().delete(self._names.parts, call.head, subject)
         names = call.body_names()
         if result is not None:
-            names += [result.name, *result.body_names()]
+            names += result.names()
         if len(names) <= _TOGETHER:
-            await self._purge_names(uid, names)
+            await self.remove(uid, names)
         else:
             await self.purge(uid)
 
@@ -195,8 +194,7 @@ class BodyParts:
         except StreamsFull:
             with suppress(QueueFailed):  # the clean-up removes what remains
                 at_most = -(-body.size_bytes // self._piece_bytes())
-                names = [stored.name, *(part_name(stored.name, at) for at in range(at_most))]
-                await self._purge_names(uid, names)
+                await self.remove(uid, stored._replace(body=(0,) * at_most).names())
             raise
 
     async def _write_body(self, uid: str, name: str, body: ScratchSpool) -> list[int]:
@@ -220,27 +218,6 @@ class BodyParts:
 
     def _piece_bytes(self) -> int:
         return min(_PART_BYTES, self._link.wire().most_bytes * 3 // 4)
-
-    async def _read(
-        self, uid: str, stored: StoredParts, decode: Callable[[bytes], tuple[_Head, bytes]]
-    ) -> tuple[_Head, StoredBody]:
-        subject = self._names.part(uid, stored.name)
-        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
-        if content is None:
-            raise BodyLost(f"part {subject} is gone")
-        try:
-            head, held = decode(content)
-        except ValueError as error:
-            raise BodyLost(f"part {subject} cannot be read: {error}") from error
-        if not stored.body:
-            return head, MemoryBody(held)
-        subjects = (self._names.part(uid, name) for name in stored.body_names())
-        parts = tuple(zip(stored.body, subjects, strict=True))
-        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
-
-    async def _purge_names(self, uid: str, names: Sequence[str]) -> None:
-        subjects = (self._names.part(uid, name) for name in names)
-        await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def _purge(self, subjects: str) -> None:
         parameters = {"filter": subjects}

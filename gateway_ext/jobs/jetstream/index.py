@@ -42,41 +42,6 @@ class LaneCandidate(NamedTuple):
     seq: int
 
 
-class LaneHeaps:
-    """Candidates by lane; `is_open` tells whether one may still be claimed."""
-
-    def __init__(self, is_open: Callable[[LaneCandidate], bool]) -> None:
-        self._is_open = is_open
-        self._lanes: dict[JobLane, list[LaneCandidate]] = {}
-
-    def add(self, lane: JobLane, candidate: LaneCandidate) -> None:
-        heappush(self._lanes.setdefault(lane, []), candidate)
-
-    def heads(self, kind: JobKind) -> list[LaneHead]:
-        heads = []
-        for lane in [lane for lane in self._lanes if lane.kind == kind]:
-            first = self._first(lane)
-            if first is not None:
-                heads.append(LaneHead(lane, first.due_at_s))
-        return heads
-
-    def take(self, lane: JobLane, now_s: float) -> LaneCandidate | None:
-        """None unless the lane's first candidate is due."""
-        first = self._first(lane)
-        if first is None or first.due_at_s > now_s:
-            return None
-        return heappop(self._lanes[lane])
-
-    def _first(self, lane: JobLane) -> LaneCandidate | None:
-        waiting = self._lanes.get(lane)
-        while waiting and not self._is_open(waiting[0]):
-            heappop(waiting)
-        if not waiting:
-            self._lanes.pop(lane, None)
-            return None
-        return waiting[0]
-
-
 class JobIndex:
     """`me` is this gateway's session; `lives` tells whether another session holds its claims."""
 
@@ -99,22 +64,25 @@ class JobIndex:
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
         self._reserved: set[str] = set()
         self._gone: dict[str, tuple[int, int]] = {}  # sequence number and reading of each mark
-        self._lanes = LaneHeaps(self._is_open)
+        self._lanes: dict[JobLane, list[LaneCandidate]] = {}  # heaps
         self._reading = 0
         self._is_reading = False
 
     # -- queries ---------------------------------------------------------------------------------
 
     def heads(self, kind: JobKind) -> list[LaneHead]:
-        return self._lanes.heads(kind)
+        lanes = [lane for lane in self._lanes if lane.kind == kind]
+        firsts = [(lane, self._first(lane)) for lane in lanes]
+        return [LaneHead(lane, first.due_at_s) for lane, first in firsts if first is not None]
 
     def take(self, lane: JobLane, now_s: float) -> IndexEntry | None:
         """The first due job of a lane, reserved for a claim by this gateway until `release`."""
-        candidate = self._lanes.take(lane, now_s)
-        if candidate is None:
+        first = self._first(lane)
+        if first is None or first.due_at_s > now_s:
             return None
-        self._reserved.add(candidate.subject)
-        return self._entries[candidate.subject]
+        heappop(self._lanes[lane])
+        self._reserved.add(first.subject)
+        return self._entries[first.subject]
 
     def release(self, subject: str) -> None:
         self._reserved.discard(subject)
@@ -266,7 +234,7 @@ class JobIndex:
             return
         self._alive[record.number] = entry.subject
         self.tally.add(
-            *(record.number, record.function, record.kind),
+            *(record.number, record.function, record.lane.kind),
             *(record.size_bytes, record.queued_at_s),
         )
         if record.state is RecordState.CLAIMED:
@@ -299,9 +267,18 @@ class JobIndex:
         record = entry.record
         candidate = LaneCandidate(record.due_at_s, record.number, subject, entry.seq)
         if self._is_open(candidate):
-            self._lanes.add(record.in_lane, candidate)
+            heappush(self._lanes.setdefault(record.lane, []), candidate)
             for notify in self.watchers:
                 notify()
+
+    def _first(self, lane: JobLane) -> LaneCandidate | None:
+        waiting = self._lanes.get(lane)
+        while waiting and not self._is_open(waiting[0]):
+            heappop(waiting)
+        if not waiting:
+            self._lanes.pop(lane, None)
+            return None
+        return waiting[0]
 
     def _is_open(self, candidate: LaneCandidate) -> bool:
         entry = self._entries.get(candidate.subject)

@@ -6,13 +6,15 @@ have given up. Here a lost connection fails every request that was under way on 
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from logging import Logger
 from pathlib import Path
+from typing import Any
 
 from nats.aio.client import Client
 
+from common.tasks import until_first
 from common.time_limits import time_limit
 from gateway_ext.errors import QueueAway, QueueFailed
 from gateway_ext.jobs.attempts import BackOff
@@ -25,7 +27,7 @@ _DISCONNECT_S = 2.0
 _CHECK_S = 0.25
 
 # Uses a new connection until it ends, and calls the second argument once others may use it.
-UseConnection = Callable[[NatsRequests, Callable[[], None]], Awaitable[None]]
+UseConnection = Callable[[NatsRequests, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
 class NatsLink:
@@ -134,19 +136,12 @@ class NatsLink:
             self._up.set()
             self._tried.set()
 
-        session = asyncio.ensure_future(self._session(wire, usable))
-        ending = asyncio.ensure_future(_until_closed(client, ended))
         try:
-            await asyncio.wait((session, ending), return_when=asyncio.FIRST_COMPLETED)
-            if session.done():
-                await session
+            await until_first(self._session(wire, usable), _until_closed(client, ended))
         finally:
             self._wire = None
             self._up.clear()
             wire.mark_lost()
-            session.cancel()
-            ending.cancel()
-            await asyncio.gather(session, ending, return_exceptions=True)
             await _disconnect(client)
 
     async def _connected(

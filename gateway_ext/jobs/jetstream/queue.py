@@ -8,12 +8,18 @@ True once the servers have acknowledged both; docs/async.md says what that prote
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
 from logging import Logger
 from pathlib import Path
 from random import SystemRandom
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from common.time_limits import time_limit
 from gateway_ext.errors import (
@@ -25,8 +31,7 @@ from gateway_ext.errors import (
     QueueFailed,
     UnknownJob,
 )
-from gateway_ext.jobs.jetstream.bodies import BodyParts, ScratchSpool
-from gateway_ext.jobs.jetstream.cleanup import StreamCleanup
+from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, BodyParts, ScratchSpool
 from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
 from gateway_ext.jobs.jetstream.link import NatsLink
 from gateway_ext.jobs.jetstream.records import (
@@ -36,16 +41,16 @@ from gateway_ext.jobs.jetstream.records import (
     StoredParts,
     encode,
     key_of,
-    uid_of,
 )
 from gateway_ext.jobs.jetstream.requests import (
     NatsRequests,
     RecordConflict,
     StreamsFull,
+    bounded,
 )
 from gateway_ext.jobs.jetstream.session import GatewayIdentity, GatewayPresence, GatewaySession
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check
-from gateway_ext.jobs.jetstream.streams import RecordWriter, StreamNames
+from gateway_ext.jobs.jetstream.streams import RecordWriter, StreamNames, is_mark
 from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.values import (
     AsyncCall,
@@ -62,23 +67,21 @@ from gateway_ext.jobs.values import (
 )
 
 _RETRY_AFTER_S = 5.0
+# How many letters of a page are read at the same time.
+_TOGETHER = 32
 
 
 @dataclass(slots=True)
 class _Claim:
-    """A job claimed by this gateway: its record as written, and the token that signs its end.
-
-    `result` is set once it is stored, so that it is not written again where the record's write
-    failed.
-    """
+    """A job claimed by this gateway: its record as written, and the token that signs its end."""
 
     entry: IndexEntry
     token: str
-    result: StoredParts | None = None
+    result: StoredParts | None = None  # once it is stored, to be written once if the record fails
 
 
 class JetStreamQueue(JobQueue):
-    """See `JobQueue`; opened by `jetstream_queue`."""
+    """See `JobQueue`; `folder` has this gateway's name and arriving bodies."""
 
     def __init__(
         self, folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
@@ -98,7 +101,6 @@ class JetStreamQueue(JobQueue):
         self._link = NatsLink(settings, self._serve, log)
         self._parts = BodyParts(self._link, self._names, JobNumbers(time.time, SystemRandom()))
         self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
-        self._letters = DeadLetterRecords(self._writer, self._parts, self._index, self._names)
         self._cleanup = StreamCleanup(
             settings, self._parts, self._writer, presence, self._index, log
         )
@@ -190,14 +192,14 @@ class JetStreamQueue(JobQueue):
             claim.result = await self._parts.write_result(record.uid, result, body)
         # A failed call may be replayed, which needs its body.
         call = record.call if result.failure else record.call._replace(body=(), size_bytes=0)
-        waits = replace(record, state=RecordState.WAITING, kind=lane.kind, lane=lane.key)
-        tried = replace(waits, due_at_s=due_at_s, attempts=0, deferrals=0, why="")
+        waits = replace(record, state=RecordState.WAITING, lane=lane, due_at_s=due_at_s)
+        tried = replace(waits, attempts=0, deferrals=0, why="")
         await self._end(
             job, replace(tried, call=call, result=claim.result, failed=bool(result.failure))
         )
         await body.discard()
         if call is not record.call:
-            self._remove(self._parts.remove_body(record.uid, record.call))
+            self._remove(self._parts.remove(record.uid, record.call.body_names()))
 
     async def finish(self, job: JobNumber) -> None:
         record = self._claim(job).entry.record
@@ -215,24 +217,42 @@ class JetStreamQueue(JobQueue):
     # -- dead letters ----------------------------------------------------------------------------
 
     async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        return await self._letters.page(after, limit)
+        records = self._index.dead_after(after, limit)
+        letters: list[DeadLetter] = []
+        for at in range(0, len(records), _TOGETHER):
+            shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
+            letters += [letter for letter, _ in shown]
+        return letters
 
     async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        return await self._letters.show(number)
+        return await self._shown(self._dead(number).record)
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
-        await self._letters.replay(number, now_s)
+        await self._writer.finish(number)
+        entry = self._dead(number)
+        dead = entry.record
+        alive = replace(
+            dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
+        )
+        only_callback = dead.lane.kind is JobKind.CALLBACK and not dead.failed
+        if not only_callback:
+            alive = replace(alive, lane=call_lane(dead.function), result=None, failed=False)
+        if not await self._writer.write_new(self._names.call(dead.key), alive):
+            raise JobExists(dead.function, dead.call_id)
+        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
+            await self._writer.remove(entry)
+            if not only_callback and dead.result is not None:
+                await self._parts.remove(dead.uid, dead.result.names())
 
     async def discard(self, number: JobNumber) -> None:
-        await self._letters.discard(number)
-
-    async def expire(self, now_s: float) -> int:
-        gone = 0
-        for number in self.tally.expired(now_s):
-            with suppress(UnknownJob):  # another gateway removed it first
-                await self.discard(JobNumber(number))
-                gone += 1
-        return gone
+        entry = self._dead(number)
+        try:
+            await self._writer.remove(entry)
+        except RecordConflict as error:
+            await self._writer.refresh(entry.subject)
+            raise UnknownJob(number) from error
+        with suppress(QueueFailed):  # the clean-up removes what remains
+            await self._parts.remove_all(entry.record)
 
     async def close(self) -> None:
         await asyncio.gather(*self._removing, return_exceptions=True)
@@ -247,14 +267,12 @@ class JetStreamQueue(JobQueue):
         number, stored = await self._parts.write_call(call, body)
         record = JobRecord(
             number=number,
-            uid=uid_of(number),
             function=call.function,
             call_id=call.id,
             queued_at_s=call.queued_at_s,
             call=stored,
             state=RecordState.WAITING,
-            kind=JobKind.CALL,
-            lane=call_lane(call.function).key,
+            lane=call_lane(call.function),
             due_at_s=call.queued_at_s,
         )
         try:
@@ -293,17 +311,17 @@ class JetStreamQueue(JobQueue):
         token = f"{self._identity.session}.{self._count}"
         claim = _Claim(IndexEntry(entry.subject, seq, record), token)
         try:
-            call, body = await self._parts.read_call(record)
+            call, body = await self._parts.read(record.uid, record.call, CALL_HEAD)
             result = None
-            if record.kind is JobKind.CALLBACK and record.result is not None:
-                result, body = await self._parts.read_result(record.uid, record.result)
+            if record.lane.kind is JobKind.CALLBACK and record.result is not None:
+                result, body = await self._parts.read(record.uid, record.result, RESULT_HEAD)
         except BodyLost as error:
             self._claims[record.number] = claim
             await self._unreadable(entry.record, error)
             return None
         self._claims[record.number] = claim
-        lane = JobLane(record.kind, record.lane)
-        return Job(record.number, call, body, lane, record.attempts, record.deferrals, result)
+        attempts, deferrals = record.attempts, record.deferrals
+        return Job(record.number, call, body, record.lane, attempts, deferrals, result)
 
     async def _unreadable(self, before: JobRecord, error: BodyLost) -> None:
         """Handle a job whose parts are missing: it had ended, or they are lost.
@@ -322,7 +340,7 @@ class JetStreamQueue(JobQueue):
             # Otherwise `StreamCleanup` would treat the letter as one that was discarded.
             claim = self._claim(before.number)
             lost = replace(claim.entry.record, call=before.call._replace(head=0))
-            claim.entry = replace(claim.entry, record=lost)
+            claim.entry.record = lost
         await self.bury(before.number, f"it cannot be read: {error}", time.time())
 
     def _claim(self, job: JobNumber) -> _Claim:
@@ -351,6 +369,33 @@ class JetStreamQueue(JobQueue):
         self._claims.pop(claim.entry.record.number, None)
         self._index.release(claim.entry.subject)
 
+    def _dead(self, number: JobNumber) -> IndexEntry:
+        entry = self._index.dead(number)
+        if entry is None:
+            raise UnknownJob(number)
+        return entry
+
+    async def _shown(self, record: JobRecord) -> tuple[DeadLetter, StoredBody]:
+        """A letter with its call; where the parts are lost, with what its record has."""
+        call, result = _call(record), None
+        body: StoredBody = MemoryBody(b"")
+        with suppress(BodyLost):
+            call, body = await self._parts.read(record.uid, record.call, CALL_HEAD)
+            if record.result is not None:
+                result, _ = await self._parts.read(record.uid, record.result, RESULT_HEAD)
+        letter = DeadLetter(
+            number=record.number,
+            call=call,
+            kind=record.lane.kind,
+            attempts=record.attempts,
+            why=record.why,
+            died_at_s=record.died_at_s,
+            result=result,
+            size_bytes=record.size_bytes,
+            last_status=record.last_status,
+        )
+        return letter, body
+
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
         await self._session.begin(wire)
         usable()
@@ -368,100 +413,121 @@ class JetStreamQueue(JobQueue):
         task.add_done_callback(self._removing.discard)
 
 
-async def jetstream_queue(
-    folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
-) -> JetStreamQueue:
-    """`folder` has this gateway's name and arriving bodies."""
-    queue = JetStreamQueue(folder, settings, limits, log)
-    try:
-        await queue.open()
-    except BaseException:
-        await queue.close()
-        raise
-    return queue
-
-
-# How many letters of a page are read at the same time.
-_TOGETHER = 32
-
-
-class DeadLetterRecords:
-    """Reads and changes dead letters."""
-
-    def __init__(
-        self, writer: RecordWriter, parts: BodyParts, index: JobIndex, names: StreamNames
-    ) -> None:
-        self._writer = writer
-        self._parts = parts
-        self._index = index
-        self._names = names
-
-    async def page(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        records = self._index.dead_after(after, limit)
-        letters: list[DeadLetter] = []
-        for at in range(0, len(records), _TOGETHER):
-            shown = await asyncio.gather(*map(self._shown, records[at : at + _TOGETHER]))
-            letters += [letter for letter, _ in shown]
-        return letters
-
-    async def show(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        return await self._shown(self._dead(number).record)
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        await self._writer.finish(number)
-        entry = self._dead(number)
-        dead = entry.record
-        alive = replace(
-            dead, state=RecordState.WAITING, attempts=0, deferrals=0, why="", due_at_s=now_s
-        )
-        only_callback = dead.kind is JobKind.CALLBACK and not dead.failed
-        if not only_callback:
-            lane = call_lane(dead.function)
-            alive = replace(alive, kind=lane.kind, lane=lane.key, result=None, failed=False)
-        if not await self._writer.write_new(self._names.call(dead.key), alive):
-            raise JobExists(dead.function, dead.call_id)
-        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
-            await self._writer.remove(entry)
-            if not only_callback and dead.result is not None:
-                await self._parts.remove_result(dead.uid, dead.result)
-
-    async def discard(self, number: JobNumber) -> None:
-        entry = self._dead(number)
-        try:
-            await self._writer.remove(entry)
-        except RecordConflict as error:
-            await self._writer.refresh(entry.subject)
-            raise UnknownJob(number) from error
-        with suppress(QueueFailed):  # the clean-up removes what remains
-            await self._parts.remove_all(entry.record)
-
-    def _dead(self, number: JobNumber) -> IndexEntry:
-        entry = self._index.dead(number)
-        if entry is None:
-            raise UnknownJob(number)
-        return entry
-
-    async def _shown(self, record: JobRecord) -> tuple[DeadLetter, StoredBody]:
-        """A letter with its call; where the parts are lost, with what its record has."""
-        call, result = _call(record), None
-        body: StoredBody = MemoryBody(b"")
-        with suppress(BodyLost):
-            call, body = await self._parts.read_call(record)
-            if record.result is not None:
-                result, _ = await self._parts.read_result(record.uid, record.result)
-        letter = DeadLetter(
-            number=record.number,
-            call=call,
-            kind=record.kind,
-            attempts=record.attempts,
-            why=record.why,
-            died_at_s=record.died_at_s,
-            result=result,
-            size_bytes=record.size_bytes,
-            last_status=record.last_status,
-        )
-        return letter, body
-
-
 def _call(record: JobRecord) -> AsyncCall:
     return AsyncCall(record.call_id, record.function, "", b"", b"", (), record.queued_at_s)
+
+
+_ROUNDS_PER_MARK = 4
+# How many marks are removed at the same time, and how many are considered at once.
+_MARKS_TOGETHER, _AT_ONCE = 8, 256
+
+
+class _Mark(NamedTuple):
+    """The mark of a job that ended, and the time from which it is no longer needed."""
+
+    due_s: float
+    subject: str
+    seq: int
+    left_by: str
+
+
+class StreamCleanup:
+    """Cleans up regularly while there is a connection; a later round finds what one missed."""
+
+    def __init__(
+        self,
+        settings: JetStreamSettings,
+        parts: BodyParts,
+        writer: RecordWriter,
+        presence: GatewayPresence,
+        index: JobIndex,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._writer = writer
+        self._presence = presence
+        self._index = index
+        self._log = log
+        self._marks: deque[_Mark] = deque()
+        self._suspects: dict[str, float] = {}
+        self._orphans_due_s = 0.0
+
+    async def go_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.mark_s / _ROUNDS_PER_MARK)
+            try:
+                await self.once(time.monotonic())
+            except (QueueFailed, RecordConflict) as error:
+                self._log.warning("job queue: the clean-up failed: %r", error)
+
+    async def once(self, now_s: float) -> None:
+        for entry in self._index.halves():
+            await self._writer.finish(entry.record.number)
+        await self._remove_outdated()
+        await self._remove_marks(now_s)
+        for gateway, seq in self._presence.old():
+            await self._writer.delete(self._writer.names.gateway(gateway), seq)
+            self._presence.forget(gateway)
+        if now_s >= self._orphans_due_s:
+            self._orphans_due_s = now_s + self._settings.orphan_s / 2
+            await self._remove_orphans(now_s)
+
+    async def _remove_outdated(self) -> None:
+        """Remove records that a killed nats-server has beside those that replaced them.
+
+        With the removal of a mark, the record of a job that had ended would be the last one of its
+        subject, and the job would be made once more. So this comes before the marks.
+        """
+        outdated = self._index.outdated
+        while outdated:
+            await self._writer.delete(*outdated[-1])
+            outdated.pop()
+
+    async def _remove_marks(self, now_s: float) -> None:
+        """Remove marks that all gateways have read; the session that left a mark removes it."""
+        due_s = now_s + self._settings.mark_s
+        self._marks.extend(_Mark(due_s, *mark) for mark in self._index.marks)
+        self._index.marks.clear()
+        while due := self._due_marks(now_s):
+            await bounded((partial(self._remove_mark, mark) for mark in due), _MARKS_TOGETHER)
+            for mark in due:  # after all of them, so that a failed one is tried again
+                self._index.forget_mark(mark.subject, mark.seq)
+                self._marks.popleft()
+
+    def _due_marks(self, now_s: float) -> list[_Mark]:
+        """The next marks that are due, where no older message can arrive any more."""
+        first = islice(self._marks, _AT_ONCE)
+        position = self._index.position
+        return list(takewhile(lambda mark: mark.due_s <= now_s and mark.seq <= position, first))
+
+    async def _remove_mark(self, mark: _Mark) -> None:
+        session = ".".join(mark.left_by.split(".")[:2])
+        if session == self._writer.me or not self._presence.lives(session):
+            await self._writer.delete(mark.subject, mark.seq, is_mark)
+
+    async def _remove_orphans(self, now_s: float) -> None:
+        """Remove parts without a job: of calls that were not stored, or of gateways that died."""
+        if self._index.unread:
+            return  # it is unknown which parts are needed
+        letters = self._index.letters()
+        present = await self._parts.uids()
+        needed = self._index.uids()  # read after `present`, as jobs may arrive in between
+        seen = {uid: self._suspects.get(uid, now_s) for uid in present - needed}
+        for uid, first_s in seen.items():
+            if now_s - first_s >= self._settings.orphan_s:
+                await self._parts.purge(uid)
+                self._log.info("job queue: the orphaned parts %s are removed", uid)
+        self._suspects = {
+            uid: at for uid, at in seen.items() if now_s - at < self._settings.orphan_s
+        }
+        for letter in letters:
+            # A letter whose call is known to be lost stays.
+            if letter.record.uid not in present and letter.record.call.head:
+                await self._remove_discarded(letter)
+
+    async def _remove_discarded(self, letter: IndexEntry) -> None:
+        """Remove a letter that was discarded, and whose record returned."""
+        if not await self._parts.has_call(letter.record):
+            self._log.warning("dead letter %d had been discarded", letter.record.number)
+            await self._writer.remove(letter)

@@ -2,15 +2,17 @@
 
 import asyncio
 import fcntl
-import json
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
+from common.tasks import until_first
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.jetstream.index import JobIndex
 from gateway_ext.jobs.jetstream.records import decode
@@ -19,6 +21,13 @@ from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.jetstream.streams import StreamNames, ensure
 
 _FORGET_S = 24 * 3600.0
+
+
+class _Heartbeat(msgspec.Struct):
+    session: str
+
+
+_HEARTBEAT = msgspec.json.Decoder(_Heartbeat)
 
 
 @dataclass(slots=True)
@@ -52,7 +61,7 @@ class GatewayPresence:
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
         try:
-            session = str(json.loads(content)["session"])
+            session = _HEARTBEAT.decode(content).session
         except RecursionError as error:
             raise ValueError("no heartbeat of a gateway") from error
         self._gateways[gateway] = _Gateway(seq, session, self._now_s(), written_s)
@@ -125,7 +134,7 @@ class GatewayIdentity:
 
 def beat(session: str) -> bytes:
     """The content of a heartbeat; an empty session announces that the gateway closes."""
-    return json.dumps({"session": session}).encode()
+    return msgspec.json.encode(_Heartbeat(session))
 
 
 def gateway_of(session: str) -> str:
@@ -156,11 +165,13 @@ class GatewaySession:
 
     async def begin(self, wire: NatsRequests) -> None:
         tally = self._index.tally
-        made = await ensure(wire, self._names, self._settings.replicas, tally.capacity_bytes)
-        tally.limit_to(made.parts_bytes)
-        if made.created != self._created:
+        created, parts_bytes = await ensure(
+            wire, self._names, self._settings.replicas, tally.capacity_bytes
+        )
+        tally.limit_to(parts_bytes)
+        if created != self._created:
             self._index.clear()
-            self._created = made.created
+            self._created = created
         self._began = await self._beat(wire)
         self._index.begin_reading()
         self._watch = StreamWatch(wire, self._names.jobs, self._receive)
@@ -173,14 +184,7 @@ class GatewaySession:
     ) -> None:
         """Follow the stream, send heartbeats and clean up, until one of them fails."""
         assert self._watch is not None  # `begin` made it
-        works = (self._watch.go_on(), self._keep_beating(wire), clean_up())
-        tasks = [asyncio.create_task(work) for work in works]
-        try:
-            await _first(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_first(self._watch.go_on(), self._keep_beating(wire), clean_up())
 
     async def announce_close(self, wire: NatsRequests) -> None:
         await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
@@ -211,7 +215,7 @@ class GatewaySession:
                 self._index.unread.add(message.subject)
                 self._index.apply(message.subject, message.seq, decode(message.content))
                 self._index.unread.discard(message.subject)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             # The message of a later version or of another program stays untouched.
             self._log.error(
                 "job queue: the message at %s cannot be read: %r", message.subject, error
@@ -221,9 +225,3 @@ class GatewaySession:
         ours = gateway == self._identity.gateway and seq > self._began
         if ours and self._presence.session_of(gateway) not in {self._identity.session, ""}:
             self._log.error("another gateway has a copy of our state folder: calls are made twice")
-
-
-async def _first(tasks: Iterable[asyncio.Task[None]]) -> None:
-    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in ended:
-        await task

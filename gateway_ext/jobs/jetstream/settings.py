@@ -12,27 +12,18 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 @dataclass(frozen=True, slots=True)
 class JetStreamSettings:
-    """Servers, credentials, the names of streams, and time-outs.
+    """Servers, credentials, the names of streams, and time-outs."""
 
-    `servers` are `nats://HOST:PORT` or `tls://HOST:PORT`. With a `user` the `password_file` holds
-    the password, without one a token. `replicas` is the number of servers that store a job before
-    it is accepted. Names of streams and subjects begin with `prefix`; gateways with the same prefix
-    share their jobs.
-
-    A gateway sends a heartbeat every `beat_s`. Its claims are released after `lease_s` without one.
-    """
-
-    servers: tuple[str, ...]
+    servers: tuple[str, ...]  # nats://HOST:PORT or tls://HOST:PORT
     user: str = ""
-    password_file: str = ""
+    password_file: str = ""  # of the user; without one it holds a token
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    replicas: int = 1
-    prefix: str = "gpufaas"
-
-    beat_s: float = 5.0
-    lease_s: float = 20.0
+    replicas: int = 1  # how many servers store a job before it is accepted
+    prefix: str = "gpufaas"  # of streams and subjects; who has the same one shares jobs
+    beat_s: float = 5.0  # the pause between two heartbeats of a gateway
+    lease_s: float = 20.0  # its claims are released after this time without one
     connect_s: float = 5.0
     answer_s: float = 5.0
     # How long parts may exist without a job, and how long the mark of a job that ended stays: for

@@ -1,8 +1,9 @@
 """The two streams of a queue: their names, subjects and creation, and records written to them."""
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
+from msgspec.structs import replace
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from gateway_ext.errors import QueueAway, QueueFailed
@@ -53,17 +54,12 @@ class StreamNames:
         return subject.rsplit(".", 2)[-2]
 
 
-class StreamsMade(NamedTuple):
-    """When the stream of records was created, and the size of that of parts; -1: unlimited."""
-
-    created: str
-    parts_bytes: int
-
-
 async def ensure(
     wire: NatsRequests, names: StreamNames, replicas: int, parts_bytes: int
-) -> StreamsMade:
+) -> tuple[str, int]:
     """Create the streams that do not exist; existing ones are not changed.
+
+    Returns when that of records was created, and the size of that of parts; -1: unlimited.
 
     Both have limits, so that bodies never fill the servers to a point where no job could be claimed
     or ended. If the servers have less space than configured, the limits are lower.
@@ -73,7 +69,7 @@ async def ensure(
     parts = usual.evolve(name=names.parts, subjects=[names.all_parts], allow_direct=True)
     made = await ensure_stream(wire, jobs, _RECORDS_BYTES, _QUARTER)
     made_parts = await ensure_stream(wire, parts, parts_bytes, _HALF)
-    return StreamsMade(str(made["created"]), int(made_parts["config"].get("max_bytes", -1)))
+    return str(made["created"]), int(made_parts["config"].get("max_bytes", -1))
 
 
 def stream_config(replicas: int) -> StreamConfig:
@@ -115,7 +111,7 @@ class RecordWriter:
 
     def __init__(self, link: NatsLink, names: StreamNames, index: JobIndex, me: str) -> None:
         self._link = link
-        self._names = names
+        self.names = names
         self._index = index
         self.me = me
 
@@ -159,19 +155,16 @@ class RecordWriter:
             entry, replace(entry.record, state=RecordState.GONE, owner="", ended=self.me)
         )
 
-    async def delete_mark(self, subject: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, subject, _is_mark)
-
-    async def delete_outdated(self, subject: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, subject)
-
-    async def delete_gateway(self, gateway: str, seq: int) -> None:
-        await self._link.wire().delete(self._names.jobs, seq, self._names.gateway(gateway))
+    async def delete(
+        self, subject: str, seq: int, wanted: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """See `NatsRequests.delete`."""
+        await self._link.wire().delete(self.names.jobs, seq, subject, wanted)
 
     async def refresh(self, subject: str) -> JobRecord | None:
         """Read a subject's record from the leader, and update the index."""
         before = self._index.seq_of(subject)
-        last = await self._link.wire().last(self._names.jobs, subject)
+        last = await self._link.wire().last(self.names.jobs, subject)
         if last is None:
             self._index.vanished(subject)
             return None
@@ -199,7 +192,7 @@ class RecordWriter:
             await self._remove_if_there(entry)
 
     async def _move(self, entry: IndexEntry) -> None:
-        subject = self._names.dead(entry.record.number)
+        subject = self.names.dead(entry.record.number)
         moved = replace(entry.record, ended=self.me)
         for _ in range(_TRIES):
             expected = self._index.mark_of(subject)
@@ -223,7 +216,7 @@ class RecordWriter:
             await self.refresh(entry.subject)
 
 
-def _is_mark(content: bytes) -> bool:
+def is_mark(content: bytes) -> bool:
     try:
         return decode(content).state is RecordState.GONE
     except ValueError:

@@ -56,49 +56,36 @@ class FileBody:
             raise QueueFailed(f"its body cannot be read: {error}") from error
 
 
-class FileSpool:
+class FileSpool(BodyBuffer):
     """One body while it arrives; up to `inline_bytes` it needs no file."""
 
     def __init__(self, folder: Path, inline_bytes: int, most_bytes: int) -> None:
         self._path = folder / uuid4().hex
-        # Not a method of this object: both would keep each other, and the body, for a while.
-        opened = partial(_opened, self._path)
-        self._body = BodyBuffer(opened, inline_bytes, most_bytes)
+        super().__init__(partial(_opened, self._path), inline_bytes, most_bytes)
         self._kept = False
-
-    @property
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    async def write(self, chunk: bytes) -> None:
-        await self._body.write(chunk)
 
     async def keep(self) -> KeptBody:
         """The complete body, synced to the disk where it has a file; `discard` then does nothing.
 
         It may be called again, also after QueueFailed.
         """
-        body = self._body
-        if not self._kept and not body.fits_memory:
-            await body.in_thread(self._sync)
+        if not self._kept and not self.fits_memory:
+            await self.in_thread(self._sync)
         self._kept = True
-        if body.file is None:
-            return KeptBody(bytes(body.held), None, body.size_bytes)
-        return KeptBody(None, self._path.name, body.size_bytes)
+        if self.file is None:
+            return KeptBody(bytes(self.held), None, self.size_bytes)
+        return KeptBody(None, self._path.name, self.size_bytes)
 
     async def discard(self) -> None:
-        await self._body.idle()
-        if not self._kept and await self._body.close():
+        await self.idle()
+        if not self._kept and await self.close():
             with suppress(OSError):  # the next start removes what remains
                 self._path.unlink(missing_ok=True)
 
     def _sync(self) -> None:
-        file = self._body.file
         # The file is closed already where only the sync of its folder failed before.
-        if file is None or not file.closed:
-            self._body.flush()
-            file = self._body.file
-            assert file is not None
+        if self.file is None or not self.file.closed:
+            file = self.flush()
             os.fsync(file.fileno())
             file.close()
         sync_folder(self._path.parent)

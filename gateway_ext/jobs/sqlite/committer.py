@@ -97,7 +97,7 @@ class Committer:
         self,
         do: Callable[[Transaction], _Value],
         *,
-        durable: bool,
+        durable: bool = False,
         then: Callable[[_Value], None] | None = None,
         file: Path | None = None,
     ) -> _Value:

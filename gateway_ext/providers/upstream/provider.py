@@ -281,8 +281,7 @@ class UpstreamProvider:
         missing = UnknownNamespace(namespace)
         answer = await self._http.call("GET", "/system/functions", _in(namespace), missing=missing)
         with _upstream_fault("its functions"):
-            sent_functions = wire.objects(_list(answer), "functions")
-            statuses = [wire.status_of(sent, namespace) for sent in sent_functions]
+            statuses = [wire.status_of(sent, namespace) for sent in _list(answer)]
         statuses = [self._completed(status) for status in statuses]
         return sorted(statuses, key=lambda status: status.deployment.id)
 
@@ -291,7 +290,7 @@ class UpstreamProvider:
         path, missing = f"/system/function/{function.name}", UnknownFunction(function)
         answer = await self._http.call("GET", path, query, missing=missing)
         with _upstream_fault("its function"):
-            status = wire.status_of(bounded_json.Fields.of(answer), function.namespace)
+            status = wire.status_of(bounded_json.parsed(answer), function.namespace)
         return self._completed(status)
 
     async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
@@ -310,7 +309,7 @@ class UpstreamProvider:
             async for line in lines:
                 if line.strip():
                     with _upstream_fault("a line of its log"):
-                        log_line = wire.log_line_of(bounded_json.Fields.of(line), function)
+                        log_line = wire.log_line_of(line, function)
                     yield log_line
 
     # -- secrets and namespaces ------------------------------------------------------------------
@@ -322,8 +321,7 @@ class UpstreamProvider:
     async def secrets(self, namespace: str) -> Sequence[str]:
         answer = await self._http.call("GET", "/system/secrets", _in(namespace))
         with _upstream_fault("its secrets"):
-            secrets = wire.objects(_list(answer), "secrets")
-            return sorted(secret.required("name") for secret in secrets)
+            return sorted(wire.secret_name_of(secret) for secret in _list(answer))
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
         exists = SecretExists(namespace, name)
@@ -374,8 +372,8 @@ class UpstreamProvider:
                 "GET", f"/system/namespace/{name}", missing=UnknownNamespace(name)
             )
             with _upstream_fault("its namespace"):
-                sent = bounded_json.Fields.of(answer)
-                return Namespace(name, sent.mapping("labels"), sent.mapping("annotations"))
+                sent = bounded_json.decoded(answer, wire.SentNamespace)
+                return Namespace(name, sent.labels, sent.annotations)
         except (Unsupported, UnknownNamespace):
             return Namespace(name)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from cache_manager.model.errors import CacheError
 from common import addresses, numerals
 from common.errors import BadAddress, BadSize
-from gateway_ext.bounded_json import Fields, parsed
+from gateway_ext.bounded_json import decoded, parsed
 from gateway_ext.calls.learned import Learned, LocalWork
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
@@ -126,7 +126,7 @@ def _requests() -> list[Target]:
 def _page() -> Target:
     choice = {"name": "lalbo3", "parameters": {"limit": 25}}
     return Target(
-        "page-body", routes._policy, (BadRequest,),  # noqa: SLF001 - the route itself asks the scheduler
+        "page-body", lambda data: decoded(data, routes.Policy), (BadRequest,),
         lambda: [json.dumps(choice).encode()], InputForm.JSON, ("gateway_ext/ui/routes.py",),
         _CLIENT, _BODY,
     )  # fmt: skip
@@ -137,12 +137,17 @@ def _answers() -> list[Target]:
     line = {"name": "f", "instance": "i", "timestamp": "2025-01-02T03:04:05Z", "text": "a"}
 
     def status(data: bytes) -> Any:
-        found = wire.status_of(Fields.of(data), "openfaas-fn")
+        found = wire.status_of(parsed(data), "openfaas-fn")
         function_options.of(found.deployment)
         return found
 
+    def listed(data: bytes) -> Any:
+        statuses = parsed(data)
+        values = statuses if isinstance(statuses, list) else [statuses]
+        return [wire.status_of(each, "openfaas-fn") for each in values]
+
     def logged(data: bytes) -> Any:
-        return wire.log_line_of(Fields.of(data), _FUNCTION)
+        return wire.log_line_of(data, _FUNCTION)
 
     return [
         _json_target(
@@ -161,7 +166,7 @@ def _answers() -> list[Target]:
         ),
         _json_target(
             "provider-list",
-            lambda data: wire.objects(Fields({"a": parsed(data)}).many("a"), "it"),
+            listed,
             [_STATUS],
             sender=provider,
         ),

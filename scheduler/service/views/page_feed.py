@@ -12,9 +12,9 @@ from pydantic_core import to_json
 
 from cache_manager.model.ids import ModelId
 from common.numerals import natural
-from scheduler.core.core import Core
 from scheduler.cluster.request_queue import Pending, RequestQueue
 from scheduler.cluster.slots import ActiveLease, Gpu
+from scheduler.core.core import Core
 from scheduler.service.history.history import History
 from scheduler.service.history.recent_requests import RecentRequests, Row
 from scheduler.service.leadership.term import Office

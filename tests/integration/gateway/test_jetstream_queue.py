@@ -5,12 +5,12 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import nats
 import pytest
+from msgspec.structs import replace
 
 from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, QueueAway, QueueFailed

@@ -10,9 +10,9 @@ from pathlib import Path
 import nats
 from nats.js.api import ClusterInfo
 
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue, jetstream_queue
+from gateway_ext.jobs.jetstream.queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings
-from gateway_ext.jobs.queue import JobQueue, QueueLimits
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
 from gateway_ext.jobs.values import Job, JobLane
 from gpufaas.stack.held_ports import HeldPort
 from tests.kit import needs
@@ -123,7 +123,7 @@ def settings_for(url: str, **others: object) -> JetStreamSettings:
 async def a_shared_queue(
     folder: Path, settings: JetStreamSettings, limits: QueueLimits | None = None
 ) -> AsyncIterator[JetStreamQueue]:
-    queue = await jetstream_queue(folder, settings, limits or QueueLimits(), LOG)
+    queue = await opened(JetStreamQueue(folder, settings, limits or QueueLimits(), LOG))
     try:
         yield queue
     finally:

@@ -20,7 +20,7 @@ from gateway_ext.metrics import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.feed import PagePace, WatcherFeed
-from gateway_ext.ui.routes import STATIC, StaticFiles, make_page
+from gateway_ext.ui.routes import STATIC, make_page
 from gateway_ext.ui.state import Series
 from tests.kit.page.generated_cluster import GeneratedCluster
 
@@ -57,7 +57,7 @@ async def page_world(
             readiness=lambda: Readiness(True, "ready\n"),
             metrics=bytes,
             system_meters=ApiMeters(),
-            page=make_page(feed, source, StaticFiles(static)),
+            page=make_page(feed, source, static),
         )
         async with serving(make_app(parts), listener, 1.0):
             try:

@@ -11,13 +11,13 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.errors import GatewayError
 from gateway_ext.jobs.attempts import BackOff, RetryPolicy
-from gateway_ext.jobs.caller import FunctionAnswer
 from gateway_ext.jobs.queue import JobQueue, QueueLimits
 from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings
@@ -26,7 +26,7 @@ from tests.kit.waiting import eventually
 from tests.kit.worlds.job_world import ANYWHERE, LOG, a_queue, call, put
 
 PATIENCE = RetryPolicy(attempts=1000, back_off=BackOff(first_s=0.01, most_s=0.05))
-SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_patience=PATIENCE, callback_rule=ANYWHERE)
+SETTINGS = JobWorkerSettings(patience=PATIENCE, callback_rule=ANYWHERE)
 _MOST_S = 3600.0  # the test that started this process has the deadline
 LIMITS = QueueLimits(inline_bytes=2000)
 
@@ -44,18 +44,18 @@ class Writing:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @asynccontextmanager
-    async def call(self, one: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+    async def call(self, one: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         if time.time_ns() % 5 == 0:
-            yield FunctionAnswer(503, (), _body(b"not now"))
+            yield StreamedResponse(503, [], _body(b"not now"))
             return
         content = await whole(body)
         right = content == body_of(one.id)
         os.write(self._file, f"{one.id} {'right' if right else 'wrong'}\n".encode())
         await asyncio.sleep(0.005)
-        yield FunctionAnswer(200, (), _body(content[::-1]))
+        yield StreamedResponse(200, [], _body(content[::-1]))
 
 
-async def _body(content: bytes) -> AsyncIterator[bytes]:
+async def _body(content: bytes) -> AsyncGenerator[bytes, None]:
     yield content
 
 

@@ -72,7 +72,7 @@ class SimulatedCommitter:
         self,
         do: Callable[[Transaction], _Value],
         *,
-        durable: bool,
+        durable: bool = False,
         then: Callable[[_Value], None] | None = None,
         file: Path | None = None,
     ) -> _Value:

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.http.asgi import Header
+from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.errors import GatewayError
 from gateway_ext.jobs.callbacks import CallbackRule
-from gateway_ext.jobs.caller import FunctionAnswer
-from gateway_ext.jobs.queue import JobQueue, QueueLimits
-from gateway_ext.jobs.sqlite.queue import SqliteQueue, sqlite_queue
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
 from gateway_ext.jobs.values import (
     AsyncCall,
     JobKind,
@@ -44,7 +44,7 @@ def call(
         method="POST",
         path=b"/a%20b",
         query=b"q=1",
-        headers=((b"content-type", b"text/plain"), (b"x-odd", b"\xff")),
+        headers=[(b"content-type", b"text/plain"), (b"x-odd", b"\xff")],
         queued_at_s=queued_at_s,
         callback_url=callback_url,
     )
@@ -52,7 +52,7 @@ def call(
 
 @asynccontextmanager
 async def a_queue(folder: Path, limits: QueueLimits | None = None) -> AsyncIterator[SqliteQueue]:
-    queue = await sqlite_queue(folder, limits or QueueLimits(), LOG)
+    queue = await opened(SqliteQueue(folder, limits or QueueLimits(), LOG))
     try:
         yield queue
     finally:
@@ -101,7 +101,7 @@ class Functions:
         return sum(one == call_id for one, _ in self.made)
 
     @asynccontextmanager
-    async def call(self, one: AsyncCall, body: StoredBody) -> AsyncIterator[FunctionAnswer]:
+    async def call(self, one: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         before = self.times(one.id)
         content = await whole(body)
         self.made.append((one.id, time.monotonic()))
@@ -112,12 +112,13 @@ class Functions:
             if isinstance(answer, GatewayError):
                 raise answer
             await asyncio.sleep(answer.after_s)
-            yield FunctionAnswer(answer.status, answer.headers, _body(answer), called=answer.called)
+            headers = list(answer.headers)
+            yield StreamedResponse(answer.status, headers, _body(answer), called=answer.called)
         finally:
             self.now -= 1
 
 
-async def _body(answer: ScriptedAnswer) -> AsyncIterator[bytes]:
+async def _body(answer: ScriptedAnswer) -> AsyncGenerator[bytes, None]:
     yield answer.body
     if answer.breaks is not None:
         raise answer.breaks

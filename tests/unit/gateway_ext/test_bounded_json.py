@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.bounded_json import MOST_ELEMENTS, parsed, read_json
+from gateway_ext.bounded_json import MOST_ELEMENTS, decoded, parsed, read_json
 from gateway_ext.errors import BadRequest, TooLarge
 from gateway_ext.ui import routes
 
@@ -69,7 +69,7 @@ def test_signs_within_texts_are_no_elements(value: Any) -> None:
     assert read_json(text, len(text)) == value
 
 
-@pytest.mark.parametrize("read", [parsed, routes._policy])  # noqa: SLF001 - a route's reader
+@pytest.mark.parametrize("read", [parsed, lambda body: decoded(body, routes.Policy)])
 def test_administrators_bodies_have_the_same_bound(read: Callable[[bytes], object]) -> None:
     with pytest.raises(TooLarge, match="100000 elements"):
         read(b'{"parameters":[' + b"[]," * MOST_ELEMENTS + b"[]]}")

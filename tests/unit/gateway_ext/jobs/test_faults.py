@@ -80,7 +80,7 @@ async def test_call_whose_answer_the_disk_does_not_take_was_an_attempt(
     monkeypatch.setattr(sqlite_queue, "FileSpool", FullDisk)
     functions = Functions(lambda *_: ScriptedAnswer(body=b"x" * 2000))
     patience = RetryPolicy(attempts=3, back_off=BackOff(first_s=0.01, most_s=0.02))
-    settings = JobWorkerSettings(patience=patience, callback_patience=patience)
+    settings = JobWorkerSettings(patience=patience)
     async with (
         a_queue(tmp_path) as queue,
         JobWorker(queue, functions, lambda _: None, settings, LOG),

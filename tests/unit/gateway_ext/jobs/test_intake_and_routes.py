@@ -17,8 +17,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.sqlite.job_rows import headers_text
-from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.sqlite.queue import SqliteQueue, encode
 from gateway_ext.jobs.values import call_lane, whole
 from gateway_ext.model import FunctionId
 from tests.kit.waiting import eventually
@@ -26,7 +25,7 @@ from tests.kit.worlds.job_world import ANYWHERE, ECHO, a_queue, call, claimed, p
 
 LIMITS = QueueLimits(inline_bytes=1000, body_bytes=10_000, waiting_per_function=3)
 URL = "/async-function/echo"
-HEAD_BYTES = len(call().path) + len(call().query) + len(headers_text(call().headers))
+HEAD_BYTES = len(encode(call("1")))
 
 
 def by_path(name: bytes) -> FunctionId | None:
@@ -47,7 +46,7 @@ async def asking(
 @asynccontextmanager
 async def administering(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, SqliteQueue]]:
     async with a_queue(folder, LIMITS) as queue:
-        app = make_job_routes(queue, lambda: 7, lambda: 500.0)
+        app = make_job_routes(queue, lambda: 7)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client, queue
@@ -223,8 +222,10 @@ async def test_caller_who_leaves_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("body_s", "pause_s"), [(0.2, 30.0), (30.0, 0.1)])
 async def test_body_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, body_s: float, pause_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body_s: float, pause_s: float
 ) -> None:
+    monkeypatch.setattr("gateway_ext.jobs.intake._BODY_S", body_s)
+    monkeypatch.setattr("gateway_ext.jobs.intake._PAUSE_S", pause_s)
     sent: list[dict[str, Any]] = []
     pieces = 0
 
@@ -239,14 +240,7 @@ async def test_body_that_does_not_come_is_not_waited_for(
 
     limits = QueueLimits(inline_bytes=1000, body_bytes=1 << 20)
     async with a_queue(tmp_path, limits) as queue:
-        intake = AsyncIntake(
-            by_path,
-            queue,
-            max_body_bytes=1 << 20,
-            callback_rule=ANYWHERE,
-            body_s=body_s,
-            pause_s=pause_s,
-        )
+        intake = AsyncIntake(by_path, queue, max_body_bytes=1 << 20, callback_rule=ANYWHERE)
         scope = {"method": "POST", "path": URL, "headers": [], "query_string": b""}
         async with time_limit(60):
             await intake(scope, receive, send)

@@ -1,6 +1,5 @@
 """Identities of jobs: their numbers, and sequence numbers that are assigned again."""
 
-import json
 from random import Random
 
 from gateway_ext.jobs.jetstream.index import JobIndex
@@ -9,11 +8,9 @@ from gateway_ext.jobs.jetstream.records import (
     JobRecord,
     RecordState,
     StoredParts,
-    decode,
-    encode,
 )
 from gateway_ext.jobs.queue import JobTally, QueueLimits
-from gateway_ext.jobs.values import JobKind, JobNumber, call_lane
+from gateway_ext.jobs.values import JobNumber, call_lane
 from tests.kit.worlds.job_world import ECHO
 
 CALL = "x.jobs.call.k1"
@@ -22,14 +19,12 @@ CALL = "x.jobs.call.k1"
 def record(number: int, state: RecordState = RecordState.WAITING, **others: object) -> JobRecord:
     fields: dict[str, object] = {
         "number": JobNumber(number),
-        "uid": str(number),
         "function": ECHO,
         "call_id": f"c{number}",
         "queued_at_s": 1.0,
         "call": StoredParts(number, (), 10),
         "state": state,
-        "kind": JobKind.CALL,
-        "lane": call_lane(ECHO).key,
+        "lane": call_lane(ECHO),
         "due_at_s": 1.0,
     }
     return JobRecord(**{**fields, **others})  # type: ignore[arg-type] # as named
@@ -55,18 +50,6 @@ def test_numbers_are_exact_as_floats_and_fit_into_an_address_for_decades() -> No
 def test_later_gateways_numbers_are_higher_whatever_they_draw() -> None:
     first = JobNumbers(lambda: 1.8e9, Random(1)).next()
     assert all(JobNumbers(lambda: 1.8e9 + 0.001, Random(at)).next() > first for at in range(50))
-
-
-def test_record_of_the_first_gateways_names_its_parts_as_they_did() -> None:
-    one = record(7, call=StoredParts(7, (5, 6), 900), result=StoredParts(9, (8,), 800, "result-1"))
-    fields = json.loads(encode(one))
-    assert decode(encode(one)) == one
-    for stored in (fields["call"], fields["result"]):
-        del stored[3]
-    before = decode(json.dumps(fields).encode())
-    assert before.call.body_names() == ["call-0", "call-1"]
-    assert before.result is not None
-    assert [before.result.name, *before.result.body_names()] == ["result", "result-0"]
 
 
 def test_look_finds_another_record_by_the_number_of_the_one_that_is_known() -> None:

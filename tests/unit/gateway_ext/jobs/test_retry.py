@@ -10,12 +10,12 @@ from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
     BackOff,
-    FinalAnswer,
     GiveUp,
-    RetryLater,
     RetryPolicy,
-    Verdict,
+    TryAgain,
 )
+from gateway_ext.jobs.values import Job, JobNumber, MemoryBody, call_lane
+from tests.kit.worlds.job_world import ECHO, call
 
 PATIENCE = RetryPolicy(
     attempts=3,
@@ -27,22 +27,29 @@ PATIENCE = RetryPolicy(
 
 def verdict(
     tried: AttemptOutcome, attempts: int = 0, deferrals: int = 0, age_s: float = 1.0
-) -> Verdict:
-    return PATIENCE.verdict(tried, attempts=attempts, deferrals=deferrals, age_s=age_s, chance=1.0)
+) -> TryAgain | GiveUp | None:
+    return PATIENCE.verdict(tried, _job(attempts, deferrals), 100.0 + age_s, chance=1.0)
+
+
+def _job(attempts: int = 0, deferrals: int = 0) -> Job:
+    one = call(queued_at_s=100.0)
+    return Job(JobNumber(1), one, MemoryBody(b""), call_lane(ECHO), attempts, deferrals)
 
 
 @pytest.mark.parametrize("status", [200, 202, 301, 400, 404, 413, 500, 501, 507])
 def test_answer_is_final_when_trying_again_would_not_change_it(status: int) -> None:
-    assert verdict(AttemptOutcome(status, "it answered")) == FinalAnswer()
+    assert verdict(AttemptOutcome(status, "it answered")) is None
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_function_that_is_not_able_now_is_tried_again(status: int) -> None:
-    assert verdict(AttemptOutcome(status, "it answered")) == RetryLater(1.0, counts=True)
+    assert verdict(AttemptOutcome(status, "it answered")) == TryAgain(
+        1.0, "it answered", counts=True
+    )
 
 
 def test_broken_connection_is_tried_again_whatever_its_status() -> None:
-    assert verdict(AttemptOutcome(0, "broke", broken=True)) == RetryLater(1.0, counts=True)
+    assert verdict(AttemptOutcome(0, "broke", broken=True)) == TryAgain(1.0, "broke", counts=True)
 
 
 def test_waits_grow_up_to_the_most() -> None:
@@ -51,7 +58,7 @@ def test_waits_grow_up_to_the_most() -> None:
 
 
 def test_attempts_end_in_a_dead_letter() -> None:
-    assert isinstance(verdict(AttemptOutcome(503, "no"), attempts=1), RetryLater)
+    assert isinstance(verdict(AttemptOutcome(503, "no"), attempts=1), TryAgain)
     assert verdict(AttemptOutcome(503, "no"), attempts=2) == GiveUp(
         "3 attempts failed, the last one with: no"
     )
@@ -59,30 +66,25 @@ def test_attempts_end_in_a_dead_letter() -> None:
 
 def test_call_that_was_not_taken_costs_no_attempt_but_time() -> None:
     busy = AttemptOutcome(429, "busy", taken=False)
-    assert verdict(busy, attempts=2, deferrals=50) == RetryLater(10.0, counts=False)
+    assert verdict(busy, attempts=2, deferrals=50) == TryAgain(10.0, "busy", counts=False)
     assert verdict(busy, age_s=100.0) == GiveUp("not taken for 100 s: busy")
 
 
 def test_retry_after_is_honoured_beyond_the_most_wait_but_not_for_ever() -> None:
-    def asked(seconds: float) -> Verdict:
-        return PATIENCE.verdict(
-            AttemptOutcome(503, "no", retry_after_s=seconds),
-            attempts=0,
-            deferrals=0,
-            age_s=0,
-            chance=0.0,
-        )
+    def asked(seconds: float) -> TryAgain | GiveUp | None:
+        tried = AttemptOutcome(503, "no", retry_after_s=seconds)
+        return PATIENCE.verdict(tried, _job(), 100.0, chance=0.0)
 
-    assert asked(20.0) == RetryLater(20.0, counts=True)
-    assert asked(86_400.0) == RetryLater(30.0, counts=True)
-    assert asked(0.0) == RetryLater(0.5, counts=True)
+    assert asked(20.0) == TryAgain(20.0, "no", counts=True)
+    assert asked(86_400.0) == TryAgain(30.0, "no", counts=True)
+    assert asked(0.0) == TryAgain(0.5, "no", counts=True)
 
 
 def test_estimated_wait_is_honoured_no_longer_than_the_most_wait() -> None:
     busy = AttemptOutcome(429, "busy", taken=False, retry_after_s=3600.0, estimated=True)
-    assert verdict(busy) == RetryLater(10.0 + 0.5, counts=False)
-    assert verdict(replace(busy, retry_after_s=8.0)) == RetryLater(8.0 + 0.5, counts=False)
-    assert verdict(replace(busy, estimated=False)) == RetryLater(30.0 + 0.5, counts=False)
+    assert verdict(busy) == TryAgain(10.0 + 0.5, "busy", counts=False)
+    assert verdict(replace(busy, retry_after_s=8.0)) == TryAgain(8.0 + 0.5, "busy", counts=False)
+    assert verdict(replace(busy, estimated=False)) == TryAgain(30.0 + 0.5, "busy", counts=False)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 100))

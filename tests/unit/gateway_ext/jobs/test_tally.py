@@ -74,13 +74,13 @@ def test_room_counts_the_bytes_of_those_that_come(function: FunctionId, granted:
 
 def test_room_grows_with_what_comes_and_is_given_back() -> None:
     tally = JobTally(QueueLimits(waiting_bytes=1_000))
-    with tally.reserve(ECHO, 100) as room:
+    with tally.reserve(ECHO, 100) as grow_to:
         for size_bytes in (50, 300, 300):
-            room.grow_to(size_bytes)
+            grow_to(size_bytes)
         with pytest.raises(Busy), tally.reserve(ECHO, 201):
             pytest.fail("there was room")
         with tally.reserve(ECHO, 200), pytest.raises(Busy):
-            room.grow_to(301)
+            grow_to(301)
     with tally.reserve(ECHO, 500):
         pass
 

@@ -35,7 +35,6 @@ SLOW = FunctionId("openfaas-fn", "slow")
 PATIENCE = RetryPolicy(attempts=4, back_off=BackOff(first_s=0.02, most_s=0.1))
 SETTINGS = JobWorkerSettings(
     patience=PATIENCE,
-    callback_patience=PATIENCE,
     callback_s=60.0,
     callback_rule=ANYWHERE,
 )

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.bounded_json import Fields
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, FunctionStatus, Resources, Usage
 from gateway_ext.openfaas import wire
@@ -70,7 +69,7 @@ def test_whatever_is_sent_is_understood_or_refused(body: bytes) -> None:
 )
 def test_a_status_comes_through_both_ways_unchanged(status: FunctionStatus) -> None:
     shown = json.dumps(wire.status_json(status, 3.0)).encode()
-    assert wire.status_of(Fields.of(shown), "elsewhere") == status
+    assert wire.status_of(json.loads(shown), "elsewhere") == status
 
 
 def test_a_time_is_shown_in_utc_whatever_its_zone() -> None:
@@ -124,13 +123,13 @@ def test_variable_whose_name_no_provider_could_set_is_refused(name: str) -> None
 
 
 def test_deployment_is_refused_when_a_number_that_nobody_reads_has_no_end() -> None:
-    with pytest.raises(BadRequest, match="1e400 is too large a number"):
+    with pytest.raises(BadRequest, match="is not JSON: Number out of range"):
         wire.deployment(b'{"service": "f", "image": "i", "replicas": 1e400}')
 
 
 @pytest.mark.parametrize("text", ["Infinity", "NaN", "1e999", "-1", "0.5", '"1"', "true", "[]"])
 def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
-    with pytest.raises(BadRequest, match=r"replicas must be|no JSON|is too large"):
+    with pytest.raises(BadRequest, match=r"replicas must be|is not JSON"):
         wire.scaling(f'{{"replicas": {text}}}'.encode())
 
 
@@ -138,7 +137,7 @@ def test_replicas_are_a_number_that_can_be_counted(text: str) -> None:
     "more", [{"image": "\ud800"}, {"envVars": {"a": "\udfff"}}, {"image": "a\0b"}]
 )
 def test_a_text_that_no_process_could_be_given_is_refused(more: dict[str, object]) -> None:
-    with pytest.raises(BadRequest, match=r"surrogates|control character"):
+    with pytest.raises(BadRequest, match=r"is not JSON|control character"):
         wire.deployment(json.dumps({"service": "f", "image": "i"} | more).encode())
 
 

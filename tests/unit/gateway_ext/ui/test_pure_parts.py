@@ -32,13 +32,14 @@ def test_changes_lead_from_one_look_to_the_other(
     ]
     found = changes(*looks)
     items = dict(looks[0].items["gpus"])
-    for gone in found.removed.get("gpus", []):
+    gpus = found.get("gpus", {"removed": [], "replaced": []})
+    for gone in gpus["removed"]:
         del items[gone]
-    for item in found.replaced.get("gpus", []):
+    for item in gpus["replaced"]:
         assert items.get(item["id"]) != item, "it is as it was"
         items[item["id"]] = item
     assert items == looks[1].items["gpus"]
-    assert found.whole.get("queue", before) == after
+    assert found.get("queue", before) == after
     assert bool(found) == (looks[0] != looks[1])
 
 

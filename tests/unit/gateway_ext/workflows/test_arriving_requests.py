@@ -2,14 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway_ext.workflows import parts
-from gateway_ext.workflows.intake import WorkflowIntake
 from tests.kit.fakes.fake_function import echoes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, workflow_world
@@ -62,8 +59,7 @@ async def test_what_a_client_sent_that_left_is_given_back(tmp_path: Path) -> Non
 
 
 async def test_body_that_pauses_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    impatient = partial(WorkflowIntake, pause_s=0.1)
-    monkeypatch.setattr(parts, "WorkflowIntake", impatient)
+    monkeypatch.setattr("gateway_ext.jobs.intake._PAUSE_S", 0.1)
     async with workflow_world(tmp_path, {"a": echoes}) as flows:
         await flows.deploy(ECHO)
         said = await sent(flows, slowly(b"x", asyncio.Event()))

@@ -4,13 +4,11 @@ import pytest
 
 from gateway_ext.workflows.plan import WorkflowId
 from gateway_ext.workflows.stream import (
-    WorkflowSubjects,
     decode,
     encode,
     is_removed,
+    workflow_of,
 )
-
-SUBJECTS = WorkflowSubjects("mine")
 
 
 @pytest.mark.parametrize("text", ["workflow: w\nstages: {ä: 1}", "", None])
@@ -33,7 +31,6 @@ def test_other_messages_are_no_workflows(content: bytes) -> None:
 
 
 def test_subject_is_that_of_one_workflow() -> None:
-    workflow = WorkflowId("team", "w-1_2")
-    assert SUBJECTS.workflow(SUBJECTS.of(workflow)) == workflow
-    for other in (SUBJECTS.reader, "mine.workflows.deployed.a", "mine.jobs.call.x"):
-        assert SUBJECTS.workflow(other) is None
+    assert workflow_of("deployed.team.w-1_2") == WorkflowId("team", "w-1_2")
+    for other in ("reader", "deployed.a", "deployed.a.b.c", "mine.jobs.call"):
+        assert workflow_of(other) is None
