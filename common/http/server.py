@@ -16,10 +16,14 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from common.http.accepted_line import SILENCE_S, StreamHandler
 from common.http.asgi import App, Header, Message, Receive, Scope, Send, send_text
-from common.http.connection_table import ConnectionTable
-from common.http.server_protocol import Limits, ServerProtocol
+from common.http.server_protocol import (
+    SILENCE_S,
+    ConnectionTable,
+    Limits,
+    ServerProtocol,
+    StreamHandler,
+)
 from common.tcp import notice_silence
 
 log = logging.getLogger(__name__)

@@ -263,7 +263,7 @@ class _Relay:
             await send({"type": "http.response.body", "body": body})
         else:
             await send(start)
-            # A write of no bytes sends the head at once (`joining_transport.py`).
+            # A write of no bytes sends the head at once (`JoiningTransport`).
             await send({"type": "http.response.body", "body": b"", "more_body": True})
             more = True
             while more:

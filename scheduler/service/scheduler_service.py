@@ -10,7 +10,7 @@ from functools import partial
 from typing import Self
 
 from cache_manager.model.ids import NodeId
-from common.http.accepted_line import AcceptedLine
+from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import Sink
 from scheduler.api import Placement

@@ -14,14 +14,13 @@ from uvicorn.server import ServerState
 from common.errors import NoResponse
 from common.http.asgi import App, BodyOverBound, Receive, Scope, Send, read_body, send_text
 from common.http.client import ClientSettings, HttpClient, HttpConnection
-from common.http.connection_table import ConnectionTable
-from common.http.server_protocol import Limits, ServerProtocol
+from common.http.server_protocol import ConnectionTable, Limits, ServerProtocol
 from common.telemetry.traces import TraceContext, trace_of
 from gateway_ext.calls import passed_headers
 from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
+from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
 from gateway_ext.runtime.handler_event import HandlerEvent
-from gateway_ext.runtime.request_parser import BodyParser, Malformed, head_in
 from gateway_ext.tracing import reported_trace
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
@@ -76,7 +75,7 @@ def _runner() -> asyncio.Runner:
 def _server() -> Target:
     return Target(
         "http-server", _in_loop(_served), (), lambda: _REQUESTS, InputForm.TEXT,
-        ("common/http/server_protocol.py", "common/http/request_head.py",
+        ("common/http/server_protocol.py", "common/http/server_protocol.py",
          "common/http/asgi.py", "gateway_ext/calls/passed_headers.py",
          "common/data_handles.py"),
         _CLIENTS, f"{_LIMITS}; bodies by each server's bound",
@@ -174,7 +173,7 @@ def _runtime() -> Target:
 
     return Target(
         "http-runtime", served, (Malformed,), lambda: _REQUESTS, InputForm.TEXT,
-        ("gateway_ext/runtime/request_parser.py",
+        ("gateway_ext/runtime/connection.py",
          "gateway_ext/runtime/handler_event.py"),
         "the gateway, and whoever reaches a function's port", f"{_LIMITS}; bodies by a setting",
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import torch_shim
-from gateway_ext.runtime.gpu_placement import ShimPlacements
+from gateway_ext.runtime.calls import ShimPlacements
 from torch_shim.advice import Advice, CodePlace, ToldPlaces, for_local, users_line
 from torch_shim.process_report import GraphBreak, ProcessReport
 
