@@ -39,7 +39,7 @@ from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_other_sites
-from gateway_ext.tracing.tracer import CallTracer, TraceRoutes, TracerSettings
+from gateway_ext.tracing.tracer import CallTracer, TraceRoutes
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.feed import PagePace, WatcherFeed
 from gateway_ext.ui.routes import make_page
@@ -266,7 +266,7 @@ class Gateway:
         self._console = console
         self._feed: WatcherFeed | None = None
         self._logs = Logs(provider)
-        self.tracer = tracer or CallTracer(TracerSettings())
+        self.tracer = tracer or CallTracer()
         self._exits = contextlib.AsyncExitStack()
         self._serving = False
         self._scaler: Scaler | None = None

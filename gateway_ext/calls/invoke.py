@@ -17,7 +17,7 @@ from gateway_ext.calls import passed_headers
 from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
-from gateway_ext.calls.learned import tracing_line
+from gateway_ext.calls.learned import batch_size, tracing_line
 from gateway_ext.calls.limits import CallPart, InvokeSettings
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.calls.upload import received
@@ -32,8 +32,7 @@ from gateway_ext.errors import (
 )
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
-from gateway_ext.tracing.reported_trace import batch_size
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings
+from gateway_ext.tracing.tracer import CallTracer
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class Invoke:
         guard: BrowserGuard | None = None,
     ) -> None:
         self.guard = BrowserGuard() if guard is None else guard
-        self.tracer = CallTracer(TracerSettings()) if tracer is None else tracer
+        self.tracer = CallTracer() if tracer is None else tracer
         self._functions = functions
         self._parts = CallServices(client, leasing, settings, meters, wake)
 

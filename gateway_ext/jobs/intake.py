@@ -32,7 +32,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.values import AsyncCall
 from gateway_ext.model import FunctionId
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
+from gateway_ext.tracing.tracer import CallTracer, carrying, trace_headers_in
 
 _DROPPED = frozenset(
     {
@@ -74,7 +74,7 @@ class AsyncIntake:
         `is_ours` says whether an Authorization header has the gateway's own credentials, which are
         not stored.
         """
-        self._tracer = tracer or CallTracer(TracerSettings())
+        self._tracer = tracer or CallTracer()
         self._by_path = by_path
         self._queue = queue
         self._max_body_bytes = max_body_bytes

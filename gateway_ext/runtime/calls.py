@@ -396,7 +396,7 @@ def _nothing() -> None:
     """The call has its answer already, or its pieces need no end."""
 
 
-# A call's times: the gateway reads them (`reported_trace.py`, docs/tracing.md), and no caller does.
+# A call's times: the gateway reads them (docs/tracing.md), and no caller does.
 _TRACE_HEADER = "X-Gpu-Trace"
 _VERSION = "1"
 

@@ -36,26 +36,6 @@ _UUID = (4 << 76) | (0b10 << 62)
 _PARENT, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class TracerSettings:
-    """How many calls are remembered, and which share of calls without a trace is sampled.
-
-    `keep` is for plain calls that succeeded, and once more for all others: calls of GPU functions,
-    async calls and failures are not displaced by plain successful calls.
-    """
-
-    keep: int = 2_000
-    ratio: float = 1.0
-
-
-def _now_s() -> float:
-    return time.monotonic()  # the function of the moment: a simulation has a clock of its own
-
-
-def _unix_ns() -> int:
-    return time.time_ns()
-
-
 @dataclass(slots=True)
 class TracedStep:
     """A step of work for a call, outside the call itself; its caller sets `facts` and `error`."""
@@ -65,8 +45,8 @@ class TracedStep:
     trace: TraceContext
     parent: str
     kind: SpanKind
-    begin_ns: int = field(default_factory=_unix_ns)
-    began_s: float = field(default_factory=_now_s)
+    begin_ns: int
+    began_s: float
     end_ns: int = 0
     facts: Facts = field(default_factory=dict)
     error: str = ""
@@ -96,13 +76,19 @@ class Remembered(NamedTuple):
 
 
 class CallTracer:
-    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink."""
+    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink.
 
-    def __init__(self, settings: TracerSettings, sink: Sink | None = None) -> None:
-        self._settings = settings
+    `keep` plain calls that succeeded are remembered, and as many others: calls of GPU functions,
+    async calls and failures are not displaced by plain successful calls. `ratio` is the share of
+    the calls without a trace that is sampled.
+    """
+
+    def __init__(self, sink: Sink | None = None, *, keep: int = 2_000, ratio: float = 1.0) -> None:
         self._sink = sink
-        self._plain: deque[Journey] = deque(maxlen=settings.keep)
-        self._others: deque[Journey | TracedStep] = deque(maxlen=settings.keep)
+        self._keep = keep
+        self._ratio = ratio
+        self._plain: deque[Journey] = deque(maxlen=keep)
+        self._others: deque[Journey | TracedStep] = deque(maxlen=keep)
 
     def begin(
         self, call_id: str, function: str, method: str, headers: tuple[bytes, bytes], *, gpu: bool
@@ -145,11 +131,10 @@ class CallTracer:
         span_id = f"{getrandbits(64) or 1:016x}"
         if context is None:
             trace = TraceContext(f"{getrandbits(128) or 1:032x}", span_id, self._chosen())
-            step = TracedStep(call_id, name, trace, "", kind)
+            parent = ""
         else:
-            step = TracedStep(
-                call_id, name, context._replace(span_id=span_id), context.span_id, kind
-            )
+            trace, parent = context._replace(span_id=span_id), context.span_id
+        step = TracedStep(call_id, name, trace, parent, kind, time.time_ns(), time.monotonic())
         self._others.append(step)
         before = ABOUT.set(Work(step.trace, call_id))
         try:
@@ -204,13 +189,13 @@ class CallTracer:
         )
         since_s = None if oldest is None else time.monotonic() - oldest
         calls = len(self._plain) + len(self._others)
-        return Remembered(calls, self._settings.keep, since_s)
+        return Remembered(calls, self._keep, since_s)
 
     def _chosen(self) -> bool:
         """Whether a trace that begins here is sampled; never without a collector."""
         if self._sink is None:
             return False
-        return self._settings.ratio >= 1 or random() < self._settings.ratio
+        return self._ratio >= 1 or random() < self._ratio
 
 
 def trace_headers_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:

@@ -16,12 +16,12 @@ from common.http.asgi import App, BodyOverBound, Receive, Scope, Send, read_body
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.http.server_protocol import ConnectionTable, Limits, ServerProtocol
 from common.telemetry.traces import TraceContext, trace_of
-from gateway_ext.calls import passed_headers
+from gateway_ext.calls import learned, passed_headers
 from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
 from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
 from gateway_ext.runtime.handler_event import HandlerEvent
-from gateway_ext.tracing import reported_trace
+from gateway_ext.tracing import spans
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.leases.request_context import TokenClaims, claims_of
@@ -194,9 +194,9 @@ def _traces() -> list[Target]:
         return b"" if found is None else f"{found.header}\n{found.state}".encode("latin-1")
 
     def reported(data: bytes) -> None:
-        reported_trace.read(data)
-        reported_trace.thread_wait(data)
-        reported_trace.batch_size(data)
+        spans.read_report(data)
+        learned.thread_wait(data)
+        learned.batch_size(data)
 
     return [
         Target(
@@ -206,7 +206,8 @@ def _traces() -> list[Target]:
         ),
         Target(
             "trace-report", reported, (), lambda: [report, b"1 h;1;2;q=3"], InputForm.TEXT,
-            ("gateway_ext/tracing/reported_trace.py",), _FUNCTIONS, "64 KiB of headers",
+            ("gateway_ext/tracing/spans.py", "gateway_ext/calls/learned.py"), _FUNCTIONS,
+            "64 KiB of headers",
         ),
     ]  # fmt: skip
 
