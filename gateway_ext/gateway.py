@@ -23,8 +23,8 @@ from gateway_ext import metrics
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.calls.passed_headers import BrowserGuard
+from gateway_ext.calls.upload import InvokeSettings
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
 from gateway_ext.jobs.callbacks import CallbackRule

@@ -15,7 +15,7 @@ from common.http.server import listen, serving
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
+from gateway_ext.calls.upload import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from scheduler.client.lease_client import LeaseClient

@@ -13,9 +13,8 @@ from common.http.client import HttpClient, HttpConnection
 from common.time_limits import time_limit
 from gateway_ext.calls import passed_headers
 from gateway_ext.calls.function_table import Function, Instance
-from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
-from gateway_ext.calls.limits import CallPart, InvokeSettings
-from gateway_ext.calls.upload import RequestBody
+from gateway_ext.calls.gpu_leasing import CallLease, CallPart, GpuLeasing
+from gateway_ext.calls.upload import InvokeSettings, RequestBody
 from gateway_ext.errors import GatewayError, TimedOut, TooSlow, Unreachable
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.tracing.journey import Attempt, Journey
@@ -23,6 +22,8 @@ from gateway_ext.tracing.journey import Attempt, Journey
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
+# Attempts for a call that cannot have reached the function, or that is declared repeatable.
+_ATTEMPTS = 3
 _MOST_WAKING = 4096  # calls that wait for a function without an instance
 _EXITED_S = 0.5  # from the end of a process's connections to that of its exit status
 
@@ -123,7 +124,7 @@ class Exchange:
                 return await self._try()
             except NoResponse as error:
                 failed, sent = self._failed(error), error.sent
-                repeats = attempt < self._parts.settings.attempts and self._may_repeat(sent=sent)
+                repeats = attempt < _ATTEMPTS and self._may_repeat(sent=sent)
                 self._note(str(error))
                 self._let_go(lease=sent)
                 if not repeats:

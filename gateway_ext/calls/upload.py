@@ -2,14 +2,37 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from common.http.asgi import ClientWatch, Message, Receive
-from common.http.client import HttpConnection
-from gateway_ext.calls.limits import InvokeSettings
+from common.http.client import ClientSettings, HttpConnection
+from gateway_ext.calls import passed_headers
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge
 
 Interrupt = Callable[[GatewayError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class InvokeSettings:
+    """Bounds of the invocation path; a function's own bounds are in its options."""
+
+    max_body_bytes: int = 512 << 20
+    # An arriving body is held up to this size while its call waits for an instance.
+    read_ahead_bytes: int = 1 << 20
+    # How long a call waits for a function without an instance.
+    wake_s: float = 60.0
+    connect_s: float = 2.0
+    # How long an unused connection to an instance is kept.
+    idle_s: float = 30.0
+
+    @property
+    def client(self) -> ClientSettings:
+        return ClientSettings(
+            connect_s=self.connect_s,
+            idle_s=self.idle_s,
+            trailers=passed_headers.REPORTED,
+        )
 
 
 class RequestBody:

@@ -16,7 +16,7 @@ from common.telemetry.traces import TraceContext
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
+from gateway_ext.calls.upload import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import (
     DEFAULT_NAMESPACE,
