@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.errors import NoResponse
@@ -17,7 +17,7 @@ from gateway_ext.calls.gpu_leasing import CallLease, CallPart, GpuLeasing
 from gateway_ext.calls.upload import InvokeSettings, RequestBody
 from gateway_ext.errors import GatewayError, TimedOut, TooSlow, Unreachable
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.tracing.journey import Attempt, Journey
+from gateway_ext.tracing.journey import Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
@@ -53,6 +53,7 @@ class FunctionCall:
     client: bytes = b""
     body: bytes = b""
     part: CallPart | None = None
+    sent_status: int = 0  # of the response that the caller gets, once it has begun
 
     @property
     def call_id(self) -> str:
@@ -73,18 +74,32 @@ class FunctionCall:
         """When the call must have ended, whatever it waits for; monotonic."""
         return math.inf if self.part is None else self.began_s + self.part.within_s
 
+    def learn(
+        self, trace_report: bytes, models: bytes, local: bytes, answered_in_s: float = 0.0
+    ) -> None:
+        """Take what the function reports, before its answer or behind a stream."""
+        function, attempt = self.function, self.journey.attempts[-1]
+        if trace_report:
+            attempt.keep_report(trace_report)
+            if attempt.ahead >= function.waits.at_a_time:
+                function.waits.saw_report(attempt.ahead, trace_report, answered_in_s)
+        if models:
+            function.learned.saw(models)
+        if local:
+            function.local.saw(local)
+
 
 class Exchange:
     """A call in progress; `end` releases everything that it holds, and may be called any time."""
 
     __slots__ = (
-        "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
+        "call", "interruption", "_services", "_upload", "_task", "_timer", "_deadline_s",
         "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
     def __init__(
         self,
-        parts: CallServices,
+        services: CallServices,
         call: FunctionCall,
         receive: Receive | None,
         client: ClientWatch | None = None,
@@ -92,9 +107,9 @@ class Exchange:
         """`client` says when the caller leaves, if the server of the call can do so."""
         self.call = call
         self.interruption: GatewayError | None = None
-        self._parts = parts
+        self._services = services
         self._upload = RequestBody(
-            call.asked, receive, parts.settings, self._interrupt, call.body, client
+            call.asked, receive, services.settings, self._interrupt, call.body, client
         )
         self._deadline_s = call.began_s + call.timeout_s
         self._instance: Instance | None = None
@@ -129,7 +144,7 @@ class Exchange:
                 self._let_go(lease=sent)
                 if not repeats:
                     raise await self._ended_by(failed, error) from error
-            self._parts.meters.retried(self.call.function.label)
+            self._services.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
             if all(instance in self._avoid for instance in self.call.function.instances):
                 await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
@@ -175,10 +190,10 @@ class Exchange:
         self._let_go(lease=True)
 
     async def _try(self) -> HttpConnection:
-        call, parts = self.call, self._parts
+        call, services = self.call, self._services
         function = call.function
         attempt = call.journey.attempt()
-        leasing = parts.leasing if function.options.gpu else None
+        leasing = services.leasing if function.options.gpu else None
         preferred = "" if leasing is None else leasing.instance_for(function)
         instance = function.take(self._avoid, preferred)
         if instance is None:
@@ -186,8 +201,8 @@ class Exchange:
         self._instance, self._answered = instance, False
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
-        if function.options.gpu and parts.leasing is not None and self._may_lease():
-            self._lease = await parts.leasing.acquire(
+        if function.options.gpu and services.leasing is not None and self._may_lease():
+            self._lease = await services.leasing.acquire(
                 function,
                 instance.address,
                 call.journey,
@@ -198,10 +213,10 @@ class Exchange:
             )
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
-            await until_it_answers(parts.client, instance)
-        connection = parts.client.idle(instance.address)
+            await until_it_answers(services.client, instance)
+        connection = services.client.idle(instance.address)
         if connection is None:
-            connection = await parts.client.connect(instance.address)
+            connection = await services.client.connect(instance.address)
         self._connection = connection
         head_only = call.method == "HEAD"
         upload = self._upload
@@ -237,13 +252,13 @@ class Exchange:
 
     async def _turn(self) -> Instance:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
-        function, parts = self.call.function, self._parts
+        function, services = self.call.function, self._services
         if function.instances:
             return await function.turn(_MOST_WAKING)
-        wake_s = parts.settings.wake_s
+        wake_s = services.settings.wake_s
         self._deadline_s = min(self._deadline_s + wake_s, self.call.latest_s)
-        if parts.wake is not None:
-            parts.wake(function)
+        if services.wake is not None:
+            services.wake(function)
         try:
             async with time_limit(wake_s):
                 instance = await function.turn(_MOST_WAKING)
@@ -309,20 +324,11 @@ class Exchange:
         if attempt is None or attempt.ended_s:
             return
         attempt.ended_s, attempt.error = time.monotonic(), error
-        if self._connection is not None and self._connection.trailers:
-            self._take_report(attempt, self._connection.trailers)
-
-    def _take_report(self, attempt: Attempt, trailers: Mapping[bytes, bytes]) -> None:
-        """Take what the function reports behind a stream; the head had what was known by then."""
-        function = self.call.function
-        trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
-        if trace_report:
-            attempt.keep_report(trace_report)
-            if attempt.ahead >= function.waits.at_a_time:
-                function.waits.saw_report(attempt.ahead, attempt.trace_report)
-        function.learned.saw(trailers.get(passed_headers.MODELS, b""))
-        if passed_headers.LOCAL in trailers:
-            function.local.saw(trailers[passed_headers.LOCAL])
+        trailers = {} if self._connection is None else self._connection.trailers
+        if trailers:  # of a stream: its head had what was known by then
+            trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
+            models, local = trailers.get(passed_headers.MODELS), trailers.get(passed_headers.LOCAL)
+            self.call.learn(trace_report, models or b"", local or b"")
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
@@ -341,9 +347,9 @@ class Exchange:
         instance, self._instance = self._instance, None
         if instance is not None:
             self.call.function.give_back(instance, answered=self._answered)
-        if lease and self._lease is not None and self._parts.leasing is not None:
+        if lease and self._lease is not None and self._services.leasing is not None:
             held, self._lease = self._lease, None
-            self._parts.leasing.release(held, clean=clean)
+            self._services.leasing.release(held, clean=clean)
 
     # -- reasons to break a call off ---------------------------------------------------------------
 
