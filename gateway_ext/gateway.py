@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from common.addresses import address_text, host_and_port
@@ -268,12 +267,7 @@ class Gateway:
         _log.info("the gateway answers at %s", self.url)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Accept no call; end calls in flight first, then jobs and scaling, then the provider."""
         self.is_ready = False
         await self._exits.aclose()
