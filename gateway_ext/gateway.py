@@ -19,11 +19,11 @@ from common.http.server import listen, serving
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import metrics
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.calls.passed_headers import BrowserGuard
-from gateway_ext.calls.upload import InvokeSettings
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
 from gateway_ext.jobs.callbacks import CallbackRule

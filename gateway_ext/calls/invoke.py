@@ -14,12 +14,17 @@ from common.http.client import HttpClient, HttpConnection
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import passed_headers
-from gateway_ext.calls.exchange import CallServices, Exchange, FunctionCall
+from gateway_ext.calls.exchange import (
+    CallServices,
+    Exchange,
+    FunctionCall,
+    InvokeSettings,
+    received,
+)
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import CallPart, GpuLeasing
 from gateway_ext.calls.learned import batch_size, tracing_line
 from gateway_ext.calls.passed_headers import BrowserGuard
-from gateway_ext.calls.upload import InvokeSettings, received
 from gateway_ext.errors import (
     BadRequest,
     Busy,

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import islice
 
 from gateway_ext.runtime.calls import CallDeadline, HandlerCall, HandlerCalls, seconds_until
-from gateway_ext.runtime.handler_event import HandlerContext
 from gateway_ext.runtime.handler_module import HandleList, ListHandler
-from gateway_ext.runtime.handler_response import (
+from gateway_ext.runtime.handler_values import (
     BadResponse,
+    HandlerContext,
     HandlerResponse,
     answer_of,
     answers_in,

@@ -19,15 +19,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from gateway_ext.runtime.connection import ServerConnection
-from gateway_ext.runtime.handler_event import (
+from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, runs_in_loop
+from gateway_ext.runtime.handler_values import (
     HandlerContext,
     HandlerData,
     HandlerEvent,
-    Headers,
-)
-from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, runs_in_loop
-from gateway_ext.runtime.handler_response import (
     HandlerResponse,
+    Headers,
     answer_of,
     is_awaitable,
     is_whole,

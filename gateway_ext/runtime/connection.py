@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway_ext.runtime.handler_event import Headers
-from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.handler_values import HandlerResponse, Headers
 
 _MAX_AHEAD_BYTES = 256 << 10  # received before the last response is sent
 _MOST_AT_ONCE_BYTES = 64 << 10  # of a response that the thread of its call sends

@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from gateway_ext.runtime.batches import GatheredCalls, batches_of
 from gateway_ext.runtime.calls import HandlerCalls
 from gateway_ext.runtime.connection import ClientLeft, ConnectionSite, RequestHead, ServerConnection
-from gateway_ext.runtime.handler_event import HandlerEvent
 from gateway_ext.runtime.handler_module import Handler, ListHandler
-from gateway_ext.runtime.handler_response import HandlerResponse
+from gateway_ext.runtime.handler_values import HandlerEvent, HandlerResponse
 from gateway_ext.runtime.settings import RuntimeSettings
 
 _FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
-from gateway_ext.runtime.handler_failure import put_off_status
-from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler
-from gateway_ext.runtime.handler_response import (
+from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, put_off_status
+from gateway_ext.runtime.handler_values import (
     BadResponse,
+    HandlerContext,
+    HandlerEvent,
     HandlerResponse,
+    Headers,
     answer_of,
     answers_in,
     piece_of,

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_failure import HandlerErrors
-from gateway_ext.runtime.handler_module import Handler
+from gateway_ext.runtime.handler_module import Handler, HandlerErrors
 from gateway_ext.runtime.template import example_calls, forks
 from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder

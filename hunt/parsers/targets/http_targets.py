@@ -20,7 +20,7 @@ from gateway_ext.calls import learned, passed_headers
 from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
 from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
-from gateway_ext.runtime.handler_event import HandlerEvent
+from gateway_ext.runtime.handler_values import HandlerEvent
 from gateway_ext.tracing import spans
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
@@ -174,7 +174,7 @@ def _runtime() -> Target:
     return Target(
         "http-runtime", served, (Malformed,), lambda: _REQUESTS, InputForm.TEXT,
         ("gateway_ext/runtime/connection.py",
-         "gateway_ext/runtime/handler_event.py"),
+         "gateway_ext/runtime/handler_values.py"),
         "the gateway, and whoever reaches a function's port", f"{_LIMITS}; bodies by a setting",
     )  # fmt: skip
 

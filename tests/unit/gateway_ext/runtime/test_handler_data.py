@@ -6,14 +6,15 @@ from functools import partial
 
 import pytest
 
-from gateway_ext.runtime.handler_event import (
+from gateway_ext.runtime.handler_values import (
     HandlerContext,
     HandlerData,
     HandlerEvent,
     Headers,
     NoPassedData,
+    answer_of,
+    is_whole,
 )
-from gateway_ext.runtime.handler_response import answer_of, is_whole
 from tests.kit.processes.runtime_process import runtime
 
 HANDLE = "node." + 32 * "h"
