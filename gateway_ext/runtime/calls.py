@@ -11,11 +11,12 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any
 
 from gateway_ext.runtime.connection import ServerConnection
@@ -54,7 +55,7 @@ class HandlerCalls:
         log_line: LogLine,
     ) -> None:
         self.hostname = settings.hostname
-        self.gpu = ShimPlacements() if settings.gpu else NoPlacements()
+        self.gpu = GpuPlacements(gpu=settings.gpu)
         self.data = HandlerData(gpu=settings.gpu)
         self.log_line = log_line
         self.errors = settings.errors
@@ -450,70 +451,52 @@ class Timing:
         return [(_TRACE_HEADER, " ".join((handler, *self._below)) if self._below else handler)]
 
 
-# Passes a call's lease from its headers to the shim, and the models used back.
-
 _WITHIN = "x-gpu-within"
 _SECONDS = re.compile(r"[0-9]{1,18}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?")
 
 
-class NoPlacements:
-    """For a function without a GPU: nothing is passed."""
+class GpuPlacements:
+    """Passes a call's lease from its headers to the shim, and the models used back.
 
-    trailers: tuple[str, ...] = ()  # what a stream may be followed by
+    The module of the shim that it uses needs no torch. Without a `gpu` nothing is passed.
+    """
 
-    def awaited_s(self, headers: Headers) -> float:
-        """The seconds for which the gateway waits for the answer, from the request's head on."""
-        del headers
-        return math.inf
-
-    def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
-        """A context for the call of the handler, which has this much time left."""
-        del headers, left_s
-        return nullcontext()
-
-    def used(self) -> Pairs:
-        """Headers for the gateway about the call's GPU work; called inside `given`."""
-        return []
-
-    def timing_entries(self) -> Sequence[str]:
-        """Return the times of the call's GPU calls; called inside `given`."""
-        return ()
-
-
-class ShimPlacements(NoPlacements):
-    """Uses the shim's own module, which needs no torch."""
-
-    trailers = (MODELS, LOCAL)
-
-    def __init__(self) -> None:
-        module = importlib.import_module("torch_shim.leases.request_context")
-        self._given: Callable[..., AbstractContextManager[None]] = module.given
-        self._used: Callable[[], Iterable[str]] = module.used
-        self._told: Callable[[], Iterable[str]] = module.told
-        self._timing_entries: Callable[[], Sequence[str]] = module.timing_entries
-        module.expect_calls()
+    def __init__(self, *, gpu: bool) -> None:
+        self.trailers = (MODELS, LOCAL) if gpu else ()  # what a stream may be followed by
+        self._shim: ModuleType | None = None
+        if gpu:
+            self._shim = importlib.import_module("torch_shim.leases.request_context")
+            self._shim.expect_calls()
 
     def awaited_s(self, headers: Headers) -> float:
-        """What the gateway says; inf where it says nothing that is a time."""
-        text = headers.get(_WITHIN, "")
+        """For how long the gateway waits for the answer, from the request's head on, as it says."""
+        text = headers.get(_WITHIN, "") if self._shim is not None else ""
         return float(text) if _SECONDS.fullmatch(text) else math.inf
 
     def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
+        """A context for the call of the handler, which has this much time left."""
+        if self._shim is None:
+            return nullcontext()
         address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
-        return self._given(address, lease, trace=headers.get("traceparent"), left_s=left_s)
+        context: AbstractContextManager[None] = self._shim.given(
+            address, lease, trace=headers.get("traceparent"), left_s=left_s
+        )
+        return context
 
     def used(self) -> Pairs:
-        """The digests of the models, which the gateway learns, and what ran without a GPU."""
-        headers = []
-        if models := ",".join(self._used()):
-            headers.append((MODELS, models))
-        if local := "|".join(self._told()):
-            headers.append((LOCAL, local))
+        """Headers with the digests of the models, and what ran without a GPU; inside `given`."""
+        headers: Pairs = []
+        if self._shim is not None:
+            if models := ",".join(self._shim.used()):
+                headers.append((MODELS, models))
+            if local := "|".join(self._shim.told()):
+                headers.append((LOCAL, local))
         return headers
 
     def timing_entries(self) -> Sequence[str]:
-        """Return the times in the format of X-Gpu-Trace."""
-        return self._timing_entries()
+        """The times of the call's GPU calls, in the format of X-Gpu-Trace; inside `given`."""
+        entries: Sequence[str] = () if self._shim is None else self._shim.timing_entries()
+        return entries
 
 
 class LoopMailbox:
