@@ -248,7 +248,6 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """The gateway's URL, once it listens."""
         return f"http://{address_text(*self.address)}"
 
     async def __aenter__(self) -> Self:

@@ -185,7 +185,6 @@ def counted_in(counts: object) -> list[Values | Histogram]:
 
 
 def page(families: Iterable[MetricFamily]) -> bytes:
-    """The metrics in the text format of Prometheus."""
     lines: list[str] = []
     for family in families:
         metric = family.metric

@@ -86,15 +86,6 @@ class FunctionCall:
     sent_status: int = 0  # of the response that the caller gets, once it has begun
 
     @property
-    def call_id(self) -> str:
-        return self.journey.call_id
-
-    @property
-    def began_s(self) -> float:
-        """By the monotonic clock."""
-        return self.journey.began_s
-
-    @property
     def timeout_s(self) -> float:
         limit_s = self.function.options.timeout_s
         return limit_s if self.part is None else min(limit_s, self.part.within_s)
@@ -102,7 +93,7 @@ class FunctionCall:
     @property
     def latest_s(self) -> float:
         """When the call must have ended, whatever it waits for; monotonic."""
-        return math.inf if self.part is None else self.began_s + self.part.within_s
+        return math.inf if self.part is None else self.journey.began_s + self.part.within_s
 
     def learn(
         self, trace_report: bytes, models: bytes, local: bytes, answered_in_s: float = 0.0
@@ -141,7 +132,7 @@ class Exchange:
         self._upload = RequestBody(
             call.asked, receive, services.settings, self._interrupt, call.body, client
         )
-        self._deadline_s = call.began_s + call.timeout_s
+        self._deadline_s = call.journey.began_s + call.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered
         self._lease: CallLease | None = None
@@ -345,7 +336,7 @@ class Exchange:
             sent=error.sent,
             ended=ended,
             tells_all=function.options.shows_errors,
-            call_id=self.call.call_id,
+            call_id=self.call.journey.call_id,
         )
 
     def _note(self, error: str) -> None:
@@ -391,7 +382,7 @@ class Exchange:
             return
         function, timeout_s = self.call.function, self.call.timeout_s
         received = self._upload.complete or self.call.journey.received_s
-        late = TimedOut(function.id, timeout_s, self.call.call_id)
+        late = TimedOut(function.id, timeout_s, self.call.journey.call_id)
         self._interrupt(late if received else TooSlow(timeout_s))
 
     def _interrupt(self, error: GatewayError) -> None:

@@ -107,7 +107,6 @@ class Function:
 
     @property
     def waiting(self) -> int:
-        """Calls that have no instance yet."""
         return len(self._turns)
 
     @property
@@ -175,7 +174,6 @@ class Function:
         return instance
 
     def answered(self, instance: Instance) -> None:
-        """Stop counting a call as unanswered."""
         self.unanswered -= 1
         instance.unanswered -= 1
         if self._turns:

@@ -218,7 +218,6 @@ class Invoke:
     async def _pass_on(
         self, exchange: Exchange, connection: HttpConnection, send: Send, path: bytes
     ) -> None:
-        """Pass the response on to the caller."""
         call, status = exchange.call, connection.status
         site = path[: len(path) - len(call.rest)]
         headers = self.guard.confine(self._back(call, connection), call.asked.host, site)
@@ -257,7 +256,7 @@ class Invoke:
 
     def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
         self.tracer.ended(call.journey, status, error)
-        took_s = call.journey.ended_s - call.began_s
+        took_s = call.journey.ended_s - call.journey.began_s
         self._services.meters.ended(call.function.label, status, took_s)
 
     async def _direct(self, exchange: Exchange) -> StreamedResponse:
@@ -279,7 +278,7 @@ class Invoke:
             code, why = error_statuses.status_of(error), error.logged
             raise
         finally:
-            took_s = time.monotonic() - call.began_s
+            took_s = time.monotonic() - call.journey.began_s
             self._services.meters.ended(call.function.label, code, took_s)
             if connection is None:
                 exchange.end()
@@ -347,9 +346,9 @@ async def _whole(body: bytes) -> AsyncGenerator[bytes, None]:
 
 def _own_headers(call: FunctionCall) -> list[Header]:
     return [
-        (passed_headers.CALL_ID, call.call_id.encode("latin-1")),
+        (passed_headers.CALL_ID, call.journey.call_id.encode("latin-1")),
         (passed_headers.START_TIME, b"%d" % call.journey.began_ns),
-        (passed_headers.DURATION, b"%.6f" % (time.monotonic() - call.began_s)),
+        (passed_headers.DURATION, b"%.6f" % (time.monotonic() - call.journey.began_s)),
     ]
 
 
@@ -358,4 +357,4 @@ def _log_failure(call: FunctionCall, error: GatewayError) -> None:
     ours = error_statuses.status_of(error) >= _SERVER_ERROR
     level, cause = logging.WARNING if ours else logging.DEBUG, type(error).__name__
     text = "call %s: %s: %s"
-    call.function.log.log(level, cause, text, call.call_id, call.function.id, error.logged)
+    call.function.log.log(level, cause, text, call.journey.call_id, call.function.id, error.logged)

@@ -252,7 +252,6 @@ class HandlerCall:
         self._calls.data.settle()
 
     def _report_headers(self) -> Pairs:
-        """The headers for the gateway beside a whole response."""
         self._note_end()
         return self._calls.gpu.used() + self.timing.header()
 

@@ -95,7 +95,6 @@ class ServerConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of a request, or of the next one."""
         self._site.catch_up()
         self._buffer += data
         self._unused_since_s = None
@@ -206,7 +205,6 @@ class ServerConnection(asyncio.Protocol):
     def refuse(
         self, status: int, why: str, *, last: bool = False, headers: Sequence[Pair] = ()
     ) -> None:
-        """Send a short response of the runtime itself."""
         self._last = self._last or last
         retry = [("Retry-After", "1")] if status in (429, 503) else []
         text = ("Content-Type", "text/plain; charset=utf-8")

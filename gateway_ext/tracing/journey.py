@@ -125,7 +125,6 @@ class Journey:
         return given[-1].lease if given else None
 
     def facts(self) -> Mapping[str, str]:
-        """The facts for a log line."""
         facts = {"call_id": self.call_id, "trace_id": self.trace_id, "function": self.function}
         requests = [attempt.request for attempt in self.attempts if attempt.request is not None]
         if requests:

@@ -256,7 +256,6 @@ _FIRST_SEED = "_gpufaas_first_seed"
 
 
 def note_torch_seed() -> None:
-    """Remember the seed that torch drew at its own import."""
     torch = importlib.import_module("torch")
     setattr(torch, _FIRST_SEED, torch.initial_seed())
 

@@ -41,7 +41,6 @@ class Loaded(NamedTuple):
     parent: socket.socket | None = None
 
     def get(self) -> Handler:
-        """Return the handler; raise the error of its import."""
         if self.handler is None:
             assert self.error is not None, "an import without a result has raised an error"
             raise self.error
