@@ -38,7 +38,7 @@ from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_other_sites
-from gateway_ext.tracing.tracer import CallTracer, TraceRoutes
+from gateway_ext.tracing.tracer import CallTracer
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.feed import PagePace, WatcherFeed
 from gateway_ext.ui.routes import make_page
@@ -319,7 +319,7 @@ class Gateway:
             jobs=jobs.app,
             workflow=workflows.app,
             workflow_routes=workflows.routes,
-            traces=TraceRoutes(self.tracer),
+            traces=self.tracer.show,
             page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
             hosts=AnsweredHosts(address_text(*self.address), _allowed_hosts(settings), hosts),

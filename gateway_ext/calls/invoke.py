@@ -92,7 +92,6 @@ class Invoke:
             return
         peer = scope.get("client")
         call.client = peer[0].encode("latin-1") if peer else b""
-        self._begin(call)
         ABOUT.set(call.journey)
         exchange = Exchange(self._services, call, receive, watch_in(scope))
         try:
@@ -127,17 +126,13 @@ class Invoke:
         others = [header for header in headers if header[0] not in _LENGTHS]
         length = body.size_bytes if isinstance(body, Streamed) else len(body)
         with_length = [*others, (b"content-length", b"%d" % length)]
-        begun = part is not None and part.later
-        call = self._call(method, path, query, with_length, begun=begun)
+        call = self._call(method, path, query, with_length, part)
         receive: Receive | None = None
         if isinstance(body, Streamed):
             receive = received(body.size_bytes, body.pieces)
         else:
             call.body = body
         call.journey.by_gateway = True
-        if part is not None:
-            call.part, call.journey.stage = part, part.stage
-        self._begin(call)
         before = ABOUT.set(call.journey)
         try:
             return await self._direct(Exchange(self._services, call, receive))
@@ -159,14 +154,13 @@ class Invoke:
         path: bytes,
         query: bytes,
         headers: Iterable[Header],
-        *,
-        begun: bool = False,
+        part: CallPart | None = None,
     ) -> FunctionCall:
-        """The call; not refused for its wait if what it belongs to has `begun`."""
+        """A call that begins; one that comes `later` in a workflow is not refused for its wait."""
         function, rest = self._find(path)
         if method not in METHODS:
             raise WrongMethod(method)
-        if function.waits.known and not begun:
+        if function.waits.known and (part is None or not part.later):
             self._check_wait(function)  # first of all: a refusal must cost little
         asked = passed_headers.read_request(headers)
         if asked.held:
@@ -177,11 +171,11 @@ class Invoke:
         call_id, trace = asked.call_id.decode("latin-1"), (asked.trace, asked.trace_state)
         gpu = function.options.gpu
         journey = self.tracer.begin(call_id, function.label, method, trace, gpu=gpu)
-        return FunctionCall(function, method, rest, query, asked, journey, own_id=not asked.call_id)
-
-    def _begin(self, call: FunctionCall) -> None:
-        call.function.called()
-        self._services.meters.started(call.function.label)
+        journey.stage = "" if part is None else part.stage
+        function.called()
+        self._services.meters.started(function.label)
+        own_id = not asked.call_id
+        return FunctionCall(function, method, rest, query, asked, journey, own_id, part=part)
 
     def _check_wait(self, function: Function) -> None:
         """Busy if the call would wait too long; counts it as a call, which is load to scale by."""
