@@ -457,18 +457,14 @@ def check_head(version: str, method: bytes, headers: list[Header]) -> None:
         if name == b"host":
             hosts += 1
         elif name == b"content-length":
-            _check_length(value)
+            if len(value) > _MOST_DIGITS or not value.isdigit():
+                raise _bad(HTTPStatus.BAD_REQUEST, "Content-Length is malformed")
         elif name == b"transfer-encoding":
             codings.append(value)
     if hosts > 1:
         raise _bad(HTTPStatus.BAD_REQUEST, "there is more than one Host")
     if codings:
         _check_codings(version, b", ".join(codings))
-
-
-def _check_length(value: bytes) -> None:
-    if len(value) > _MOST_DIGITS or not value.isdigit():
-        raise _bad(HTTPStatus.BAD_REQUEST, "Content-Length is malformed")
 
 
 def _check_codings(version: str, codings: bytes) -> None:
