@@ -18,8 +18,8 @@ from typing import NamedTuple, cast
 from bench.measure.child_process import ChildProcess, ParentPipe, child_process
 from bench.measure.report import BenchReport, MeasurementFailed, load_average
 from cache_manager.model.ids import GpuId, NodeId
-from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send, send_text
+from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.model.actions import (

@@ -3,9 +3,10 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import cast
+from urllib.parse import SplitResult, urlsplit
 
 from common.addresses import address_text
 from common.errors import StreamRefused
@@ -41,17 +42,17 @@ async def dial(
     LineBroken where the server breaks off. `tls` checks an https server; without it the machine's
     authorities do.
     """
-    at = _address(url)
-    context = (tls or ssl.create_default_context()) if at.secure else None
-    host = {"Host": address_text(at.host, at.port)}
-    head = _request_head(at.path + path, {**host, **headers})
+    host, port, parts = _server_of(url)
+    context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+    named = {"Host": address_text(host, port)}
+    head = _request_head(parts.path.rstrip("/") + path, {**named, **headers})
     loop = asyncio.get_running_loop()
     try:
         transport, upgrade = await loop.create_connection(
-            lambda: _Upgrade(max_frame_bytes), at.host, at.port, ssl=context
+            lambda: _Upgrade(max_frame_bytes), host, port, ssl=context
         )
     except UnicodeError as error:  # a name that cannot be looked up
-        raise OSError(f"{at.host[:80]!r} is no host: {error}") from error
+        raise OSError(f"{host[:80]!r} is no host: {error}") from error
     try:
         transport.write(head)
         return await upgrade.switched
@@ -115,25 +116,13 @@ class _Upgrade(asyncio.Protocol):
             self._transport.abort()
 
 
-class _Address(NamedTuple):
-    """Where a server is; `path` is put in front of every path."""
-
-    host: str
-    port: int
-    path: str
-    secure: bool
-
-
-def _address(url: str) -> _Address:
+def _server_of(url: str) -> tuple[str, int, SplitResult]:
     """Where a URL leads; OSError where it leads nowhere, for another server may have named it."""
-    try:
+    with suppress(ValueError):  # of a port or an address
         parts = urlsplit(url)
         is_sendable = url.isascii() and url.isprintable() and " " not in url
         if parts.hostname and parts.scheme in _PORTS and is_sendable:
-            port = parts.port or _PORTS[parts.scheme]
-            return _Address(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
-    except ValueError:  # of a port or an address
-        pass
+            return parts.hostname, parts.port or _PORTS[parts.scheme], parts
     raise OSError(f"{url[:80]!r} is no http or https URL")
 
 

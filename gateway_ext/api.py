@@ -7,7 +7,7 @@ from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.making import make_provider
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings
+from gateway_ext.tracing.tracer import CallTracer
 
 __all__ = [
     "BasicCredentials",
@@ -18,6 +18,5 @@ __all__ = [
     "GatewaySettings",
     "Injection",
     "Provider",
-    "TracerSettings",
     "make_provider",
 ]

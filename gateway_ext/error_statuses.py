@@ -64,7 +64,8 @@ def headers_of(error: errors.GatewayError) -> list[Header]:
     """Headers beside the status: when to retry, how to log in."""
     later = errors.Busy | errors.WorkflowsBusy | errors.NoGpu | errors.QueueAway
     if isinstance(error, later) and error.retry_after_s is not None:
-        return [(b"retry-after", b"%d" % _whole_s(error.retry_after_s))]
+        after_s = min(max(_RETRY_AFTER_S, error.retry_after_s), _MOST_RETRY_AFTER_S)
+        return [(b"retry-after", b"%d" % math.ceil(after_s))]
     if status_of(error) == _UNAVAILABLE:  # for how long is not known
         return [(b"retry-after", b"%d" % _RETRY_AFTER_S)]
     if isinstance(error, errors.TooSlow):
@@ -80,7 +81,3 @@ def no_gpu(error: scheduler.SchedulerError) -> errors.NoGpu:
             later_s = error.wait_s if isinstance(error, _LATER) else None
             return errors.NoGpu(status, f"{why}: {error}", later_s)
     return errors.NoGpu(_OTHER, f"the scheduler failed: {error}")
-
-
-def _whole_s(retry_after_s: float) -> int:
-    return math.ceil(min(max(_RETRY_AFTER_S, retry_after_s), _MOST_RETRY_AFTER_S))

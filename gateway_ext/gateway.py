@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from common.addresses import address_text, host_and_port
 from common.errors import BadAddress
@@ -20,10 +19,10 @@ from common.http.server import listen, serving
 from common.telemetry import process_metrics
 from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import metrics
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
@@ -39,7 +38,7 @@ from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
 from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_other_sites
-from gateway_ext.tracing.tracer import CallTracer, TraceRoutes, TracerSettings
+from gateway_ext.tracing.tracer import CallTracer
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.feed import PagePace, WatcherFeed
 from gateway_ext.ui.routes import make_page
@@ -62,29 +61,22 @@ _READ = frozenset({"GET", "HEAD"})
 _ADMINISTRATORS = frozenset({"system", "ui"})
 
 
-class Readiness(NamedTuple):
-    """Whether calls are served, and if not, why."""
-
-    ready: bool
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
-class GatewayParts:
-    """The applications behind the gateway's paths.
+class GatewayApp:
+    """The application of a gateway, made of those behind its paths.
 
     `jobs` has /async-function, /async-workflow and /system/jobs, `workflow` has /workflow,
     `workflow_routes` has /system/workflows and /system/workflow, `page` has /ui, `traces` has
     /system/traces, if they are given. Without `auth` every client may do everything.
     `function_hosts` serve functions and workflows alone. Only probes are answered in the names of
-    other hosts than `hosts`.
+    other hosts than `hosts`. `ready` says whether calls are served.
     """
 
     invoke: App
     system: App
     logs: App
     auth: Auth | None
-    readiness: Callable[[], Readiness]
+    ready: Callable[[], bool]
     metrics: Callable[[], bytes]
     system_meters: ApiMeters
     metrics_auth: bool = False
@@ -96,59 +88,37 @@ class GatewayParts:
     function_hosts: HostNames = field(default_factory=HostNames)
     hosts: AnsweredHosts | None = None
 
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve a request; a call of a function costs two comparisons on its way."""
+        path = scope["path"]
+        if self.hosts is not None and not self.hosts.every:
+            try:
+                self.hosts.check(header_in(scope, b"host"))
+            except WrongHost as error:
+                if path not in _PROBES:
+                    return send_text(send, status_of(error), str(error))
+        if path.startswith("/function/"):
+            return self.invoke(scope, receive, send)
+        return self._rest(scope)(scope, receive, send)
 
-def make_app(parts: GatewayParts) -> App:
-    """One application; a call of a function costs one comparison on its way."""
-    invoke = parts.invoke
-    rest = _Rest(parts)
-
-    def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["path"].startswith("/function/"):
-            return invoke(scope, receive, send)
-        return rest(scope, receive, send)
-
-    return app if parts.hosts is None or parts.hosts.every else _for_hosts(parts.hosts, app)
-
-
-def _for_hosts(hosts: AnsweredHosts, app: App) -> App:
-    """The application for requests in the names of these hosts, and for probes."""
-
-    def checked(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        try:
-            hosts.check(header_in(scope, b"host"))
-        except WrongHost as error:
-            if scope["path"] not in _PROBES:
-                return send_text(send, status_of(error), str(error))
-        return app(scope, receive, send)
-
-    return checked
-
-
-class _Rest:
-    """All paths but those of function calls."""
-
-    def __init__(self, parts: GatewayParts) -> None:
-        self._parts = parts
-        self._by_segment: Mapping[str, App] = {
-            "function": parts.invoke,
-            "system": self._system,
-            "async-function": parts.jobs or _nothing,
-            "workflow": parts.workflow or _nothing,
-            "async-workflow": parts.jobs or _nothing,
-            "ui": self._page if parts.page else _nothing,
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _rest(self, scope: Scope) -> App:
+        """The application of any path but those of function calls."""
         path = scope["path"]
         if path in _HEALTH:
-            await self._health(scope, send)
-            return
+            return self._health
         first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
-        hosts = self._parts.function_hosts
+        hosts = self.function_hosts
         if first in _ADMINISTRATORS and not hosts.every and header_in(scope, b"host") in hosts:
-            await _nothing(scope, receive, send)
-            return
-        await self._by_segment.get(first, _nothing)(scope, receive, send)
+            return _nothing
+        by_segment: Mapping[str, App | None] = {
+            "function": self.invoke,
+            "system": self._system,
+            "async-function": self.jobs,
+            "workflow": self.workflow,
+            "async-workflow": self.jobs,
+            "ui": self._page if self.page else None,
+        }
+        return by_segment.get(first) or _nothing
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_s = perf_counter()
@@ -166,7 +136,7 @@ class _Rest:
                 await self._part_of_system(scope["path"])(scope, receive, counted)
         finally:
             took_s = perf_counter() - began_s
-            self._parts.system_meters.answered(scope["method"], scope["path"], status, took_s)
+            self.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the page, with the same credentials.
@@ -174,15 +144,15 @@ class _Rest:
         /ui only leads to /ui/: if it asked for credentials, browsers would send them with every
         call of a function, since they take the folder of a path for what the credentials open.
         """
-        assert self._parts.page is not None, "the page has a path"
+        assert self.page is not None, "without a page /ui leads nowhere"
         if scope["path"] == "/ui" or (await self._may(scope, send) and await _is_ours(scope, send)):
-            await self._parts.page(scope, receive, send)
+            await self.page(scope, receive, send)
 
     async def _may(self, scope: Scope, send: Send) -> bool:
         """Whether the credentials are right; if not, answers 401."""
-        if self._parts.auth is not None:
+        if self.auth is not None:
             try:
-                self._parts.auth.check(header_in(scope, b"authorization"))
+                self.auth.check(header_in(scope, b"authorization"))
             except NotAllowed as error:
                 await send_text(send, status_of(error), str(error), headers_of(error))
                 return False
@@ -190,30 +160,31 @@ class _Rest:
 
     def _part_of_system(self, path: str) -> App:
         if path == "/system/logs":
-            return self._parts.logs
+            return self.logs
         if path == "/system/jobs" or path.startswith("/system/jobs/"):
-            return self._parts.jobs or _nothing
+            return self.jobs or _nothing
         if path == "/system/traces" or path.startswith("/system/traces/"):
-            return self._parts.traces or _nothing
+            return self.traces or _nothing
         if path.startswith("/system/workflow"):
-            return self._parts.workflow_routes or _nothing
-        return self._parts.system
+            return self.workflow_routes or _nothing
+        return self.system
 
-    async def _health(self, scope: Scope, send: Send) -> None:
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
         if scope["method"] not in _READ:
             await send_text(send, 405, "GET is expected", [(b"allow", b"GET, HEAD")])
             return
         path = scope["path"]
         if path == "/metrics":
-            if self._parts.metrics_auth and not await self._may(scope, send):
+            if self.metrics_auth and not await self._may(scope, send):
                 return
-            shown = (
-                self._parts.metrics() + self._parts.system_meters.text() + process_metrics.page()
-            )
+            shown = self.metrics() + self.system_meters.text() + process_metrics.page()
             await send_response(send, 200, shown, _METRICS)
         elif path == "/readyz":
-            ready, text = self._parts.readiness()
-            await send_response(send, 200 if ready else 503, text.encode())
+            if self.ready():
+                await send_response(send, 200, b"ready\n")
+            else:
+                await send_response(send, 503, b"the gateway starts or stops\n")
         else:
             await send_response(send, 200, _ABOUT if path == "/" else b"")
 
@@ -266,9 +237,9 @@ class Gateway:
         self._console = console
         self._feed: WatcherFeed | None = None
         self._logs = Logs(provider)
-        self.tracer = tracer or CallTracer(TracerSettings())
+        self.tracer = tracer or CallTracer()
         self._exits = contextlib.AsyncExitStack()
-        self._serving = False
+        self.is_ready = False
         self._scaler: Scaler | None = None
         self.functions = Functions(on_change=self._changed, options_of=self._options_of)
         self.meters = GatewayMeters(self.functions.loads, settings.metric_names)
@@ -277,7 +248,6 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """The gateway's URL, once it listens."""
         return f"http://{address_text(*self.address)}"
 
     async def __aenter__(self) -> Self:
@@ -292,23 +262,14 @@ class Gateway:
             await exits.enter_async_context(serving(app, listener, self._settings.drain_s))
             exits.callback(self._end_followers)
             self._exits = exits.pop_all()
-        self._serving = True
+        self.is_ready = True
         _log.info("the gateway answers at %s", self.url)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Accept no call; end calls in flight first, then jobs and scaling, then the provider."""
-        self._serving = False
+        self.is_ready = False
         await self._exits.aclose()
-
-    def readiness(self) -> Readiness:
-        text = "ready\n" if self._serving else "the gateway starts or stops\n"
-        return Readiness(self._serving, text)
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
         settings = self._settings
@@ -342,7 +303,7 @@ class Gateway:
         if self._pinning is not None:
             keeping = KeptModels(self.functions, self._pinning)
             await exits.enter_async_context(keeping)
-        parts = GatewayParts(
+        return GatewayApp(
             invoke=invoke,
             system=make_system(
                 *(self._provider, self.meters, settings, self._capacity),
@@ -351,19 +312,18 @@ class Gateway:
             ),
             logs=self._logs,
             auth=auth,
-            readiness=self.readiness,
+            ready=lambda: self.is_ready,
             metrics=self.meters.text,
             metrics_auth=settings.metrics_auth,
             system_meters=ApiMeters(),
             jobs=jobs.app,
             workflow=workflows.app,
             workflow_routes=workflows.routes,
-            traces=TraceRoutes(self.tracer),
+            traces=self.tracer.show,
             page=await self._page(jobs, workflows, exits),
             function_hosts=hosts,
             hosts=AnsweredHosts(address_text(*self.address), _allowed_hosts(settings), hosts),
         )
-        return make_app(parts)
 
     async def _page(
         self, jobs: AsyncJobs, workflows: WorkflowParts, exits: contextlib.AsyncExitStack

@@ -275,7 +275,6 @@ class GatewayMeters:
         return sums
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
         return page(self._families())
 
     def _families(self) -> Iterator[MetricFamily]:

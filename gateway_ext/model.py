@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 
 DEFAULT_NAMESPACE = "openfaas-fn"
 
+# Dataclasses of Python 3.11 accept no default that cannot be hashed: it is given by a function.
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-def _nothing() -> Mapping[str, str]:
-    """Dataclasses of Python 3.11 accept no default that cannot be hashed."""
-    return _NOTHING
 
 
 class FunctionId(NamedTuple):
@@ -53,11 +49,11 @@ class Deployment:
     id: FunctionId
     image: str
     process: str = ""
-    environment: Mapping[str, str] = field(default_factory=_nothing)
+    environment: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     constraints: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=_nothing)
-    annotations: Mapping[str, str] = field(default_factory=_nothing)
+    labels: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    annotations: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     limits: Resources | None = None
     requests: Resources | None = None
     read_only: bool = False

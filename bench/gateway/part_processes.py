@@ -12,10 +12,10 @@ from bench.measure.load_figures import http_post
 from common.http.asgi import App, Receive, Scope, Send, send_response
 from common.http.client import HttpClient
 from common.http.server import listen, serving
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from scheduler.client.lease_client import LeaseClient

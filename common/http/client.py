@@ -273,7 +273,6 @@ class HttpConnection(asyncio.Protocol):
         self._buffered_bytes += len(body) + _PART_BYTES
 
     def on_message_complete(self) -> None:
-        """End the response, or the announcement of it."""
         if self._interim:
             self._interim = False
             self.headers = []

@@ -9,17 +9,21 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, MutableSet, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from common.http.accepted_line import SILENCE_S, StreamHandler
 from common.http.asgi import App, Header, Message, Receive, Scope, Send, send_text
-from common.http.connection_table import ConnectionTable
-from common.http.server_protocol import Limits, ServerProtocol
+from common.http.server_protocol import (
+    SILENCE_S,
+    ConnectionTable,
+    Limits,
+    ServerProtocol,
+    StreamHandler,
+)
 from common.tcp import notice_silence
 
 log = logging.getLogger(__name__)
@@ -79,30 +83,18 @@ async def serving(
         await _drain(state, requests, drain_s)
 
 
-class _InOrder(MutableSet[_Entry]):
+class _InOrder(dict[_Entry, None]):
     """A set whose entries are in the order in which they came.
 
     uvicorn's own sets are in the order of memory addresses: what ends a server in that order is
     never the same twice.
     """
 
-    def __init__(self) -> None:
-        self._entries: dict[_Entry, None] = {}
+    def add(self, entry: _Entry) -> None:
+        self[entry] = None
 
-    def __contains__(self, entry: object) -> bool:
-        return entry in self._entries
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return iter(list(self._entries))
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, value: _Entry) -> None:
-        self._entries[value] = None
-
-    def discard(self, value: _Entry) -> None:
-        self._entries.pop(value, None)
+    def discard(self, entry: _Entry) -> None:
+        self.pop(entry, None)
 
 
 def _state_in_order() -> ServerState:
@@ -117,10 +109,6 @@ def _most_connections(limits: Limits) -> int:
     if files == resource.RLIM_INFINITY:
         return limits.connections
     return min(limits.connections, files // 2)
-
-
-_UNAVAILABLE = 503
-_LATER = ((b"retry-after", b"1"),)
 
 
 class CutRequests:
@@ -138,8 +126,9 @@ class CutRequests:
         if self._over.is_set():  # it came behind another one on its connection
             await _answer_last(send)
             return
+        readable = _Unframed(scope["method"], send) if scope["http_version"] == "1.0" else send
         try:
-            await self._app(scope, receive, readable_by_client(scope, send))
+            await self._app(scope, receive, readable)
         except asyncio.CancelledError:
             if not self._over.is_set():
                 raise
@@ -148,7 +137,7 @@ class CutRequests:
     def cut(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
         """Cancel these, which are all that run: who has no answer by then is answered 503."""
         self._over.set()
-        for task in tasks:
+        for task in list(tasks):
             task.cancel()
 
 
@@ -156,13 +145,12 @@ async def _answer_last(send: Send) -> None:
     """Answer 503, or break off an answer that has begun: nobody may take it for a whole one."""
     request = request_of(send)
     if not request.response_started:
-        await send_text(send, _UNAVAILABLE, "the server stops", _LATER)
+        await send_text(send, 503, "the server stops", ((b"retry-after", b"1"),))
     elif not request.response_complete:
         request.disconnected = True  # else uvicorn complains of an answer that is not complete
         request.transport.abort()
 
 
-_VERSION = "1.0"
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
 _WITHOUT_BODY = frozenset({204, 304})
 
@@ -174,16 +162,11 @@ def request_of(send: Send) -> RequestResponseCycle:
     return request
 
 
-def readable_by_client(scope: Scope, send: Send) -> Send:
-    """What sends an answer that the request's client can read.
-
-    To an HTTP/1.0 client, an answer of unknown length lasts until its connection is closed.
-    """
-    return _Unframed(scope["method"], send) if scope["http_version"] == _VERSION else send
-
-
 class _Unframed:
-    """Sends one answer without chunks."""
+    """Sends one answer without chunks, which no HTTP/1.0 client can read.
+
+    An answer of unknown length lasts until its connection is closed.
+    """
 
     def __init__(self, method: str, send: Send) -> None:
         self._has_body = method != "HEAD"
@@ -208,14 +191,14 @@ class _Unframed:
 
 
 async def _drain(state: ServerState, requests: CutRequests, drain_s: float) -> None:
-    for connection in state.connections:
+    for connection in list(state.connections):
         connection.shutdown()
     await _wait_for_the_end(state, drain_s)
     if state.tasks:
         log.warning("cutting %d requests that did not end in %g s", len(state.tasks), drain_s)
         requests.cut(state.tasks)
         await _wait_for_the_end(state, _CUT_S)
-    for connection in state.connections:
+    for connection in list(state.connections):
         connection.transport.abort()
 
 

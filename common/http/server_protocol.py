@@ -2,8 +2,12 @@
 
 import asyncio
 import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -11,33 +15,28 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from common.frame_line import LineBroken
-from common.http.accepted_line import AcceptedLine, StreamHandler
-from common.http.asgi import Scope, offer_watch, watch_in
-from common.http.connection_table import ConnectionTable
-from common.http.joining_transport import JoiningTransport
-from common.http.request_head import (
-    MALFORMED,
-    NO_ROOM,
-    TOO_LARGE,
-    TOO_MANY_REQUESTS,
-    BadHead,
-    Refusal,
-    check_head,
-)
-from common.stream_upgrade import PROTOCOL, StreamRequest
+from common.frame_line import FrameLine, LineBroken
+from common.http.asgi import Header, Scope, offer_watch, watch_in
+from common.stream_upgrade import PROTOCOL, SWITCHED, StreamRequest
+from common.tcp import notice_silence
 
 log = logging.getLogger(__name__)
 
 MOST_PIPELINED = 64  # requests that wait behind the first one of their connection
 _BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
+# The largest frame of a client that is not known yet, and of one that is.
+_FIRST_FRAME_BYTES, _MOST_FRAME_BYTES = 16 << 10, 16 << 20
+# A client whose host vanished, or is cut off, is noticed after this time: its line or request ends.
+SILENCE_S = 20
+_OF_TCP = (socket.AF_INET, socket.AF_INET6)
+StreamHandler = Callable[[StreamRequest, "AcceptedLine"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a client may take of a server before the application sees a request.
 
-    `connections` is the most that wait or are served at once (`connection_table`).
+    `connections` is the most that wait or are served at once.
     """
 
     head_bytes: int = 64 << 10
@@ -69,7 +68,7 @@ class ServerProtocol(HttpToolsProtocol):
         config: Config,
         state: ServerState,
         limits: Limits,
-        table: ConnectionTable,
+        table: "ConnectionTable",
         streams: StreamHandler | None = None,
     ) -> None:
         """`table` counts the connections of one server; `streams` serves lines of frames."""
@@ -238,7 +237,7 @@ class ServerProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: "Refusal") -> None:
         """Read no more; answer why, where that answer cannot be taken for another request's."""
         self._refused = True
         cycle = self.cycle
@@ -266,7 +265,9 @@ class ServerProtocol(HttpToolsProtocol):
         return self._refused or getattr(self.cycle, "more_body", False)
 
 
-async def _serve_stream(streams: StreamHandler, request: StreamRequest, line: AcceptedLine) -> None:
+async def _serve_stream(
+    streams: StreamHandler, request: StreamRequest, line: "AcceptedLine"
+) -> None:
     try:
         async with line:
             await streams(request, line)
@@ -274,3 +275,340 @@ async def _serve_stream(streams: StreamHandler, request: StreamRequest, line: Ac
         log.debug("the stream %r: %s", request.path[:200], error)
     except Exception:
         log.exception("the stream %r failed", request.path[:200])
+
+
+# Lines of frames.
+
+
+class AcceptedLine(FrameLine):
+    """A line that a client began.
+
+    Until `confirm` says that the client is known, the connection counts as one that waits for a
+    request, which makes room for others, and takes small frames only.
+    """
+
+    def __init__(self, host: str, table: "ConnectionTable", ended: Callable[[], None]) -> None:
+        """`table` counts the server's connections; `ended` is called at the connection's end."""
+        super().__init__(_FIRST_FRAME_BYTES)
+        self.host = host
+        self._table = table
+        self._at_end = ended
+        self._switched = False
+
+    def confirm(self) -> None:
+        """The client has proven who it is: it keeps its connection, and may send large frames."""
+        self._table.remove(self)
+        self.max_frame_bytes = _MOST_FRAME_BYTES
+
+    def refuse(self) -> None:
+        """Answer 404 and close, in place of switching; only before the handler first waits."""
+        assert not self._switched, "the protocol was switched already"
+        self._switched = True
+        if self._transport is not None:
+            self._transport.write(NO_STREAM.response)
+        self.hang_up()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the place of the request that asked for the line."""
+        super().connection_made(transport)
+        self._table.admit(self)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in _OF_TCP:
+            # Without it the kernel asks no host for which data wait, such as signs of life.
+            notice_silence(connection, SILENCE_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
+        self._at_end()
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        self.abort()
+
+    def shutdown(self) -> None:
+        self.hang_up()
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """What the server's drain closes at last."""
+        return self._transport
+
+    def _write(self) -> None:
+        if not self._switched and self._transport is not None:
+            self._switched = True
+            if not self._transport.is_closing():
+                self._outgoing.insert(0, SWITCHED)
+        super()._write()
+
+    def switch(self) -> None:
+        self._write()
+
+
+# How many connections a server has open, and which of them makes room for a new one. Pure.
+
+
+class CountedConnection(Protocol):
+    """One open connection; `host` is the address of its peer."""
+
+    host: str
+
+    def drop(self) -> None:
+        """Close at once: a new connection takes the place of this one."""
+
+
+class ConnectionTable:
+    """Counts connections up to a bound, and knows which of them wait for a request.
+
+    At the bound a new connection takes the place of the one that has waited the longest, of the
+    host with the most waiting connections: who opens many cannot keep out who opens one. Where
+    every connection has a request in progress, the new one is not admitted.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: set[CountedConnection] = set()
+        # By host, the longest waiting first.
+        self._waiting: dict[str, dict[CountedConnection, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: CountedConnection) -> bool:
+        """Count a new connection, which waits for a request; False if there is no room."""
+        if len(self._open) >= self._most:
+            if not self._waiting:
+                return False
+            crowd = max(self._waiting, key=lambda host: len(self._waiting[host]))
+            oldest = next(iter(self._waiting[crowd]))
+            self.remove(oldest)
+            oldest.drop()
+        self._open.add(connection)
+        self.waits(connection)
+        return True
+
+    def remove(self, connection: CountedConnection) -> None:
+        """Count a connection no more; harmless for one that is not counted."""
+        self._open.discard(connection)
+        self.works(connection)
+
+    def waits(self, connection: CountedConnection) -> None:
+        """The connection waits for a request: from now on it may have to make room."""
+        if connection in self._open:
+            self._waiting.setdefault(connection.host, {})[connection] = None
+
+    def works(self, connection: CountedConnection) -> None:
+        same_host = self._waiting.get(connection.host)
+        if same_host is not None and connection in same_host:
+            del same_host[connection]
+            if not same_host:
+                del self._waiting[connection.host]
+
+
+# What a request's head must be beyond what the parser checks, and how a bad one is answered.
+
+_VERSIONS = frozenset({"1.0", "1.1"})
+_MOST_DIGITS = 18  # of 2^59 bytes; Python reads no number of more than 4300 digits
+_LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+class Refusal(NamedTuple):
+    """How a request is refused, after which its connection closes."""
+
+    status: HTTPStatus
+    why: str
+
+    @property
+    def response(self) -> bytes:
+        text = f"{self.why}\n".encode()
+        later = "retry-after: 1\r\n" if self.status in _LATER else ""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            "content-type: text/plain; charset=utf-8\r\n"
+            f"content-length: {len(text)}\r\n{later}connection: close\r\n\r\n"
+        )
+        return head.encode() + text
+
+
+class BadHead(Exception):
+    """A request that is refused while its head is read."""
+
+    def __init__(self, refusal: "Refusal") -> None:
+        super().__init__(refusal.why)
+        self.refusal = refusal
+
+
+MALFORMED = Refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+TOO_LARGE = Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too large")
+TOO_MANY_REQUESTS = Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once")
+NO_STREAM = Refusal(HTTPStatus.NOT_FOUND, "there is no such stream")
+NO_ROOM = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server has as many connections as it takes")
+
+
+def check_head(version: str, method: bytes, headers: list[Header]) -> None:
+    """Raise BadHead for a request that two servers could read differently, or that none serves."""
+    if version not in _VERSIONS:
+        status = HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        raise _bad(status, f"HTTP/{version} is not spoken here, but HTTP/1.1")
+    if method == b"CONNECT":
+        raise _bad(HTTPStatus.NOT_IMPLEMENTED, "this is no proxy")
+    hosts = 0
+    codings: list[bytes] = []
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            if len(value) > _MOST_DIGITS or not value.isdigit():
+                raise _bad(HTTPStatus.BAD_REQUEST, "Content-Length is malformed")
+        elif name == b"transfer-encoding":
+            codings.append(value)
+    if hosts > 1:
+        raise _bad(HTTPStatus.BAD_REQUEST, "there is more than one Host")
+    if codings:
+        _check_codings(version, b", ".join(codings))
+
+
+def _check_codings(version: str, codings: bytes) -> None:
+    if version == "1.0":  # an HTTP/1.0 server in front would have read no chunks
+        raise _bad(HTTPStatus.BAD_REQUEST, "HTTP/1.0 has no Transfer-Encoding")
+    if codings.lower() != b"chunked":
+        shown = codings[:40].decode("latin-1")
+        raise _bad(HTTPStatus.NOT_IMPLEMENTED, f"transfer encoding {shown} is not known here")
+
+
+def _bad(status: HTTPStatus, why: str) -> BadHead:
+    return BadHead(Refusal(status, why))
+
+
+# A transport that joins the head and the body of a response, and closes without a reset.
+
+# Above this size, copying head and body into one costs more than a gathering write.
+_JOINED_BYTES = 64 << 10
+_HEAD, _INTERIM = b"HTTP/1.1 ", b"HTTP/1.1 1"
+# A client that has not read the rest by then, after the response is over, does not read.
+_UNREAD_S = 30.0
+
+
+def _nothing_comes() -> bool:
+    return False
+
+
+class JoiningTransport:
+    """Wraps a transport and offers as much of it as uvicorn's HTTP protocol uses.
+
+    uvicorn writes the head and the body of a response separately, and a system call costs as much
+    as a third of all that the gateway does for a call. A head that no body follows within the same
+    step of the event loop is sent at the next step; a write of no bytes sends it at once.
+
+    `more_comes` says at the close whether the client may still be sending.
+    """
+
+    __slots__ = (
+        "abort", "get_extra_info", "pause_reading", "resume_reading", "set_protocol",
+        "wrapped", "_closing", "_giving_up", "_head", "_loop", "_more_comes",
+    )  # fmt: skip
+
+    def __init__(
+        self, transport: asyncio.Transport, more_comes: Callable[[], bool] = _nothing_comes
+    ) -> None:
+        self.wrapped = transport
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+        self._closing = False
+        self._more_comes = more_comes
+        self._giving_up: asyncio.TimerHandle | None = None
+        self.abort: Callable[[], None] = transport.abort
+        self.get_extra_info: Callable[..., Any] = transport.get_extra_info
+        self.pause_reading: Callable[[], None] = transport.pause_reading
+        self.resume_reading: Callable[[], None] = transport.resume_reading
+        self.set_protocol: Callable[[asyncio.BaseProtocol], None] = transport.set_protocol
+
+    def write(self, data: bytes) -> None:
+        """Send the data behind a waiting head; hold a head back until the next loop step."""
+        if self._closing:
+            return
+        if self._head:
+            self._flush(data)
+        elif data.startswith(_HEAD) and not data.startswith(_INTERIM):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif data:
+            self.wrapped.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or closes once everything is sent."""
+        return self._closing or self.wrapped.is_closing()
+
+    def close(self) -> None:
+        """Send what was written, then close; a client that never reads it does not prevent that."""
+        if self.is_closing():
+            return
+        self._flush()
+        self._closing = True
+        if self._more_comes():
+            LingeringClose(self.wrapped, self.wrapped.get_protocol())
+        else:
+            self.wrapped.close()
+            if self.wrapped.get_write_buffer_size():
+                self._giving_up = self._loop.call_later(_UNREAD_S, self.wrapped.abort)
+
+    def lost(self) -> None:
+        """The connection is lost: whom it asked and the transport would keep each other."""
+        self._more_comes = _nothing_comes
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+    def _flush(self, data: bytes = b"") -> None:
+        head, self._head = self._head, b""
+        if not head or self.wrapped.is_closing():
+            return
+        if len(data) <= _JOINED_BYTES:
+            self.wrapped.write(head + data)
+        else:
+            self.wrapped.writelines((head, data))
+
+
+_LINGER_S = 1.0
+# A client that still sends after this much finds that nobody reads any more.
+_LINGER_BYTES = 1 << 20
+# For a client that reads a long answer slowly.
+_MOST_LINGER_S = 60.0
+
+
+class LingeringClose(asyncio.Protocol):
+    """Takes a transport over from `before`: sends what is written, and drops what arrives."""
+
+    def __init__(self, transport: asyncio.Transport, before: asyncio.BaseProtocol) -> None:
+        self._transport = transport
+        self._before = before
+        self._loop = asyncio.get_running_loop()
+        self._latest_s = self._loop.time() + _MOST_LINGER_S
+        self._dropped_bytes = 0
+        self._timer = self._loop.call_later(_LINGER_S, self._end)
+        transport.set_protocol(self)
+        if transport.can_write_eof():
+            with suppress(OSError):  # the client has reset the connection, which is noticed next
+                transport.write_eof()
+        transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Drop it; behind the bound, stop reading."""
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > _LINGER_BYTES:
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._before.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._before.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._before.resume_writing()
+
+    def _end(self) -> None:
+        if self._transport.get_write_buffer_size() and self._loop.time() < self._latest_s:
+            self._timer = self._loop.call_later(_LINGER_S, self._end)
+        else:
+            self._transport.abort()

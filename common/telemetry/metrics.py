@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 # The label value of every name beyond the bound.
 OTHER = "other"
@@ -34,15 +33,6 @@ class Metric:
     help_text: str
     labels: Labels = ()
     bounds: tuple[float, ...] = ()
-
-
-class MetricFamily(Protocol):
-    """One metric with its values."""
-
-    @property
-    def metric(self) -> Metric: ...
-
-    def lines(self) -> Iterator[str]: ...
 
 
 class Values:
@@ -145,6 +135,9 @@ class Histogram:
             yield f"{name}_sum{_braced(pairs)} {times.total!r}"
 
 
+MetricFamily = Values | Histogram
+
+
 class BoundedNames:
     """The values of one label, bounded: the first `most` names, and `other` for the rest."""
 
@@ -192,7 +185,6 @@ def counted_in(counts: object) -> list[Values | Histogram]:
 
 
 def page(families: Iterable[MetricFamily]) -> bytes:
-    """The metrics in the text format of Prometheus."""
     lines: list[str] = []
     for family in families:
         metric = family.metric

@@ -27,7 +27,6 @@ class TraceContext(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The value of the header `traceparent`."""
         return f"00-{self.trace_id}-{self.span_id}-0{int(self.sampled)}"
 
 

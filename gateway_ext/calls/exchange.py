@@ -4,27 +4,58 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from common.errors import NoResponse
-from common.http.asgi import ClientWatch, Receive
-from common.http.client import HttpClient, HttpConnection
+from common.http.asgi import ClientWatch, Message, Receive
+from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.time_limits import time_limit
 from gateway_ext.calls import passed_headers
 from gateway_ext.calls.function_table import Function, Instance
-from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
-from gateway_ext.calls.limits import CallPart, InvokeSettings
-from gateway_ext.calls.upload import RequestBody
-from gateway_ext.errors import GatewayError, TimedOut, TooSlow, Unreachable
+from gateway_ext.calls.gpu_leasing import CallLease, CallPart, GpuLeasing
+from gateway_ext.calls.passed_headers import RequestHeaders
+from gateway_ext.errors import (
+    BadRequest,
+    CallerGone,
+    GatewayError,
+    TimedOut,
+    TooLarge,
+    TooSlow,
+    Unreachable,
+)
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.tracing.journey import Attempt, Journey
+from gateway_ext.tracing.journey import Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
 _PAUSE_S = 0.05
+# Attempts for a call that cannot have reached the function, or that is declared repeatable.
+_ATTEMPTS = 3
 _MOST_WAKING = 4096  # calls that wait for a function without an instance
 _EXITED_S = 0.5  # from the end of a process's connections to that of its exit status
+
+
+@dataclass(frozen=True, slots=True)
+class InvokeSettings:
+    """Bounds of the invocation path; a function's own bounds are in its options."""
+
+    max_body_bytes: int = 512 << 20
+    # An arriving body is held up to this size while its call waits for an instance.
+    read_ahead_bytes: int = 1 << 20
+    # How long a call waits for a function without an instance.
+    wake_s: float = 60.0
+    connect_s: float = 2.0
+    # How long an unused connection to an instance is kept.
+    idle_s: float = 30.0
+
+    @property
+    def client(self) -> ClientSettings:
+        return ClientSettings(
+            connect_s=self.connect_s,
+            idle_s=self.idle_s,
+            trailers=passed_headers.REPORTED,
+        )
 
 
 @dataclass(slots=True)
@@ -52,15 +83,7 @@ class FunctionCall:
     client: bytes = b""
     body: bytes = b""
     part: CallPart | None = None
-
-    @property
-    def call_id(self) -> str:
-        return self.journey.call_id
-
-    @property
-    def began_s(self) -> float:
-        """By the monotonic clock."""
-        return self.journey.began_s
+    sent_status: int = 0  # of the response that the caller gets, once it has begun
 
     @property
     def timeout_s(self) -> float:
@@ -70,20 +93,34 @@ class FunctionCall:
     @property
     def latest_s(self) -> float:
         """When the call must have ended, whatever it waits for; monotonic."""
-        return math.inf if self.part is None else self.began_s + self.part.within_s
+        return math.inf if self.part is None else self.journey.began_s + self.part.within_s
+
+    def learn(
+        self, trace_report: bytes, models: bytes, local: bytes, answered_in_s: float = 0.0
+    ) -> None:
+        """Take what the function reports, before its answer or behind a stream."""
+        function, attempt = self.function, self.journey.attempts[-1]
+        if trace_report:
+            attempt.keep_report(trace_report)
+            if attempt.ahead >= function.waits.at_a_time:
+                function.waits.saw_report(attempt.ahead, trace_report, answered_in_s)
+        if models:
+            function.learned.saw(models)
+        if local:
+            function.local.saw(local)
 
 
 class Exchange:
     """A call in progress; `end` releases everything that it holds, and may be called any time."""
 
     __slots__ = (
-        "call", "interruption", "_parts", "_upload", "_task", "_timer", "_deadline_s",
+        "call", "interruption", "_services", "_upload", "_task", "_timer", "_deadline_s",
         "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
     def __init__(
         self,
-        parts: CallServices,
+        services: CallServices,
         call: FunctionCall,
         receive: Receive | None,
         client: ClientWatch | None = None,
@@ -91,11 +128,11 @@ class Exchange:
         """`client` says when the caller leaves, if the server of the call can do so."""
         self.call = call
         self.interruption: GatewayError | None = None
-        self._parts = parts
+        self._services = services
         self._upload = RequestBody(
-            call.asked, receive, parts.settings, self._interrupt, call.body, client
+            call.asked, receive, services.settings, self._interrupt, call.body, client
         )
-        self._deadline_s = call.began_s + call.timeout_s
+        self._deadline_s = call.journey.began_s + call.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered
         self._lease: CallLease | None = None
@@ -123,12 +160,12 @@ class Exchange:
                 return await self._try()
             except NoResponse as error:
                 failed, sent = self._failed(error), error.sent
-                repeats = attempt < self._parts.settings.attempts and self._may_repeat(sent=sent)
+                repeats = attempt < _ATTEMPTS and self._may_repeat(sent=sent)
                 self._note(str(error))
                 self._let_go(lease=sent)
                 if not repeats:
                     raise await self._ended_by(failed, error) from error
-            self._parts.meters.retried(self.call.function.label)
+            self._services.meters.retried(self.call.function.label)
             self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
             if all(instance in self._avoid for instance in self.call.function.instances):
                 await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
@@ -174,10 +211,10 @@ class Exchange:
         self._let_go(lease=True)
 
     async def _try(self) -> HttpConnection:
-        call, parts = self.call, self._parts
+        call, services = self.call, self._services
         function = call.function
         attempt = call.journey.attempt()
-        leasing = parts.leasing if function.options.gpu else None
+        leasing = services.leasing if function.options.gpu else None
         preferred = "" if leasing is None else leasing.instance_for(function)
         instance = function.take(self._avoid, preferred)
         if instance is None:
@@ -185,8 +222,8 @@ class Exchange:
         self._instance, self._answered = instance, False
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
-        if function.options.gpu and parts.leasing is not None and self._may_lease():
-            self._lease = await parts.leasing.acquire(
+        if function.options.gpu and services.leasing is not None and self._may_lease():
+            self._lease = await services.leasing.acquire(
                 function,
                 instance.address,
                 call.journey,
@@ -197,10 +234,10 @@ class Exchange:
             )
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
-            await until_it_answers(parts.client, instance)
-        connection = parts.client.idle(instance.address)
+            await until_it_answers(services.client, instance)
+        connection = services.client.idle(instance.address)
         if connection is None:
-            connection = await parts.client.connect(instance.address)
+            connection = await services.client.connect(instance.address)
         self._connection = connection
         head_only = call.method == "HEAD"
         upload = self._upload
@@ -236,13 +273,13 @@ class Exchange:
 
     async def _turn(self) -> Instance:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
-        function, parts = self.call.function, self._parts
+        function, services = self.call.function, self._services
         if function.instances:
             return await function.turn(_MOST_WAKING)
-        wake_s = parts.settings.wake_s
+        wake_s = services.settings.wake_s
         self._deadline_s = min(self._deadline_s + wake_s, self.call.latest_s)
-        if parts.wake is not None:
-            parts.wake(function)
+        if services.wake is not None:
+            services.wake(function)
         try:
             async with time_limit(wake_s):
                 instance = await function.turn(_MOST_WAKING)
@@ -299,7 +336,7 @@ class Exchange:
             sent=error.sent,
             ended=ended,
             tells_all=function.options.shows_errors,
-            call_id=self.call.call_id,
+            call_id=self.call.journey.call_id,
         )
 
     def _note(self, error: str) -> None:
@@ -308,20 +345,11 @@ class Exchange:
         if attempt is None or attempt.ended_s:
             return
         attempt.ended_s, attempt.error = time.monotonic(), error
-        if self._connection is not None and self._connection.trailers:
-            self._take_report(attempt, self._connection.trailers)
-
-    def _take_report(self, attempt: Attempt, trailers: Mapping[bytes, bytes]) -> None:
-        """Take what the function reports behind a stream; the head had what was known by then."""
-        function = self.call.function
-        trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
-        if trace_report:
-            attempt.keep_report(trace_report)
-            if attempt.ahead >= function.waits.at_a_time:
-                function.waits.saw_report(attempt.ahead, attempt.trace_report)
-        function.learned.saw(trailers.get(passed_headers.MODELS, b""))
-        if passed_headers.LOCAL in trailers:
-            function.local.saw(trailers[passed_headers.LOCAL])
+        trailers = {} if self._connection is None else self._connection.trailers
+        if trailers:  # of a stream: its head had what was known by then
+            trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
+            models, local = trailers.get(passed_headers.MODELS), trailers.get(passed_headers.LOCAL)
+            self.call.learn(trace_report, models or b"", local or b"")
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
@@ -340,9 +368,9 @@ class Exchange:
         instance, self._instance = self._instance, None
         if instance is not None:
             self.call.function.give_back(instance, answered=self._answered)
-        if lease and self._lease is not None and self._parts.leasing is not None:
+        if lease and self._lease is not None and self._services.leasing is not None:
             held, self._lease = self._lease, None
-            self._parts.leasing.release(held, clean=clean)
+            self._services.leasing.release(held, clean=clean)
 
     # -- reasons to break a call off ---------------------------------------------------------------
 
@@ -354,7 +382,7 @@ class Exchange:
             return
         function, timeout_s = self.call.function, self.call.timeout_s
         received = self._upload.complete or self.call.journey.received_s
-        late = TimedOut(function.id, timeout_s, self.call.call_id)
+        late = TimedOut(function.id, timeout_s, self.call.journey.call_id)
         self._interrupt(late if received else TooSlow(timeout_s))
 
     def _interrupt(self, error: GatewayError) -> None:
@@ -394,3 +422,178 @@ async def _ask(client: HttpClient, address: str) -> None:
         raise NoResponse(str(error), sent=False) from error
     finally:
         connection.let_go()
+
+
+# The body of a call, read while its caller sends it, and the caller's disconnection.
+
+
+class RequestBody:
+    """A body that arrives piece by piece; `complete` once all of it has arrived.
+
+    Without a connection to write to, `body` grows up to a bound; a body that was complete before it
+    was written to a connection can be sent again. `interrupt` is called if the rest of the body is
+    invalid or its caller has disconnected. Without a `client` a task waits for the disconnection.
+    """
+
+    __slots__ = (
+        "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
+        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: RequestHeaders,
+        receive: Receive | None,
+        settings: InvokeSettings,
+        interrupt: Callable[[GatewayError], None],
+        body: bytes = b"",
+        client: ClientWatch | None = None,
+    ) -> None:
+        self.body = body
+        self._client = client
+        self.complete = receive is None or not request.has_body
+        self._request = request
+        self._receive = receive
+        self._settings = settings
+        self._interrupt = interrupt
+        self._came_bytes = 0
+        self._sink: HttpConnection | None = None
+        self._poured = False
+        self._delivered = False
+        self._held: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._is_watched = False
+
+    @property
+    def repeatable(self) -> bool:
+        return self.complete and not self._poured
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the connection that the body is written to has received all of it."""
+        return self._delivered or not self._poured
+
+    async def begin(self) -> None:
+        """Wait for the first piece, mostly the whole body; read the rest in the background."""
+        if self.complete:
+            return
+        assert self._receive is not None, "a body that is not received is complete"
+        self._take_in(await self._receive())
+        if not self.complete:
+            self._reader = asyncio.get_running_loop().create_task(self._read())
+        if self._is_watched:  # since before it came
+            self.watch()
+
+    async def ahead(self) -> None:
+        """Wait until the body is complete or its bound is reached."""
+        if not self.complete and not self._is_full():
+            self._held = asyncio.get_running_loop().create_future()
+            await self._held
+
+    def watch(self) -> None:
+        self._is_watched = True
+        if self._reader is not None or self._receive is None or not self.complete:
+            return
+        if self._client is not None:
+            self._client.start(self._lose_caller)
+        else:
+            self._reader = asyncio.get_running_loop().create_task(self._until_gone())
+
+    def pour(self, connection: HttpConnection) -> None:
+        """Send the held part, and every later piece, after a head that was sent."""
+        self._poured = True
+        self._sink = connection
+        held, self.body = self.body, b""
+        if held:
+            connection.write(self._framed(held))
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def close(self) -> None:
+        """Stop reading, and let go of what was held, and of who was to be told."""
+        self.body = b""
+        self._interrupt = _nobody_listens
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None  # a cancelled task refers to all that it worked with
+        if self._client is not None:
+            self._client.stop()
+
+    async def _read(self) -> None:
+        assert self._receive is not None, "there is a body to read"
+        try:
+            while not self.complete:
+                if self._sink is None and self._is_full():
+                    self._room = asyncio.get_running_loop().create_future()
+                    await self._room
+                if self._sink is not None:
+                    await self._sink.drained()
+                self._take_in(await self._receive())
+        except GatewayError as error:
+            self._interrupt(error)
+            return
+        await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        assert self._receive is not None, "there is a caller"
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._lose_caller()
+
+    def _lose_caller(self) -> None:
+        self._interrupt(CallerGone())
+
+    def _take_in(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        piece = message.get("body", b"")
+        self._came_bytes += len(piece)
+        if self._came_bytes > self._settings.max_body_bytes:
+            raise TooLarge(self._settings.max_body_bytes)
+        self.complete = not message.get("more_body", False)
+        if self.complete and self._request.length not in {None, self._came_bytes}:
+            raise BadRequest("the body is shorter than its Content-Length")
+        if self._sink is None:
+            self.body = self.body + piece if self.body else piece
+            if self.complete or self._is_full():
+                self._tell_held()
+            return
+        data = self._framed(piece) if piece else b""
+        if self.complete:
+            self._delivered = True
+            data += b"" if self._request.length is not None else b"0\r\n\r\n"
+        self._sink.write(data)
+
+    def _tell_held(self) -> None:
+        if self._held is not None and not self._held.done():
+            self._held.set_result(None)
+
+    def _is_full(self) -> bool:
+        return len(self.body) >= self._settings.read_ahead_bytes
+
+    def _framed(self, piece: bytes) -> bytes:
+        if self._request.length is not None:
+            return piece
+        return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def _nobody_listens(_error: GatewayError) -> None:
+    """The call is over; without this the body and its call would keep each other."""
+
+
+def received(size_bytes: int, pieces: AsyncIterator[bytes]) -> Receive:
+    """A body of this size as ASGI's `receive`; a caller inside the gateway never disconnects."""
+    left_bytes = size_bytes
+
+    async def receive() -> Message:
+        nonlocal left_bytes
+        piece = await anext(pieces, b"")
+        if not piece:
+            if left_bytes:
+                raise BadRequest(f"the body lacks its last {left_bytes} bytes")
+            await asyncio.Event().wait()
+        left_bytes -= len(piece)
+        return {"type": "http.request", "body": piece, "more_body": left_bytes > 0}
+
+    return receive

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from gateway_ext.calls.learned import CallWaits, Learned, LocalWork
-from gateway_ext.calls.limits import Turns
-from gateway_ext.errors import Busy, NoInstance, UnknownFunction
+from gateway_ext.errors import Busy, GatewayError, NoInstance, UnknownFunction
 from gateway_ext.metrics import FunctionLoad
 from gateway_ext.model import (
     DEFAULT_NAMESPACE,
@@ -102,12 +102,11 @@ class Function:
         self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0
-        self._turns: Turns[Instance] = Turns(self.id)
+        self._turns = _Turns(self.id, self._take, self.give_back)
         self._ready = asyncio.Event()
 
     @property
     def waiting(self) -> int:
-        """Calls that have no instance yet."""
         return len(self._turns)
 
     @property
@@ -164,22 +163,21 @@ class Function:
         if not self._instances:  # waits for a start say nothing about those for a turn
             if self.troubles.start:
                 raise self._does_not_start()
-            return await self._turns.wait(most_waking, self.give_back)
+            return await self._turns.wait(most_waking)
         ahead, began_s = len(self._turns), time.monotonic()
         # Without a limit of its own, a function bounds the wait, and not how many calls wait.
         most = sys.maxsize if self.options.concurrency is None else self.options.queue
-        instance = await self._turns.wait(most, self.give_back, self.expected_wait_s)
+        instance = await self._turns.wait(most, self.expected_wait_s)
         waited_s, instances = time.monotonic() - began_s, max(1, len(self._instances))
         places = instances * (self._places or 1)
         self.waits.saw_turn(ahead, waited_s, instances, places)
         return instance
 
     def answered(self, instance: Instance) -> None:
-        """Stop counting a call as unanswered."""
         self.unanswered -= 1
         instance.unanswered -= 1
         if self._turns:
-            self._turns.hand_out(self._take)
+            self._turns.hand_out()
 
     def give_back(self, instance: Instance, *, answered: bool = False) -> None:
         if not answered:
@@ -189,7 +187,7 @@ class Function:
         instance.freed()
         self.last_call_s = time.monotonic()
         if self._turns:
-            self._turns.hand_out(self._take)
+            self._turns.hand_out()
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -215,7 +213,7 @@ class Function:
         ]
         if self._instances:
             self._ready.set()
-            self._turns.hand_out(self._take)
+            self._turns.hand_out()
         else:
             self._ready.clear()
             if troubles.start:
@@ -301,6 +299,60 @@ class Function:
                 best, best_at, fewest = instances[at], at, rank
         self._next = best_at + 1
         return best
+
+
+class _Turns:
+    """Calls that wait for an instance of one function, served in their order."""
+
+    def __init__(
+        self,
+        function: FunctionId,
+        take: Callable[[], Instance | None],
+        give_back: Callable[[Instance], None],
+    ) -> None:
+        """`take` gives the instance for the next call, if one has a free place."""
+        self._function = function
+        self._take = take
+        self._give_back = give_back
+        self._waiting: deque[asyncio.Future[Instance]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, most: int, expected_s: float = 0.0) -> Instance:
+        """Wait until an instance is assigned; Busy if `most` calls wait already.
+
+        A call that is refused should come again after `expected_s`.
+        """
+        if len(self._waiting) >= most:
+            raise Busy(self._function, expected_s)
+        turn: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(turn.result())  # assigned while the call was being cancelled
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    def hand_out(self) -> None:
+        while self._waiting:
+            if self._waiting[0].done():
+                self._waiting.popleft()
+                continue
+            instance = self._take()
+            if instance is None:
+                return
+            self._waiting.popleft().set_result(instance)
+
+    def fail(self, error: GatewayError) -> None:
+        """Raise this error in every waiting call: no instance will be assigned."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
 
 
 class Functions:

@@ -1,12 +1,13 @@
 """What calls have shown of a function: its models, its work without a GPU, its waits; pure."""
 
+import re
 import string
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from gateway_ext.model import FunctionId
-from gateway_ext.tracing.reported_trace import thread_wait
 
 # A model's id begins with its digest's first characters, in the namespace of its function.
 _DIGITS = 20
@@ -201,3 +202,34 @@ class CallWaits:
         for_turn_s = turns.wait_s(waiting) / instances
         for_thread_s = self._threads.wait_s(max(0, unanswered // instances - self.at_a_time))
         return at_gpus_s + for_turn_s + for_thread_s
+
+
+# What decides in a function's report of its time (X-Gpu-Trace, docs/tracing.md), which is read for
+# every call; the whole of it is read only for a trace that is shown.
+
+_WAIT = re.compile(rb"1 h;\d{1,18};(\d{1,12});q=(\d{1,12});t=([1-9]\d{0,5})(?:[ ;]|\Z)", re.ASCII)
+_BATCH = re.compile(rb"1 h;[^ ]{1,100};b=([1-9]\d{0,3})(?: |\Z)", re.ASCII)
+
+
+class ThreadWait(NamedTuple):
+    """How long a call waited for a thread, how long its handler took, and how many calls its
+    instance serves at a time."""
+
+    waited_s: float
+    took_s: float
+    at_a_time: int
+
+
+def thread_wait(header: bytes) -> ThreadWait | None:
+    """None if its function does not say."""
+    match = _WAIT.match(header)
+    if match is None:
+        return None
+    took_us, waited_us, at_a_time = (int(number) for number in match.groups())
+    return ThreadWait(waited_us / 1e6, took_us / 1e6, at_a_time)
+
+
+def batch_size(header: bytes) -> int:
+    """0 if the report does not say."""
+    match = _BATCH.match(header)
+    return 0 if match is None else int(match[1])

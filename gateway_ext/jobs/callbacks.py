@@ -41,7 +41,7 @@ from gateway_ext.jobs.values import (
     MemoryBody,
     StoredBody,
 )
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
+from gateway_ext.tracing.tracer import CallTracer, carrying, trace_headers_in
 
 _NOT_PASSED_ON = frozenset(
     {
@@ -266,7 +266,7 @@ class CallbackSender:
     ) -> None:
         """A receiver has `answer_s` for its answer, beside the time that the body may take."""
         self._answer_s = answer_s
-        self._tracer = tracer or CallTracer(TracerSettings())
+        self._tracer = tracer or CallTracer()
         self._session = session
         self._rule = rule
         self._policy = policy

@@ -31,7 +31,7 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.values import AsyncCall
 from gateway_ext.model import FunctionId
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
+from gateway_ext.tracing.tracer import CallTracer, carrying, trace_headers_in
 
 _DROPPED = frozenset(
     {
@@ -62,7 +62,7 @@ class AsyncIntake:
         tracer: CallTracer | None = None,
     ) -> None:
         """`is_ours`: whether an Authorization header has our credentials, which are not stored."""
-        self._tracer = tracer or CallTracer(TracerSettings())
+        self._tracer = tracer or CallTracer()
         self._by_path = by_path
         self._what, self._prefix = what, f"/async-{what}/".encode()
         self._queue = queue

@@ -35,4 +35,4 @@ if __name__ == "__main__":
     _make_importable()
     life = importlib.import_module(f"{_PACKAGE}.runtime.process_life")
     code = life.main(os.environ, [sys.executable, *sys.orig_argv[1:]])
-    importlib.import_module(f"{_PACKAGE}.runtime.quick_end").end_process(code)
+    importlib.import_module(f"{_PACKAGE}.runtime.template.forks").end_process(code)

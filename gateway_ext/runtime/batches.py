@@ -15,12 +15,11 @@ from contextvars import copy_context
 from functools import partial
 from itertools import islice
 
-from gateway_ext.runtime.calls import HandlerCall, HandlerCalls
-from gateway_ext.runtime.deadlines import CallDeadline, seconds_until
-from gateway_ext.runtime.handler_event import HandlerContext
+from gateway_ext.runtime.calls import CallDeadline, HandlerCall, HandlerCalls, seconds_until
 from gateway_ext.runtime.handler_module import HandleList, ListHandler
-from gateway_ext.runtime.handler_response import (
+from gateway_ext.runtime.handler_values import (
     BadResponse,
+    HandlerContext,
     HandlerResponse,
     answer_of,
     answers_in,
@@ -51,11 +50,11 @@ class BatchRun:
         self._stuck = False
         self._coroutine: Future[object] | None = None
         for member in members:
-            member.holder = self
+            member.hold(self.left)
 
     def start(self) -> None:
         """Begin, in the loop: the batch's own time runs from now on."""
-        self._deadline = self._services.deadlines.add(self)
+        self._deadline = self._services.deadlines.add(self.time_out)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
     def left(self, call: HandlerCall) -> None:
@@ -96,7 +95,7 @@ class BatchRun:
         """Call the handler; False if each of the calls has to be made once more, alone."""
         services = self._services
         for member in members:
-            member.begins_in_batch(len(members))
+            member.timing.begins(len(members))
         error: BaseException | None = None
         answers: Sequence[HandlerResponse | BaseException] = ()
         repeated = False
@@ -117,9 +116,9 @@ class BatchRun:
             self._log_repeated(members, error)
             return False
         for member, answer in zip(members, answers, strict=True):
-            member.ends_in_batch(below)
+            member.timing.ends(below)
             if isinstance(answer, BaseException):
-                member.fail_in_batch(answer)
+                services.mailbox.post(member.fail, answer)
             else:
                 answer.headers += reported
                 member.answer_from_batch(answer)
@@ -178,7 +177,7 @@ class BatchRun:
 
     def _left_thread(self) -> None:
         self._services.threads.left()
-        self._services.deadlines.remove(self)
+        self._services.deadlines.remove(self._deadline)
         if self._stuck:
             self._services.stuck(-1)
         self._let_next_begin()
@@ -229,7 +228,7 @@ class GatheredCalls:
         lease = _lease_of(call)
         group = self._groups.setdefault(lease, _Group())
         group.waiting[call] = self._loop.time()
-        call.holder = self
+        call.hold(self.left)
         if group.runs:
             return
         if group.look is None or len(group.waiting) >= self._most:

@@ -5,25 +5,28 @@ A generator runs in one thread from its first piece to its last: what torch keep
 """
 
 import asyncio
-import json
-import sys
+import importlib
+import math
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from gateway_ext.runtime.connection import ServerConnection
-from gateway_ext.runtime.deadlines import CallDeadlines
-from gateway_ext.runtime.gpu_placement import MODELS, NoPlacements
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
 from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, runs_in_loop
-from gateway_ext.runtime.handler_response import (
+from gateway_ext.runtime.handler_values import (
+    HandlerContext,
+    HandlerData,
+    HandlerEvent,
     HandlerResponse,
+    Headers,
     answer_of,
     is_awaitable,
     is_whole,
@@ -32,28 +35,12 @@ from gateway_ext.runtime.handler_response import (
 from gateway_ext.runtime.settings import RuntimeSettings
 
 _PIECES_AHEAD = 16
+MODELS, LOCAL = "X-Gpu-Models", "X-Gpu-Local"
 
-
+Pairs = list[tuple[str, str]]
+SecondsLeft = Callable[[], float | None]
 # Logs a text about a call: the call's id, its trace's id, the text.
 LogLine = Callable[[str, str, str], None]
-
-
-def write_plainly(text: str, call_id: str, trace_id: str) -> None:
-    del trace_id
-    _write(f"[{''.join(filter(str.isprintable, call_id))}] {text}")
-
-
-def write_as_json(text: str, call_id: str, trace_id: str) -> None:
-    """A line of JSON, in the format of our other processes."""
-    at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
-    fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
-    ids = {"call_id": call_id, "trace_id": trace_id}
-    _write(json.dumps(fields | {name: value for name, value in ids.items() if value}))
-
-
-def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 class HandlerCalls:
@@ -64,13 +51,12 @@ class HandlerCalls:
         handler: Handler,
         settings: RuntimeSettings,
         *,
-        gpu: NoPlacements,
         exhausted: Callable[[], None],
         log_line: LogLine,
     ) -> None:
         self.hostname = settings.hostname
-        self.gpu = gpu
-        self.data = gpu.data
+        self.gpu = GpuPlacements(gpu=settings.gpu)
+        self.data = HandlerData(gpu=settings.gpu)
         self.log_line = log_line
         self.errors = settings.errors
         self.loop = asyncio.get_running_loop()
@@ -81,17 +67,15 @@ class HandlerCalls:
         self.live: dict[HandlerCall, bool] = {}
         self.in_threads: set[object] = set()  # calls, also those whose client has left; batches
         self._exhausted = exhausted
-        self._threads = settings.threads
         self._stuck = 0
         self.handle: Handle
-        self._in_loop = self._in_thread = False
+        self._start: Callable[[HandlerCall], None] | None = None
         if isinstance(handler, ListHandler):
             at_a_time = settings.batches.most
         else:
-            self.handle = handler
-            self._in_loop = runs_in_loop(handler)
-            self._in_thread = not self._in_loop
-            at_a_time = 0 if self._in_loop else settings.threads
+            self.handle, in_loop = handler, runs_in_loop(handler)
+            self._start = HandlerCall.run_in_loop if in_loop else HandlerCall.run_in_thread
+            at_a_time = 0 if in_loop else settings.threads
         # The calls that all processes behind this socket serve at a time; 0 for any number.
         self.at_a_time = at_a_time * settings.workers
 
@@ -99,10 +83,8 @@ class HandlerCalls:
         """Start a call whose answer goes to this connection; batches start the calls of a list."""
         call = HandlerCall(self, event, connection)
         self.live[call] = True
-        if self._in_thread:
-            call.run_in_thread()
-        elif self._in_loop:
-            call.run_in_loop()
+        if self._start is not None:
+            self._start(call)
         return call
 
     def left_thread(self, connection: ServerConnection) -> None:
@@ -116,73 +98,8 @@ class HandlerCalls:
         Once all threads are held, no call can be served any more.
         """
         self._stuck += count
-        if self._stuck >= self._threads:
+        if self._stuck >= self.threads.most:
             self._exhausted()
-
-
-class BatchHolder(Protocol):
-    """Whoever has a call: those that wait, or the batch that it is in."""
-
-    def left(self, call: "HandlerCall") -> None:
-        """The call is over before it was answered; called in the loop."""
-
-
-# A call's times: the gateway reads them (`reported_trace.py`, docs/tracing.md), and no caller does.
-_TRACE_HEADER = "X-Gpu-Trace"
-_VERSION = "1"
-
-Pairs = list[tuple[str, str]]
-
-
-class Timing:
-    """The times of one call, from its arrival on; reported only if the request names its trace."""
-
-    __slots__ = (
-        "trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time", "_batch",
-    )  # fmt: skip
-
-    def __init__(self, headers: Headers, at_a_time: int = 0) -> None:
-        """`at_a_time` is the number of calls that are served at a time, or 0 for any number."""
-        self.trace = headers.get("traceparent", "")
-        self._at_a_time = at_a_time
-        self._arrived = self._began = time.perf_counter_ns()
-        self._began_ns = 0
-        self._ended = 0
-        self._below: Sequence[str] = ()
-        self._batch = 0
-
-    @property
-    def trace_id(self) -> str:
-        parts = self.trace.split("-")
-        return parts[1] if len(parts) > 1 else ""
-
-    def begins(self, batch: int = 0) -> None:
-        """The handler is called, with a list of so many calls: the call's wait ends."""
-        self._batch = batch
-        self._began = time.perf_counter_ns()
-        self._began_ns = time.time_ns()
-
-    def ends(self, below: Sequence[str]) -> None:
-        """The handler has answered; `below` are the times of its graph calls."""
-        self._ended = time.perf_counter_ns()
-        self._below = below
-
-    @property
-    def trailers(self) -> tuple[str, ...]:
-        """The names that a stream announces."""
-        return (_TRACE_HEADER,) if self.trace else ()
-
-    def header(self) -> Pairs:
-        if not self.trace:
-            return []
-        took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
-        queued_us = (self._began - self._arrived) // 1_000
-        handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
-        if self._at_a_time:
-            handler = f"{handler};t={self._at_a_time}"
-        if self._batch:
-            handler = f"{handler};b={self._batch}"
-        return [(_TRACE_HEADER, " ".join((handler, *self._below)) if self._below else handler)]
 
 
 class HandlerCall:
@@ -193,11 +110,12 @@ class HandlerCall:
     ) -> None:
         self._calls = calls
         self.event = event
-        self.holder: BatchHolder | None = None  # of a call that the handler is given with others
+        # Called when a call is over that waits for others, or is in a list with them.
+        self._leave: Callable[[HandlerCall], None] | None = None
         awaited_s = calls.gpu.awaited_s(event.headers)
-        self.deadline = calls.deadlines.add(self, connection.asked_s + awaited_s)
+        self.deadline = calls.deadlines.add(self.time_out, connection.asked_s + awaited_s)
         self._connection = connection
-        self._timing = Timing(event.headers, calls.at_a_time)
+        self.timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
         self._over = False  # answered, given up or broken off: later results are dropped
         self._started = False  # a stream's head is out
@@ -237,8 +155,8 @@ class HandlerCall:
             self._calls.stuck(+1)
 
     def _stop(self) -> None:
-        if self.holder is not None:
-            self.holder.left(self)
+        if self._leave is not None:
+            self._leave(self)
         if self._task is not None:
             self._task.cancel()
         if self._room is not None:
@@ -250,7 +168,7 @@ class HandlerCall:
             return False
         self._over = True
         if not keep_deadline:
-            self._calls.deadlines.remove(self)
+            self._calls.deadlines.remove(self.deadline)
         return True
 
     # --- in a batch ---------------------------------------------------------------------------
@@ -260,23 +178,16 @@ class HandlerCall:
         """Whether the call needs no answer any more; any thread may ask."""
         return self._over
 
-    def begins_in_batch(self, members: int) -> None:
-        self._timing.begins(members)
-
-    def ends_in_batch(self, below: list[str]) -> None:
-        """The handler has returned; `below` are the times of the batch's graph calls."""
-        self._timing.ends(below)
+    def hold(self, leave: Callable[["HandlerCall"], None]) -> None:
+        """Call `leave` in the loop, and nobody else, if the call is over before it was answered."""
+        self._leave = leave
 
     def answer_from_batch(self, answer: HandlerResponse) -> None:
         """Send the whole answer from the batch's thread, unless the call is over."""
-        answer.headers += self._timing.header()
+        answer.headers += self.timing.header()
         data = self._connection.encoded(answer)
         if self._end():
             self._send_from_thread(data, self._connection.answered)
-
-    def fail_in_batch(self, error: BaseException) -> None:
-        """Have the loop answer 500; called in the batch's thread."""
-        self._calls.mailbox.post(self._fail, error)
 
     # --- in a thread of the pool --------------------------------------------------------------
 
@@ -287,13 +198,13 @@ class HandlerCall:
         try:
             if self._over:  # the client left while the call waited for a thread
                 return
-            self._timing.begins()
+            self.timing.begins()
             with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
                 answer = self._called_in_thread()
             if answer is not None:
                 data = self._connection.encoded(answer)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
-            last = partial(self._fail, error)
+            last = partial(self.fail, error)
         finally:
             self._calls.in_threads.discard(self)
             if data is not None and self._end():
@@ -337,20 +248,19 @@ class HandlerCall:
 
     def _note_end(self) -> None:
         """The call's times are complete; noted while the GPU's are still at hand."""
-        self._timing.ends(self._calls.gpu.timing_entries())
+        self.timing.ends(self._calls.gpu.timing_entries())
         self._calls.data.settle()
 
     def _report_headers(self) -> Pairs:
-        """The headers for the gateway beside a whole response."""
         self._note_end()
-        return self._calls.gpu.used() + self._timing.header()
+        return self._calls.gpu.used() + self.timing.header()
 
     def _trailers(self) -> Pairs:
         """The trailers for the gateway behind a stream: what its head did not say."""
         self._note_end()
         said = self._head is not None and MODELS in dict(self._head.headers)
         used = self._calls.gpu.used()
-        return self._timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
+        return self.timing.header() + [pair for pair in used if not (said and pair[0] == MODELS)]
 
     def _pump(self, answer: HandlerResponse, pieces: Iterator[object]) -> None:
         room = self._room = threading.Semaphore(_PIECES_AHEAD)
@@ -368,7 +278,7 @@ class HandlerCall:
     def _stream_head(self, answer: HandlerResponse) -> HandlerResponse:
         """The stream's head, with what the gateway is told at its first piece."""
         if self._head is None:
-            names = ", ".join(self._timing.trailers + self._calls.gpu.trailers)
+            names = ", ".join(self.timing.trailers + self._calls.gpu.trailers)
             announced = [("Trailer", names)] if names else []
             more = self._calls.gpu.used() + announced
             self._head = HandlerResponse(answer.status, answer.headers + more)
@@ -378,14 +288,14 @@ class HandlerCall:
 
     async def _in_loop(self, returned: object) -> None:
         try:
-            self._timing.begins()
+            self.timing.begins()
             with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
                 await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.
-            self._fail(error)
+            self.fail(error)
         except BaseException as error:  # noqa: BLE001 - every error of a handler becomes its response
-            self._fail(error)
+            self.fail(error)
 
     async def _called_in_loop(self, returned: object) -> None:
         try:
@@ -448,7 +358,8 @@ class HandlerCall:
         if self._end():
             self._connection.answer(answer)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Answer 500, unless the call is over."""
         if not self._end():
             return
         call_id = self.event.headers.get("x-call-id", "")
@@ -457,7 +368,7 @@ class HandlerCall:
         if self._started:
             self._connection.break_off()
         else:
-            self._connection.refuse(status, why, headers=self._timing.header())
+            self._connection.refuse(status, why, headers=self.timing.header())
 
     def _left_thread(self, last: Callable[[], object]) -> None:
         """The thread is free; with its last word on the call, which costs one wake-up so."""
@@ -466,7 +377,9 @@ class HandlerCall:
         finally:
             self._calls.threads.left()
             if self._over:
-                self._calls.deadlines.remove(self)  # the client left before: no thread is held
+                self._calls.deadlines.remove(
+                    self.deadline
+                )  # the client left before: no thread is held
             if self._stuck:
                 self._stuck = False
                 self._calls.stuck(-1)
@@ -474,11 +387,115 @@ class HandlerCall:
     def log_line(self, what: str) -> None:
         call_id = self.event.headers.get("x-call-id", "-")
         text = f"{self.event.method} {self.event.path} {what}"
-        self._calls.log_line(text, call_id, self._timing.trace_id)
+        self._calls.log_line(text, call_id, self.timing.trace_id)
 
 
 def _nothing() -> None:
     """The call has its answer already, or its pieces need no end."""
+
+
+# A call's times: the gateway reads them (docs/tracing.md), and no caller does.
+_TRACE_HEADER = "X-Gpu-Trace"
+_VERSION = "1"
+
+
+class Timing:
+    """The times of one call, from its arrival on; reported only if the request names its trace."""
+
+    __slots__ = (
+        "trace", "_arrived", "_began", "_began_ns", "_ended", "_below", "_at_a_time", "_batch",
+    )  # fmt: skip
+
+    def __init__(self, headers: Headers, at_a_time: int = 0) -> None:
+        """`at_a_time` is the number of calls that are served at a time, or 0 for any number."""
+        self.trace = headers.get("traceparent", "")
+        self._at_a_time = at_a_time
+        self._arrived = self._began = time.perf_counter_ns()
+        self._began_ns = 0
+        self._ended = 0
+        self._below: Sequence[str] = ()
+        self._batch = 0
+
+    @property
+    def trace_id(self) -> str:
+        parts = self.trace.split("-")
+        return parts[1] if len(parts) > 1 else ""
+
+    def begins(self, batch: int = 0) -> None:
+        """The handler is called, with a list of so many calls: the call's wait ends."""
+        self._batch = batch
+        self._began = time.perf_counter_ns()
+        self._began_ns = time.time_ns()
+
+    def ends(self, below: Sequence[str]) -> None:
+        """The handler has answered; `below` are the times of its graph calls."""
+        self._ended = time.perf_counter_ns()
+        self._below = below
+
+    @property
+    def trailers(self) -> tuple[str, ...]:
+        """The names that a stream announces."""
+        return (_TRACE_HEADER,) if self.trace else ()
+
+    def header(self) -> Pairs:
+        if not self.trace:
+            return []
+        took_us = ((self._ended or time.perf_counter_ns()) - self._began) // 1_000
+        queued_us = (self._began - self._arrived) // 1_000
+        handler = f"{_VERSION} h;{self._began_ns // 1_000};{took_us};q={queued_us}"
+        if self._at_a_time:
+            handler = f"{handler};t={self._at_a_time}"
+        if self._batch:
+            handler = f"{handler};b={self._batch}"
+        return [(_TRACE_HEADER, " ".join((handler, *self._below)) if self._below else handler)]
+
+
+_WITHIN = "x-gpu-within"
+_SECONDS = re.compile(r"[0-9]{1,18}(\.[0-9]*)?(e[-+]?[0-9]{1,3})?")
+
+
+class GpuPlacements:
+    """Passes a call's lease from its headers to the shim, and the models used back.
+
+    The module of the shim that it uses needs no torch. Without a `gpu` nothing is passed.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self.trailers = (MODELS, LOCAL) if gpu else ()  # what a stream may be followed by
+        self._shim: ModuleType | None = None
+        if gpu:
+            self._shim = importlib.import_module("torch_shim.leases.request_context")
+            self._shim.expect_calls()
+
+    def awaited_s(self, headers: Headers) -> float:
+        """For how long the gateway waits for the answer, from the request's head on, as it says."""
+        text = headers.get(_WITHIN, "") if self._shim is not None else ""
+        return float(text) if _SECONDS.fullmatch(text) else math.inf
+
+    def given(self, headers: Headers, left_s: SecondsLeft) -> AbstractContextManager[None]:
+        """A context for the call of the handler, which has this much time left."""
+        if self._shim is None:
+            return nullcontext()
+        address, lease = headers.get("x-gpu-address"), headers.get("x-gpu-lease")
+        context: AbstractContextManager[None] = self._shim.given(
+            address, lease, trace=headers.get("traceparent"), left_s=left_s
+        )
+        return context
+
+    def used(self) -> Pairs:
+        """Headers with the digests of the models, and what ran without a GPU; inside `given`."""
+        headers: Pairs = []
+        if self._shim is not None:
+            if models := ",".join(self._shim.used()):
+                headers.append((MODELS, models))
+            if local := "|".join(self._shim.told()):
+                headers.append((LOCAL, local))
+        return headers
+
+    def timing_entries(self) -> Sequence[str]:
+        """The times of the call's GPU calls, in the format of X-Gpu-Trace; inside `given`."""
+        entries: Sequence[str] = () if self._shim is None else self._shim.timing_entries()
+        return entries
 
 
 class LoopMailbox:
@@ -527,7 +544,7 @@ class HandlerThreads:
     """At most so many threads, begun as calls need them; only one loop's thread uses this."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._begun = 0
         self._calls = 0
@@ -535,7 +552,7 @@ class HandlerThreads:
     def run(self, work: Work) -> None:
         """Run this in a thread, after what came before it; it must not raise."""
         self._calls += 1
-        if self._calls > self._begun and self._begun < self._most:
+        if self._calls > self._begun and self._begun < self.most:
             name = f"handler_{self._begun}"
             self._begun += 1
             threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -553,3 +570,70 @@ class HandlerThreads:
         while (work := self._work.get()) is not None:
             work()
             del work  # what it holds is not kept until the next call
+
+
+class CallDeadline:
+    """When a call's time is up, and until when somebody waits for its answer."""
+
+    __slots__ = ("_awaited_until_s", "_loop", "due_s")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit_s: float, awaited_until_s: float
+    ) -> None:
+        self.due_s = loop.time() + limit_s
+        self._awaited_until_s = awaited_until_s
+        self._loop = loop
+
+    def nobody_waits(self) -> None:
+        """The client has left."""
+        self._awaited_until_s = -math.inf
+
+    @property
+    def until_s(self) -> float:
+        """Until when the call may wait; inf without a limit. From any thread."""
+        return min(self.due_s, self._awaited_until_s)
+
+    def left_s(self) -> float | None:
+        """The seconds that the call may still wait; None without a limit. From any thread."""
+        return seconds_until(self.until_s, self._loop)
+
+
+def seconds_until(until_s: float, loop: asyncio.AbstractEventLoop) -> float | None:
+    """The seconds until then, 0 at least; None if that is never (inf). From any thread."""
+    return None if until_s == math.inf else max(0.0, until_s - loop.time())
+
+
+class CallDeadlines:
+    """The time limit of all calls, with one timer for the oldest, not one for each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+        """Without a limit (0) no call is ever timed out."""
+        self.limit_s = limit_s
+        self._loop = loop
+        # What is called when the time is up, the oldest call first.
+        self._time_outs: dict[CallDeadline, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, time_out: Callable[[], None], awaited_until_s: float = math.inf) -> CallDeadline:
+        """Let a call's time run from now on; the gateway waits until then for its answer."""
+        deadline = CallDeadline(self._loop, self.limit_s or math.inf, awaited_until_s)
+        if self.limit_s:
+            self._time_outs[deadline] = time_out
+            if self._timer is None:
+                self._timer = self._loop.call_at(deadline.due_s, self._look)
+        return deadline
+
+    def remove(self, deadline: CallDeadline) -> None:
+        """Never time the call out; any thread may call this."""
+        self._time_outs.pop(deadline, None)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        for deadline in list(self._time_outs):  # a copy, as threads remove theirs meanwhile
+            if deadline.due_s > now_s:
+                self._timer = self._loop.call_at(deadline.due_s, self._look)
+                return
+            time_out = self._time_outs.pop(deadline, None)
+            if time_out is not None:
+                time_out()

@@ -14,11 +14,11 @@ from typing import TextIO
 
 from gateway_ext.runtime import handler_module
 from gateway_ext.runtime.handler_module import Handler, ListHandler
-from gateway_ext.runtime.quick_end import die_with, end_at_once
 from gateway_ext.runtime.server import FunctionServer
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.template import example_calls, fork_line, process
+from gateway_ext.runtime.template.forks import die_with, end_at_once
 
 _ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
 

@@ -5,6 +5,7 @@ program does, while health is answered.
 """
 
 import asyncio
+import json
 import os
 import resource
 import socket
@@ -12,15 +13,13 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from gateway_ext.runtime.batches import GatheredCalls, batches_of
-from gateway_ext.runtime.calls import HandlerCalls, write_as_json, write_plainly
-from gateway_ext.runtime.connection import ClientLeft, ConnectionSite, ServerConnection
-from gateway_ext.runtime.gpu_placement import placements
-from gateway_ext.runtime.handler_event import HandlerEvent
+from gateway_ext.runtime.calls import HandlerCalls
+from gateway_ext.runtime.connection import ClientLeft, ConnectionSite, RequestHead, ServerConnection
 from gateway_ext.runtime.handler_module import Handler, ListHandler
-from gateway_ext.runtime.handler_response import HandlerResponse
-from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.handler_values import HandlerEvent, HandlerResponse
 from gateway_ext.runtime.settings import RuntimeSettings
 
 _FINE = HandlerResponse(200, [("Content-Type", "text/plain; charset=utf-8")], b"OK\n")
@@ -145,17 +144,16 @@ class FunctionServer:
         calls = HandlerCalls(
             handler,
             self._settings,
-            gpu=placements(gpu=self._settings.gpu),
             exhausted=self._give_way,
-            log_line=write_as_json if self._settings.log_json else write_plainly,
+            log_line=_write_as_json if self._settings.log_json else _write_plainly,
         )
         if isinstance(handler, ListHandler):
             self._gathered = batches_of(handler, self._settings.batches, calls)
         self._calls = calls
 
     def _give_way(self) -> None:
-        sys.stderr.write("every thread is held by calls that timed out: this process ends\n")
-        sys.stderr.flush()  # not stdout: a thread may be held in a write to it
+        # Not to stdout: a thread may be held in a write to it.
+        write_line("every thread is held by calls that timed out: this process ends")
         os._exit(1)
 
 
@@ -165,3 +163,22 @@ def _most_connections() -> int:
     if files == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
     return min(_MOST_CONNECTIONS, files // 2)
+
+
+def _write_plainly(text: str, call_id: str, trace_id: str) -> None:
+    del trace_id
+    write_line(f"[{''.join(filter(str.isprintable, call_id))}] {text}")
+
+
+def _write_as_json(text: str, call_id: str, trace_id: str) -> None:
+    """A line of JSON, in the format of our other processes."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
+    fields = {"time": f"{at}Z", "level": "error", "logger": "runtime", "message": text}
+    ids = {"call_id": call_id, "trace_id": trace_id}
+    write_line(json.dumps(fields | {name: value for name, value in ids.items() if value}))
+
+
+def write_line(line: str) -> None:
+    """Write a line to the log at once."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

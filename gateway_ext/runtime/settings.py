@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway_ext.runtime.handler_failure import HandlerErrors
+from gateway_ext.runtime.handler_module import HandlerErrors
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PLAIN = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)

@@ -128,35 +128,21 @@ class KeptModels:
                 self._hands[model] = _KeptModel()
 
     async def _order(self, model: ModelId, hand: _KeptModel) -> None:
-        if hand.wanted and not hand.pinned:
-            await self._pin(model, hand)
-        elif not hand.wanted and hand.perhaps_pinned:
-            await self._unpin(model, hand)
-        elif not hand.wanted:
+        if hand.wanted and hand.pinned:
+            return
+        if not hand.wanted and not hand.perhaps_pinned:
             del self._hands[model]
-
-    async def _pin(self, model: ModelId, hand: _KeptModel) -> None:
+            return
         hand.perhaps_pinned = True
         try:
             async with time_limit(ANSWERED_WITHIN_S):
-                await self._pinning.pin(model)
-        except EventRefused as error:
-            hand.perhaps_pinned = False
-            self._refused(model, hand, error)
-        else:
-            hand.pinned = True
-            log.info("%s is kept in GPU memory", model)
-
-    async def _unpin(self, model: ModelId, hand: _KeptModel) -> None:
-        try:
-            async with time_limit(ANSWERED_WITHIN_S):
-                await self._pinning.unpin(model)
+                await (self._pinning.pin if hand.wanted else self._pinning.unpin)(model)
         except EventRefused as error:
             self._refused(model, hand, error)
-            hand.perhaps_pinned = hand.failures < MOST_UNPINS
+            hand.perhaps_pinned = not hand.wanted and hand.failures < MOST_UNPINS
         else:
-            hand.perhaps_pinned = False
-            log.info("%s is no longer kept", model)
+            hand.pinned = hand.perhaps_pinned = hand.wanted
+            log.info("%s is %s", model, "kept in GPU memory" if hand.wanted else "no longer kept")
 
     def _refused(self, model: ModelId, hand: _KeptModel, error: EventRefused) -> None:
         level = logging.DEBUG if hand.failures else logging.INFO

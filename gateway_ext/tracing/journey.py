@@ -17,7 +17,7 @@ TURN, LEASE, FUNCTION, HANDLER, BELOW, IN_ATTEMPT = 8, 9, 10, 11, 12, 4096
 class Attempt:
     """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached.
 
-    `trace_report` is the function's report of its own time (`reported_trace.py`); `ahead` is how
+    `trace_report` is the function's report of its own time (`read_report`); `ahead` is how
     many calls the instance had when it was chosen, and `answered_in_s` the time from the whole
     request to the head of the answer, 0 for a request that was sent while it arrived.
     """
@@ -125,7 +125,6 @@ class Journey:
         return given[-1].lease if given else None
 
     def facts(self) -> Mapping[str, str]:
-        """The facts for a log line."""
         facts = {"call_id": self.call_id, "trace_id": self.trace_id, "function": self.function}
         requests = [attempt.request for attempt in self.attempts if attempt.request is not None]
         if requests:

@@ -1,10 +1,11 @@
 """The spans of a call: the gateway's own, and those that its function reported."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from common.telemetry.traces import Span, SpanKind
-from gateway_ext.tracing import reported_trace
 from gateway_ext.tracing.journey import (
     BELOW,
     FUNCTION,
@@ -16,7 +17,6 @@ from gateway_ext.tracing.journey import (
     Attempt,
     Journey,
 )
-from gateway_ext.tracing.reported_trace import CallTimes, ReportedTrace
 
 GATEWAY = "gpufaas-gateway"
 
@@ -139,6 +139,95 @@ def _leased(attempt: Attempt) -> Facts:
     }
 
 
+# A function's report of its time in the header X-Gpu-Trace (docs/tracing.md). It is not trusted:
+# unreadable parts are left out.
+
+_VERSION = "1"
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}", re.ASCII)
+_MOST_ENTRIES = 200
+_MOST_CHARACTERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """When an operation began by the function's clock, and how long it took, in microseconds.
+
+    `facts` are numbers and names by single letters; `parent` is the id of the graph call that the
+    operation belongs to.
+    """
+
+    begin_us: int
+    took_us: int
+    span_id: str = ""
+    parent: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """0 if it is missing or no number."""
+        return _number(self.facts.get(name, "0")) or 0
+
+
+@dataclass(slots=True)
+class ReportedTrace:
+    """The report of one response."""
+
+    handler: CallTimes | None = None
+    calls: list[CallTimes] = field(default_factory=list)
+    acquires: list[CallTimes] = field(default_factory=list)
+    more_calls: int = 0
+    more_us: int = 0
+
+
+def read_report(header: bytes) -> ReportedTrace:
+    """The readable part of the report."""
+    report = ReportedTrace()
+    version, *entries = header.decode("latin-1").split(" ", _MOST_ENTRIES)
+    if version != _VERSION:
+        return report
+    for entry in entries:
+        letter, *parts = entry.split(";")
+        if letter == "x":
+            report.more_calls, report.more_us = [_number(part) or 0 for part in (*parts, "", "")][
+                :2
+            ]
+            continue
+        times = _times(letter, parts)
+        if times is None:
+            continue
+        if letter == "h":
+            report.handler = times
+        elif letter == "c":
+            report.calls.append(times)
+        elif letter == "a":
+            report.acquires.append(times)
+    return report
+
+
+def _times(letter: str, parts: list[str]) -> CallTimes | None:
+    """`h;begin;took;...`, `c;span;begin;took;...`, `a;parent;begin;took;...`."""
+    named = parts.pop(0) if letter != "h" and parts else ""
+    if letter != "h" and not _SPAN_ID.fullmatch(named):
+        return None
+    begin_us, took_us = [_number(part) for part in (*parts, "", "")][:2]
+    if begin_us is None or took_us is None:
+        return None
+    span_id, parent = (named, "") if letter == "c" else ("", named)
+    return CallTimes(begin_us, took_us, span_id, parent, dict(_facts(parts[2:])))
+
+
+def _facts(parts: list[str]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        name, _, value = part.partition("=")
+        shown = unquote(value)
+        if len(name) == 1 and len(shown) <= _MOST_CHARACTERS and shown.isprintable():
+            yield name, shown
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
 WORKER, SHIM = "gpufaas-worker", "gpufaas-shim"
 
 _US = 1_000
@@ -152,7 +241,7 @@ _CLOSE_NS = 1_000_000
 
 def spans_below(journey: Journey, attempt: Attempt, begin_ns: int, end_ns: int) -> Iterator[Span]:
     """The spans of an attempt's report, if it has one, within the attempt's time."""
-    report = reported_trace.read(attempt.trace_report)
+    report = read_report(attempt.trace_report)
     if report.handler is None:
         return
     shift_ns = _shift_ns(report.handler, begin_ns, end_ns)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits, random
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 from common.http.asgi import Header, Receive, Scope, Send, send_response, send_text
@@ -34,26 +34,8 @@ _SERVER_ERROR = 500
 _NOT_OURS = ~((0xF << 76) | (0b11 << 62))
 _UUID = (4 << 76) | (0b10 << 62)
 _PARENT, _STATE = TRACEPARENT.encode(), TRACESTATE.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class TracerSettings:
-    """How many calls are remembered, and which share of calls without a trace is sampled.
-
-    `keep` is for plain calls that succeeded, and once more for all others: calls of GPU functions,
-    async calls and failures are not displaced by plain successful calls.
-    """
-
-    keep: int = 2_000
-    ratio: float = 1.0
-
-
-def _now_s() -> float:
-    return time.monotonic()  # the function of the moment: a simulation has a clock of its own
-
-
-def _unix_ns() -> int:
-    return time.time_ns()
+_TRACES_PATH = "/system/traces"
+_LATEST = 100
 
 
 @dataclass(slots=True)
@@ -65,8 +47,8 @@ class TracedStep:
     trace: TraceContext
     parent: str
     kind: SpanKind
-    begin_ns: int = field(default_factory=_unix_ns)
-    began_s: float = field(default_factory=_now_s)
+    begin_ns: int
+    began_s: float
     end_ns: int = 0
     facts: Facts = field(default_factory=dict)
     error: str = ""
@@ -87,22 +69,20 @@ class TracedStep:
         )
 
 
-class Remembered(NamedTuple):
-    """How many calls are remembered, and the age of the oldest in seconds; None without one."""
-
-    calls: int
-    most: int
-    since_s: float | None
-
-
 class CallTracer:
-    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink."""
+    """The traces of one gateway; `sink` receives the sampled ones, if there is a sink.
 
-    def __init__(self, settings: TracerSettings, sink: Sink | None = None) -> None:
-        self._settings = settings
+    `keep` plain calls that succeeded are remembered, and as many others: calls of GPU functions,
+    async calls and failures are not displaced by plain successful calls. `ratio` is the share of
+    the calls without a trace that is sampled.
+    """
+
+    def __init__(self, sink: Sink | None = None, *, keep: int = 2_000, ratio: float = 1.0) -> None:
         self._sink = sink
-        self._plain: deque[Journey] = deque(maxlen=settings.keep)
-        self._others: deque[Journey | TracedStep] = deque(maxlen=settings.keep)
+        self._keep = keep
+        self._ratio = ratio
+        self._plain: deque[Journey] = deque(maxlen=keep)
+        self._others: deque[Journey | TracedStep] = deque(maxlen=keep)
 
     def begin(
         self, call_id: str, function: str, method: str, headers: tuple[bytes, bytes], *, gpu: bool
@@ -145,11 +125,10 @@ class CallTracer:
         span_id = f"{getrandbits(64) or 1:016x}"
         if context is None:
             trace = TraceContext(f"{getrandbits(128) or 1:032x}", span_id, self._chosen())
-            step = TracedStep(call_id, name, trace, "", kind)
+            parent = ""
         else:
-            step = TracedStep(
-                call_id, name, context._replace(span_id=span_id), context.span_id, kind
-            )
+            trace, parent = context._replace(span_id=span_id), context.span_id
+        step = TracedStep(call_id, name, trace, parent, kind, time.time_ns(), time.monotonic())
         self._others.append(step)
         before = ABOUT.set(Work(step.trace, call_id))
         try:
@@ -198,19 +177,39 @@ class CallTracer:
         counts = NO_COUNTS if self._sink is None else self._sink.counts()
         yield gauge(metrics.TRACE_SPANS, [((name,), count) for name, count in counts.items()])
 
-    def remembered(self) -> Remembered:
-        oldest = min(
+    async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of /system/traces and /system/traces/CALL_ID."""
+        del receive
+        if scope["method"] not in {"GET", "HEAD"}:
+            await send_text(send, 405, "GET is expected", [(b"allow", b"GET, HEAD")])
+            return
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        call_id = unquote(raw.decode("latin-1").removeprefix(_TRACES_PATH).strip("/"))
+        status, memory = 200, self._memory()
+        shown: dict[str, Any]
+        if not call_id:
+            shown = {"calls": self.latest(_LATEST)}
+        elif spans := self.spans(call_id):
+            shown = {"call_id": call_id, "spans": [plain_span(span) for span in spans]}
+        else:
+            status, shown = 404, {"error": "unknown", "message": _unknown(call_id, **memory)}
+        body = json.dumps(shown | {"memory": memory}).encode()
+        await send_response(send, status, body, ((b"content-type", b"application/json"),))
+
+    def _memory(self) -> dict[str, Any]:
+        """How many calls are remembered, and the age of the oldest in seconds; None without one."""
+        oldest_s = min(
             (ring[0].began_s for ring in (self._plain, self._others) if ring), default=None
         )
-        since_s = None if oldest is None else time.monotonic() - oldest
+        since_s = None if oldest_s is None else time.monotonic() - oldest_s
         calls = len(self._plain) + len(self._others)
-        return Remembered(calls, self._settings.keep, since_s)
+        return {"calls": calls, "most": self._keep, "since_s": since_s}
 
     def _chosen(self) -> bool:
         """Whether a trace that begins here is sampled; never without a collector."""
         if self._sink is None:
             return False
-        return self._settings.ratio >= 1 or random() < self._settings.ratio
+        return self._ratio >= 1 or random() < self._ratio
 
 
 def trace_headers_in(headers: Iterable[Header]) -> tuple[bytes, bytes]:
@@ -229,49 +228,9 @@ def _context_of(headers: tuple[bytes, bytes]) -> TraceContext | None:
     return trace_of(headers[0].decode("latin-1"), headers[1].decode("latin-1"))
 
 
-_TRACES_PATH = "/system/traces"
-
-_JSON = ((b"content-type", b"application/json"),)
-_LATEST = 100
-_NOT_ALLOWED, _NOT_FOUND = 405, 404
-
-
-class TraceRoutes:
-    """The ASGI application of both routes."""
-
-    def __init__(self, tracer: CallTracer) -> None:
-        self._tracer = tracer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del receive
-        if scope["method"] not in {"GET", "HEAD"}:
-            await send_text(send, _NOT_ALLOWED, "GET is expected", [(b"allow", b"GET, HEAD")])
-            return
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        call_id = unquote(raw.decode("latin-1").removeprefix(_TRACES_PATH).strip("/"))
-        if not call_id:
-            latest = {"calls": self._tracer.latest(_LATEST)}
-            await send_response(send, 200, _json(latest | self._memory()), _JSON)
-            return
-        spans = self._tracer.spans(call_id)
-        if not spans:
-            await send_response(send, _NOT_FOUND, _json(self._unknown(call_id)), _JSON)
-            return
-        answer = {"call_id": call_id, "spans": [plain_span(span) for span in spans]}
-        await send_response(send, 200, _json(answer | self._memory()), _JSON)
-
-    def _memory(self) -> dict[str, Any]:
-        return {"memory": self._tracer.remembered()._asdict()}
-
-    def _unknown(self, call_id: str) -> Mapping[str, Any]:
-        calls, most, since_s = self._tracer.remembered()
-        ago = "" if since_s is None else f", the oldest of which came {since_s:.0f} s ago"
-        message = (
-            f"call {call_id} is unknown: this gateway remembers {calls} calls{ago} "
-            f"(at most {most} plain ones and {most} others), and none from before its start"
-        )
-        return {"error": "unknown", "message": message} | self._memory()
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields).encode()
+def _unknown(call_id: str, calls: int, most: int, since_s: float | None) -> str:
+    ago = "" if since_s is None else f", the oldest of which came {since_s:.0f} s ago"
+    return (
+        f"call {call_id} is unknown: this gateway remembers {calls} calls{ago} "
+        f"(at most {most} plain ones and {most} others), and none from before its start"
+    )

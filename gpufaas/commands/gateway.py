@@ -21,7 +21,6 @@ from gateway_ext.api import (
     Gateway,
     GatewayError,
     GatewaySettings,
-    TracerSettings,
     make_provider,
 )
 from gpu_manager.api import FunctionCredentials, FunctionIdentity
@@ -177,7 +176,7 @@ async def _tracer(
     tracing: TraceSettings, environment: Mapping[str, str]
 ) -> AsyncIterator[CallTracer]:
     async with span_exporter(tracing, environment) as exporter:
-        yield CallTracer(TracerSettings(keep=tracing.keep, ratio=tracing.ratio), exporter)
+        yield CallTracer(exporter, keep=tracing.keep, ratio=tracing.ratio)
 
 
 _REFRESH_EVERY_S = 30.0

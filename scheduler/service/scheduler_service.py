@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from common.http.accepted_line import AcceptedLine
+from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import NO_COUNTS, Sink
 from scheduler.api import Placement

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
-from gateway_ext.runtime.handler_failure import put_off_status
-from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler
-from gateway_ext.runtime.handler_response import (
+from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, put_off_status
+from gateway_ext.runtime.handler_values import (
     BadResponse,
+    HandlerContext,
+    HandlerEvent,
     HandlerResponse,
+    Headers,
     answer_of,
     answers_in,
     piece_of,
@@ -93,26 +94,19 @@ def _make_one(
     while True:
         try:
             statuses = _statuses(handler, events, context)
+        except BadResponse as error:
+            text = f"{what}: the function returned what cannot be sent: {error}"
+            raise BadExample(text) from error
         except Exception as error:
             pause_s = next(pauses, None) if put_off_status(error) else None
             if pause_s is None:
-                raise _failed(what, error) from error
+                raise BadExample(f"{what} raised {error!r}") from error
             sys.stderr.write(f"{what} was put off: {error}; it is made again in {pause_s:g} s\n")
+            time.sleep(pause_s)
         else:
-            return _refuse_errors(what, statuses)
-        time.sleep(pause_s)
-
-
-def _failed(what: str, error: Exception) -> BadExample:
-    if isinstance(error, BadResponse):
-        return BadExample(f"{what}: the function returned what cannot be sent: {error}")
-    return BadExample(f"{what} raised {error!r}")
-
-
-def _refuse_errors(what: str, statuses: Sequence[int]) -> None:
-    for status in statuses:
-        if status >= _FIRST_ERROR:
-            raise BadExample(f"{what} was answered {status}")
+            if refused := [status for status in statuses if status >= _FIRST_ERROR]:
+                raise BadExample(f"{what} was answered {refused[0]}")
+            return
 
 
 def _statuses(

@@ -15,13 +15,11 @@ from types import ModuleType
 from typing import NamedTuple
 
 from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_failure import HandlerErrors
-from gateway_ext.runtime.handler_module import Handler
-from gateway_ext.runtime.quick_end import die_with
-from gateway_ext.runtime.template import example_calls, fork_obstacles, own_states
+from gateway_ext.runtime.handler_module import Handler, HandlerErrors
+from gateway_ext.runtime.template import example_calls, forks
 from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
-from gateway_ext.runtime.template.own_states import RandomStates, SingleThread
+from gateway_ext.runtime.template.forks import RandomStates, SingleThread, die_with
 
 _SHIM = "torch_shim.capture.module_calls"
 # A template waits for its traces: a thread that makes them would keep it from being forked.
@@ -43,7 +41,6 @@ class Loaded(NamedTuple):
     parent: socket.socket | None = None
 
     def get(self) -> Handler:
-        """Return the handler; raise the error of its import."""
         if self.handler is None:
             assert self.error is not None, "an import without a result has raised an error"
             raise self.error
@@ -102,7 +99,7 @@ class Template:
         if self._loaded.handler is None:
             return "its handler cannot be imported"
         self._threads.end_pools()
-        return fork_obstacles.obstacle({*_STANDARD, self._line.descriptor, *ordered})
+        return forks.obstacle({*_STANDARD, self._line.descriptor, *ordered})
 
     def _warm(self, pauses_s: Sequence[float]) -> None:
         """Make the example calls, in the template that takes the place of its parent."""
@@ -134,7 +131,7 @@ class Template:
             self._take_place(order)
         elif not self._is_forked(order):
             return False
-        own_states.hide(self._variable)
+        forks.hide(self._variable)
         self._threads.end()
         self._random.begin_anew()
         self._trace_as_asked()
@@ -179,7 +176,7 @@ class Template:
         """In the new process: have nothing of the template's, and tell the gateway."""
         os.setsid()
         die_with(self._keeper)
-        fork_obstacles.reopen_files({*_STANDARD, self._line.descriptor, *order.descriptors})
+        forks.reopen_files({*_STANDARD, self._line.descriptor, *order.descriptors})
         self._take_place(order)
 
     def _take_place(self, order: ForkOrder) -> None:
@@ -188,7 +185,7 @@ class Template:
         A worker keeps the output of the process that looks after it.
         """
         line, *others = order.descriptors
-        own_states.rename(self._name, order.name)
+        forks.rename(self._name, order.name)
         self._name = order.name
         self._environment.update(order.environment)
         if others and order.kind != "worker":

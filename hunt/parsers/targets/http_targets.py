@@ -14,15 +14,14 @@ from uvicorn.server import ServerState
 from common.errors import NoResponse
 from common.http.asgi import App, BodyOverBound, Receive, Scope, Send, read_body, send_text
 from common.http.client import ClientSettings, HttpClient, HttpConnection
-from common.http.connection_table import ConnectionTable
-from common.http.server_protocol import Limits, ServerProtocol
+from common.http.server_protocol import ConnectionTable, Limits, ServerProtocol
 from common.telemetry.traces import TraceContext, trace_of
-from gateway_ext.calls import passed_headers
+from gateway_ext.calls import learned, passed_headers
 from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
-from gateway_ext.runtime.handler_event import HandlerEvent
-from gateway_ext.runtime.request_parser import BodyParser, Malformed, head_in
-from gateway_ext.tracing import reported_trace
+from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
+from gateway_ext.runtime.handler_values import HandlerEvent
+from gateway_ext.tracing import spans
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.leases.request_context import TokenClaims, claims_of
@@ -76,7 +75,7 @@ def _runner() -> asyncio.Runner:
 def _server() -> Target:
     return Target(
         "http-server", _in_loop(_served), (), lambda: _REQUESTS, InputForm.TEXT,
-        ("common/http/server_protocol.py", "common/http/request_head.py",
+        ("common/http/server_protocol.py", "common/http/server_protocol.py",
          "common/http/asgi.py", "gateway_ext/calls/passed_headers.py",
          "common/data_handles.py"),
         _CLIENTS, f"{_LIMITS}; bodies by each server's bound",
@@ -174,8 +173,8 @@ def _runtime() -> Target:
 
     return Target(
         "http-runtime", served, (Malformed,), lambda: _REQUESTS, InputForm.TEXT,
-        ("gateway_ext/runtime/request_parser.py",
-         "gateway_ext/runtime/handler_event.py"),
+        ("gateway_ext/runtime/connection.py",
+         "gateway_ext/runtime/handler_values.py"),
         "the gateway, and whoever reaches a function's port", f"{_LIMITS}; bodies by a setting",
     )  # fmt: skip
 
@@ -195,9 +194,9 @@ def _traces() -> list[Target]:
         return b"" if found is None else f"{found.header}\n{found.state}".encode("latin-1")
 
     def reported(data: bytes) -> None:
-        reported_trace.read(data)
-        reported_trace.thread_wait(data)
-        reported_trace.batch_size(data)
+        spans.read_report(data)
+        learned.thread_wait(data)
+        learned.batch_size(data)
 
     return [
         Target(
@@ -207,7 +206,8 @@ def _traces() -> list[Target]:
         ),
         Target(
             "trace-report", reported, (), lambda: [report, b"1 h;1;2;q=3"], InputForm.TEXT,
-            ("gateway_ext/tracing/reported_trace.py",), _FUNCTIONS, "64 KiB of headers",
+            ("gateway_ext/tracing/spans.py", "gateway_ext/calls/learned.py"), _FUNCTIONS,
+            "64 KiB of headers",
         ),
     ]  # fmt: skip
 

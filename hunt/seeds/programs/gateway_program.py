@@ -10,10 +10,10 @@ from pathlib import Path
 from common.http.asgi import App, Receive, Scope, Send
 from common.http.client import HttpClient
 from common.http.server import serving
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.jetstream.session import GatewayIdentity
 from gateway_ext.jobs.parts import jobs_of

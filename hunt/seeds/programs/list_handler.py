@@ -30,8 +30,10 @@ class ListedCall:
         self.token = token
         self.ends_s = ends_s
         self.event = ListedEvent({"x-gpu-lease": token} if token else {})
-        self.holder: object = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def hold(self, leave: Callable[[HandlerCall], None]) -> None:
+        """Nothing to note: `SimulatedListHandler` itself says when its client leaves."""
 
     def end(self, error: Exception | None) -> None:
         """Its list has ended, unless it was given up before."""

@@ -15,9 +15,8 @@ from starlette.exceptions import HTTPException
 
 from common import build_identity
 from common.http import server
-from common.http.accepted_line import StreamHandler
 from common.http.asgi import App, Receive, Scope, Send, bounded, send_text
-from common.http.server_protocol import Limits
+from common.http.server_protocol import Limits, StreamHandler
 from common.stream_upgrade import PROTOCOL
 from common.telemetry import process_metrics
 from common.telemetry.metrics import CONTENT_TYPE

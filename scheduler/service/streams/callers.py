@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from common.frame_line import LineBroken
-from common.http.accepted_line import AcceptedLine
+from common.http.server_protocol import AcceptedLine
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work

@@ -8,7 +8,7 @@ from logging import DEBUG, WARNING, Logger
 
 from cache_manager.model.ids import NodeId
 from common.frame_line import LineBroken
-from common.http.accepted_line import AcceptedLine
+from common.http.server_protocol import AcceptedLine
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from scheduler.model.errors import BadValue

@@ -15,7 +15,7 @@ from typing import cast
 
 from common.http.asgi import Receive, Scope, Send, send_response, send_text
 from common.http.server import listen, serving
-from gateway_ext.gateway import GatewayParts, Readiness, make_app
+from gateway_ext.gateway import GatewayApp
 from gateway_ext.metrics import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
@@ -49,17 +49,17 @@ async def page_world(
     listener = listen("127.0.0.1", port)
     source = cast(PageSource, cluster)
     async with WatcherFeed(source, pace, series=_series(cluster)) as feed:
-        parts = GatewayParts(
+        app = GatewayApp(
             invoke=_nothing,
             system=_system,
             logs=_logs,
             auth=Auth(CREDENTIALS) if auth else None,
-            readiness=lambda: Readiness(True, "ready\n"),
+            ready=lambda: True,
             metrics=bytes,
             system_meters=ApiMeters(),
             page=make_page(feed, source, static),
         )
-        async with serving(make_app(parts), listener, 1.0):
+        async with serving(app, listener, 1.0):
             try:
                 yield PageWorld(f"http://127.0.0.1:{listener.getsockname()[1]}", feed)
             finally:

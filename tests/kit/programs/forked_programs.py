@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gateway_ext.runtime.quick_end import end_process
+from gateway_ext.runtime.template.forks import end_process
 from tests.kit.programs.warm_process import READY, Answer, Order
 
 

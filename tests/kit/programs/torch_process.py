@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway_ext.runtime.quick_end import end_process
+from gateway_ext.runtime.template.forks import end_process
 from gpu_manager.worker import fork_server, sandbox
 from tests.kit.programs.forked_programs import run_and_end
 from tests.kit.programs.warm_process import READY

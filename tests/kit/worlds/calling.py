@@ -13,10 +13,10 @@ from common.http.asgi import Receive, Scope, Send
 from common.http.client import HttpClient
 from common.http.server import listen, serving
 from common.telemetry.traces import TraceContext
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import (
     DEFAULT_NAMESPACE,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from cache_manager.model.ids import NodeId
-from common.http.accepted_line import AcceptedLine, StreamHandler
 from common.http.asgi import Receive, Scope, Send, send_text
+from common.http.server_protocol import AcceptedLine, StreamHandler
 from common.stream_upgrade import StreamRequest
 from gpu_manager.attachment.attachment import Attachment
 from gpufaas.stack.held_ports import HeldPort

@@ -42,9 +42,7 @@ async def test_handler_is_served_and_its_log_says_why_it_has_no_template(what: s
 
 async def test_thread_that_ends_with_the_import_is_no_obstacle() -> None:
     short = "import threading, time\nthreading.Thread(target=time.sleep, args=[0.3]).start()\n"
-    patient = (
-        "from gateway_ext.runtime.template import fork_obstacles\nfork_obstacles._ENDING_S = 60.0\n"
-    )
+    patient = "from gateway_ext.runtime.template import forks\nforks._ENDING_S = 60.0\n"
     async with world() as there:
         there.build("f", patient + short + SERVED)
         f = await there.deploy()

@@ -11,7 +11,7 @@ from tests.kit.places import ROOT
 _PROGRAM = """
 import json, os, sys
 sys.path.insert(0, {root!r})
-from gateway_ext.runtime.template.own_states import RandomStates, note_torch_seed
+from gateway_ext.runtime.template.forks import RandomStates, note_torch_seed
 states = RandomStates()
 import random
 import numpy as np

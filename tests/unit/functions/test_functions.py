@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.models import resnet18  # type: ignore[import-untyped]  # it ships no types
 
 from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent, Headers
+from gateway_ext.runtime.handler_values import HandlerContext, HandlerEvent, Headers
 from tests.kit.places import ROOT
 
 FUNCTIONS = ROOT / "functions"

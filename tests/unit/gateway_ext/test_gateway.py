@@ -174,7 +174,7 @@ async def test_a_call_in_flight_ends_well_when_the_gateway_stops(tmp_path: Path)
             return False
 
         await eventually(refuses, "it takes no connection")
-        assert not world.gateway.readiness().ready
+        assert not world.gateway.is_ready
         assert not call.done()
         instances.let_go.set()
         assert (await call).body == "mine"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.providers.process import launch, python_environments, users
-from gateway_ext.runtime import handler_failure
+from gateway_ext.runtime import handler_module
 from gateway_ext.ui import routes
 
 # Only those who start a program know its path.
@@ -27,5 +27,5 @@ def test_page_is_found_when_it_lies_beside_its_routes() -> None:
 
 
 def test_runtimes_own_lines_are_known_when_a_trace_is_shown() -> None:
-    own = handler_failure._RUNTIME  # noqa: SLF001 - no message shows it
+    own = handler_module._RUNTIME  # noqa: SLF001 - no message shows it
     assert own == f"{launch.RUNTIME}/"

@@ -12,10 +12,9 @@ import uvloop
 
 from common.errors import StreamRefused
 from common.frame_line import FrameLine, LineBroken
-from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send, send_text
 from common.http.server import listen, serving
-from common.http.server_protocol import Limits
+from common.http.server_protocol import AcceptedLine, Limits
 from common.stream_upgrade import SWITCHED, StreamRequest, dial
 from tests.kit.network.certificates import self_signed
 from tests.kit.network.raw_line import framed, raw_line

@@ -1,6 +1,6 @@
 """Which connection makes room for a new one."""
 
-from common.http.connection_table import ConnectionTable
+from common.http.server_protocol import ConnectionTable
 
 
 class Connection:

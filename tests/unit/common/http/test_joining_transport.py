@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from common.http import joining_transport
-from common.http.joining_transport import JoiningTransport
+from common.http import server_protocol
+from common.http.server_protocol import JoiningTransport
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -89,7 +89,7 @@ class Unread(Wire):
 async def test_client_that_never_reads_its_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch, *, is_read: bool
 ) -> None:
-    monkeypatch.setattr(joining_transport, "_UNREAD_S", 0.05)
+    monkeypatch.setattr(server_protocol, "_UNREAD_S", 0.05)
     wire = Unread()
     joining = JoiningTransport(cast(asyncio.Transport, wire))
     joining.write(HEAD)

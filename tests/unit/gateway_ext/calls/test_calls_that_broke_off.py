@@ -5,10 +5,10 @@ from typing import cast
 
 from common.errors import NoResponse
 from common.http.client import HttpClient
+from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.errors import Unreachable
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import Endpoint

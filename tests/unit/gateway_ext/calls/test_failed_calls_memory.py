@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway_ext.calls.exchange import Exchange
+from gateway_ext.calls.exchange import Exchange, InvokeSettings, RequestBody
 from gateway_ext.calls.invoke import close_body
-from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.calls.passed_headers import RequestHeaders
-from gateway_ext.calls.upload import RequestBody
 from gateway_ext.errors import GatewayError
 from tests.kit.fakes.fake_function import Got, a_function, echoes, writes
 from tests.kit.waiting import eventually

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway_ext.calls import learned
+from gateway_ext.calls.gpu_leasing import CallPart
 from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned import Learned
-from gateway_ext.calls.limits import CallPart
 from gateway_ext.errors import Busy, TimedOut
 from gateway_ext.model import Deployment, FunctionId
 from scheduler.model.errors import (

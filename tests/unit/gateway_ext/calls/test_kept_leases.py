@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls import kept_leases
+from gateway_ext.calls import gpu_leasing
 from gateway_ext.errors import GatewayError
 from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestId, StandingTerms
 from tests.kit.waiting import eventually
@@ -141,7 +141,7 @@ async def test_lease_is_given_back_after_its_time(it: Leasing) -> None:
 async def test_lease_that_nobody_uses_is_given_back(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_leases, "IDLE_S", 0.05)
+    monkeypatch.setattr(gpu_leasing, "IDLE_S", 0.05)
     it.done(await it.acquire("c0"))
     await eventually(lambda: it.leases.released == [1])
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls import kept_leases
+from gateway_ext.calls import gpu_leasing
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
 from gateway_ext.metrics import GatewayMeters
@@ -105,7 +105,7 @@ def record_of(world: World, request: str) -> RequestRecord | None:
 async def test_calls_under_one_lease_are_all_known_to_the_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_leases, "IDLE_S", 60.0)  # it is not given back before we look
+    monkeypatch.setattr(gpu_leasing, "IDLE_S", 60.0)  # it is not given back before we look
     async with leading(standing_s=60.0) as world, world.leases() as client:
         leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
         for number in range(5):

@@ -13,9 +13,8 @@ import pytest
 
 from gateway_ext.runtime import connection
 from gateway_ext.runtime.calls import LoopMailbox
-from gateway_ext.runtime.connection import ConnectionSite, ServerConnection
-from gateway_ext.runtime.handler_response import HandlerResponse
-from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.connection import ConnectionSite, RequestHead, ServerConnection
+from gateway_ext.runtime.handler_values import HandlerResponse
 from tests.kit.processes.runtime_process import Running, Unix, runtime
 from tests.kit.waiting import eventually
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.tracing.reported_trace import read, thread_wait
+from gateway_ext.calls.learned import thread_wait
+from gateway_ext.tracing.spans import read_report
 from tests.kit.processes.batch_runtime import (
     HANDLER,
     answered_on,
@@ -252,7 +253,7 @@ def test_reports_say_how_many_calls_were_in_the_list(pool: ThreadPoolExecutor) -
     with served(HANDLER, 3) as running:
         for answer in answers(pool, running, "a", "b", "error"):
             report = answer.headers["X-Gpu-Trace"].encode()
-            handler = read(report).handler
+            handler = read_report(report).handler
             assert handler is not None
             assert handler.number("b") == 3
             wait = thread_wait(report)

@@ -6,16 +6,15 @@ from functools import partial
 
 import pytest
 
-from gateway_ext.runtime.gpu_placement import placements
-from gateway_ext.runtime.handler_event import (
+from gateway_ext.runtime.handler_values import (
     HandlerContext,
     HandlerData,
     HandlerEvent,
     Headers,
     NoPassedData,
-    SentHeaders,
+    answer_of,
+    is_whole,
 )
-from gateway_ext.runtime.handler_response import answer_of, is_whole
 from tests.kit.processes.runtime_process import runtime
 
 HANDLE = "node." + 32 * "h"
@@ -25,6 +24,7 @@ class Kept(HandlerData):
     """Data that a test keeps in a dictionary."""
 
     def __init__(self) -> None:
+        super().__init__(gpu=True)
         self.values: dict[str, object] = {}
         self.wished: list[str] = []
 
@@ -41,7 +41,7 @@ class Kept(HandlerData):
     def drop(self, handle: str) -> None:
         self.values.pop(handle, None)
 
-    def wanted(self, headers: SentHeaders) -> bool:
+    def wanted(self, headers: Headers) -> bool:
         del headers
         return True
 
@@ -82,7 +82,7 @@ def test_everything_says_what_to_do_in_a_function_without_a_gpu() -> None:
     for use in uses:
         with pytest.raises(NoPassedData, match="this function has no GPU"):
             use()
-    assert placements(gpu=False).data.wanted(Headers([("X-Gpu-Data", "handle")])) is False
+    assert HandlerData().wanted(Headers([("X-Gpu-Data", "handle")])) is False
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_everything_says_what_to_do_in_a_function_without_a_gpu() -> None:
 )
 def test_caller_wants_a_handle_when_it_says_so(items: list[str], wanted: bool) -> None:  # noqa: FBT001 - a row
     headers = Headers([("X-Gpu-Data", item) for item in items])
-    assert placements(gpu=True).data.wanted(headers) is wanted
+    assert HandlerData(gpu=True).wanted(headers) is wanted
 
 
 def test_result_is_exchanged_for_its_handle() -> None:

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 
 from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_failure import HandlerErrors
-from gateway_ext.runtime.handler_response import BadResponse, answer_of
+from gateway_ext.runtime.handler_module import HandlerErrors
+from gateway_ext.runtime.handler_values import BadResponse, answer_of
 from torch_shim.errors import (
     DataUnreachable,
     GpuQueueFull,

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway_ext.runtime import connection
-from gateway_ext.runtime.connection import ConnectionSite, ServerConnection
-from gateway_ext.runtime.request_parser import RequestHead
+from gateway_ext.runtime.connection import ConnectionSite, RequestHead, ServerConnection
 from tests.kit.network.hostile_requests import (
     REFUSED,
     SERVED,

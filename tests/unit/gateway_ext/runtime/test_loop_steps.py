@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway_ext.runtime.calls import LoopMailbox
-from gateway_ext.runtime.deadlines import CallDeadlines
+from gateway_ext.runtime.calls import CallDeadlines, LoopMailbox
 from tests.kit.virtual_time import virtually
 
 
@@ -95,16 +94,17 @@ async def test_each_call_is_timed_out_at_its_own_time_unless_it_has_ended() -> N
     loop = asyncio.get_running_loop()
     deadlines, began_s = CallDeadlines(loop, 10.0), loop.time()
     calls = [Call() for _ in range(4)]
+    running = []
     for call in calls:
-        deadlines.add(call)
+        running.append(deadlines.add(call.time_out))
         await asyncio.sleep(1)
-    deadlines.remove(calls[0])
-    deadlines.remove(calls[2])
+    deadlines.remove(running[0])
+    deadlines.remove(running[2])
     await asyncio.sleep(30)
     passed = [[round(at_s - began_s, 3) for at_s in call.timed_out_s] for call in calls]
     assert passed == [[], [11.0], [], [13.0]]
     late = Call()  # after a time without calls
-    deadlines.add(late)
+    deadlines.add(late.time_out)
     await asyncio.sleep(9.9)
     assert not late.timed_out_s
     await asyncio.sleep(0.2)
@@ -114,6 +114,6 @@ async def test_each_call_is_timed_out_at_its_own_time_unless_it_has_ended() -> N
 @virtually
 async def test_no_call_is_timed_out_without_a_limit() -> None:
     call = Call()
-    CallDeadlines(asyncio.get_running_loop(), 0.0).add(call)
+    CallDeadlines(asyncio.get_running_loop(), 0.0).add(call.time_out)
     await asyncio.sleep(3000)
     assert not call.timed_out_s

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_ext.runtime.request_parser import (
+from gateway_ext.runtime.connection import (
     MAX_HEAD_BYTES,
     BodyParser,
     Malformed,

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading
-from gateway_ext.runtime.quick_end import end_process
+from gateway_ext.runtime.template.forks import end_process
 
 class Left:
     def __del__(self):
@@ -41,7 +41,7 @@ def test_threads_end_and_what_is_registered_runs_when_the_process_ends(more: str
 
 def test_process_ends_at_once_with_a_running_thread_and_nobody_who_reads_its_output() -> None:
     program = (
-        "import threading; from gateway_ext.runtime.quick_end import end_at_once; "
+        "import threading; from gateway_ext.runtime.template.forks import end_at_once; "
         "threading.Thread(target=threading.Event().wait).start(); "
         "print('unread'); end_at_once(3)"
     )

@@ -3,7 +3,7 @@
 import http.client
 import json
 
-from gateway_ext.tracing import reported_trace
+from gateway_ext.tracing.spans import read_report
 from tests.kit.places import ROOT
 from tests.kit.processes.runtime_process import Unix, runtime
 
@@ -49,7 +49,7 @@ async def pieces():
 
 
 def took_us(header: str) -> int:
-    handler = reported_trace.read(header.encode()).handler
+    handler = read_report(header.encode()).handler
     assert handler is not None, header
     assert handler.begin_us > 1e15
     return handler.took_us

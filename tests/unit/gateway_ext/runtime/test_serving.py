@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.tracing.reported_trace import thread_wait
+from gateway_ext.calls.learned import thread_wait
 from tests.kit.places import ACTIVATE
 from tests.kit.processes.runtime_process import RUNTIME, Running, runtime
 from tests.kit.waiting import wait_until

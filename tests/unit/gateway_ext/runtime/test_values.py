@@ -6,8 +6,13 @@ import math
 import pytest
 
 from gateway_ext.openfaas import quantities
-from gateway_ext.runtime.handler_event import HandlerEvent, Headers
-from gateway_ext.runtime.handler_response import BadResponse, answer_of, piece_of
+from gateway_ext.runtime.handler_values import (
+    BadResponse,
+    HandlerEvent,
+    Headers,
+    answer_of,
+    piece_of,
+)
 from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
 
 

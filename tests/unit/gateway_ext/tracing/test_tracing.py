@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.telemetry.traces import Span, SpanKind, TraceContext
-from gateway_ext.tracing.tracer import CallTracer, TracerSettings, carrying, trace_headers_in
+from gateway_ext.tracing.tracer import CallTracer, carrying, trace_headers_in
 from gpufaas.log_format import JsonLines
 from tests.kit.fakes.fake_function import a_function, says, writes
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway
@@ -174,7 +174,7 @@ async def test_failed_call_explains_why() -> None:
 
 
 def test_plain_calls_do_not_drive_out_what_is_looked_for() -> None:
-    tracer = CallTracer(TracerSettings(keep=2))
+    tracer = CallTracer(keep=2)
     for call_id, status, gpu in (("gpu", 200, True), ("failed", 502, False)):
         journey = tracer.begin(call_id, "f", "GET", (b"", b""), gpu=gpu)
         tracer.ended(journey, status)
@@ -188,14 +188,14 @@ def test_plain_calls_do_not_drive_out_what_is_looked_for() -> None:
 
 
 def test_call_that_broke_off_is_marked_as_failed_whatever_its_status() -> None:
-    tracer = CallTracer(TracerSettings())
+    tracer = CallTracer()
     for error in ("", "f broke off"):
         tracer.ended(tracer.begin("c", "f", "GET", (b"", b""), gpu=False), 200, error)
     assert [call["failed"] for call in tracer.latest(2)] == [True, False]
 
 
 def test_running_call_is_marked_as_running() -> None:
-    tracer = CallTracer(TracerSettings())
+    tracer = CallTracer()
     tracer.begin("c1", "f", "GET", (b"", b""), gpu=False)
     (whole,) = tracer.spans("c1")
     assert whole.attributes["gpufaas.running"] is True
@@ -212,7 +212,7 @@ def test_running_call_is_marked_as_running() -> None:
 )
 def test_callers_choice_goes_before_ours(content: str, ratio: float, exported: bool) -> None:  # noqa: FBT001 - a case
     sink = Kept()
-    tracer = CallTracer(TracerSettings(ratio=ratio), sink)
+    tracer = CallTracer(sink, ratio=ratio)
     journey = tracer.begin("c1", "f", "GET", (content.encode(), b""), gpu=False)
     tracer.ended(journey, 200)
     tracer.ended(journey, 500, "too late")
@@ -222,7 +222,7 @@ def test_callers_choice_goes_before_ours(content: str, ratio: float, exported: b
 
 def test_step_belongs_to_the_given_trace_and_keeps_its_failure() -> None:
     sink = Kept()
-    tracer = CallTracer(TracerSettings(), sink)
+    tracer = CallTracer(sink)
     with (
         pytest.raises(ValueError, match="broken"),
         tracer.step("c1", "queue f", (SAID.encode(), b"a=1"), SpanKind.PRODUCER) as step,
@@ -260,7 +260,7 @@ async def test_routes_show_calls_to_who_may_see_them(tmp_path: Path) -> None:
 
 
 def test_call_without_an_id_is_given_a_uuid_that_names_its_trace() -> None:
-    tracer = CallTracer(TracerSettings())
+    tracer = CallTracer()
     journey = tracer.begin("", "f", "GET", (b"", b""), gpu=False)
     named = uuid.UUID(journey.call_id)
     assert (named.version, named.variant, named.hex) == (4, uuid.RFC_4122, journey.trace_id)

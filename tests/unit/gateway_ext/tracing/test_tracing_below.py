@@ -6,9 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from common.telemetry.traces import Span
-from gateway_ext.tracing import reported_trace
 from gateway_ext.tracing.journey import BELOW, IN_ATTEMPT, Journey
-from gateway_ext.tracing.spans import spans_of
+from gateway_ext.tracing.spans import read_report, spans_of
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GRAPH = 16 * "c"
@@ -83,7 +82,7 @@ def test_what_cannot_be_read_is_left_out(report_text: bytes) -> None:
 @pytest.mark.parametrize("span_id", ["", "0" * 16, "c" * 15, "C" * 16])
 @pytest.mark.parametrize("letter", ["c", "a"])
 def test_call_without_a_proper_id_is_left_out(letter: str, span_id: str) -> None:
-    found = reported_trace.read(f"1 h;1;2;q=5 {letter};{span_id};5;6".encode())
+    found = read_report(f"1 h;1;2;q=5 {letter};{span_id};5;6".encode())
     assert (found.calls, found.acquires) == ([], [])
 
 
@@ -119,6 +118,6 @@ def test_call_whose_id_is_taken_is_left_out() -> None:
 
 
 def test_facts_of_strangers_are_bounded() -> None:
-    found = reported_trace.read(b"1 h;1;2;q=5;long=1;m=" + b"y" * 500 + b";z=%0A;ok")
+    found = read_report(b"1 h;1;2;q=5;long=1;m=" + b"y" * 500 + b";z=%0A;ok")
     assert found.handler is not None
     assert found.handler.facts == {"q": "5"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import torch_shim
-from gateway_ext.runtime.gpu_placement import ShimPlacements
+from gateway_ext.runtime.calls import GpuPlacements
 from torch_shim.advice import Advice, CodePlace, ToldPlaces, for_local, users_line
 from torch_shim.process_report import GraphBreak, ProcessReport
 
@@ -63,7 +63,7 @@ def test_lines_are_sent_a_few_times_and_fit_into_a_header() -> None:
 def test_runtime_sends_the_lines_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     told = ToldPlaces()
     monkeypatch.setattr("torch_shim.leases.request_context.told_places", told)
-    placements = ShimPlacements()
+    placements = GpuPlacements(gpu=True)
     assert placements.used() == []
     told.tell(CodePlace("app.py", 7), "Net runs here", PRINTS)
     told.tell(CodePlace("app.py", 8), "Net runs here", PRINTS)
@@ -138,7 +138,7 @@ def test_function_that_was_never_called_tells_nothing_at_its_end(
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr("torch_shim.process_report.atexit.register", ends.append)
     monkeypatch.setattr("torch_shim.leases.request_context.report", report := ProcessReport())
-    ShimPlacements()
+    GpuPlacements(gpu=True)
     report.expect_modules()
     report.note_operator()
     ends[0]()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway_ext.tracing import reported_trace
+from gateway_ext.tracing.spans import ReportedTrace, read_report
 from torch_shim.leases import request_context
 from torch_shim.wire import current_call
 from torch_shim.wire.current_call import Timings
@@ -11,9 +11,9 @@ TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAID = f"00-{TRACE}-{CALLER}-01"
 
 
-def read(entries: list[str]) -> reported_trace.ReportedTrace:
+def read(entries: list[str]) -> ReportedTrace:
     """As the gateway reads them."""
-    return reported_trace.read(" ".join(("1", *entries)).encode("latin-1"))
+    return read_report(" ".join(("1", *entries)).encode("latin-1"))
 
 
 def test_call_is_told_with_what_its_worker_measured() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.runtime.handler_event import HandlerContext, HandlerEvent
+from gateway_ext.runtime.handler_values import HandlerContext, HandlerEvent
 from gateway_ext.runtime.template.example_calls import BadExample, ExampleCall, examples_in, make
 
 

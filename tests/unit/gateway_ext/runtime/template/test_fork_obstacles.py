@@ -8,14 +8,14 @@ _HOLDS_A_BLOCK = """
 import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-from gateway_ext.runtime.template import fork_obstacles
-from gateway_ext.runtime.template.own_states import SingleThread
+from gateway_ext.runtime.template import forks
+from gateway_ext.runtime.template.forks import SingleThread
 
 threads = SingleThread()
 from torch_shim.wire.shared_memory import LEAST_BLOCK_BYTES, shared_blocks
 
 storage = shared_blocks.storage(LEAST_BLOCK_BYTES)
-print(fork_obstacles.obstacle({0, 1, 2}))
+print(forks.obstacle({0, 1, 2}))
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from common.frame_line import FrameLine
-from common.http.accepted_line import AcceptedLine
 from common.http.asgi import Receive, Scope, Send
+from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from scheduler.model.events import NodeSnapshot
 from scheduler.service.http.app import listen, serving

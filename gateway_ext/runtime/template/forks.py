@@ -1,22 +1,128 @@
-"""What each fork has of its own: random numbers, threads of numeric libraries, its name.
+"""Forks: what keeps a process from being forked, what each fork has of its own, how it ends."""
 
-A copy of a process lacks the threads of the pools that its parent has started, and waits for them
-forever. So OpenMP, which torch uses, runs its parallel regions in the thread that comes to them;
-the number of threads that torch shows, and that its traces depend on, stays what it is. OpenBLAS
-starts a pool when it is loaded, can end it, and starts it again when it is needed.
-"""
-
+import atexit
 import ctypes
+import fcntl
 import importlib
 import importlib.abc
 import importlib.machinery
 import os
 import random
+import signal
+import stat
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
+
+# What keeps a process from being forked: whatever a copy would lack, or share with the others.
+#
+# A fork has one thread, and shares with its parent every connection, pipe, lock and shared mapping,
+# which a process that is started anew has for itself. Regular files are no obstacle: each fork
+# opens its own.
+
+_SELF = Path("/proc/self")
+_ENDING_S, _LOOK_S = 2.0, 0.005
+_HARMLESS_DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+# Weights and large tensors laid out by the shim: before a fork it makes their memory private.
+_PRIVATE_BEFORE_FORK = ("/memfd:gpufaas-weights", "/memfd:gpufaas-block")
+_ONLY_AT_OPEN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOCTTY
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def obstacle(own: Collection[int]) -> str:
+    """Why this process cannot be forked; empty if it can. `own` are the runtime's descriptors."""
+    threads = _threads_that_stay()
+    if threads:
+        return f"it has started threads ({', '.join(sorted(set(threads))[:5])})"
+    if _has_children():
+        return "it has started a process"
+    if any(signal.getitimer(timer)[0] for timer in _TIMERS):
+        return "it has set a timer"
+    for number, target in _descriptors(own):
+        if why := _why_not_copied(number, target):
+            return f"it holds {why}"
+    shared = next(_shared_mappings(), "")
+    return f"it shares memory with other processes ({shared})" if shared else ""
+
+
+def reopen_files(own: Collection[int]) -> None:
+    """Give this fork its own open files: copies would share their positions with the template."""
+    for number, target in _descriptors(own):
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            continue
+        flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~_ONLY_AT_OPEN
+        inheritable, position = os.get_inheritable(number), os.lseek(number, 0, os.SEEK_CUR)
+        try:
+            fresh = os.open(f"/proc/self/fd/{number}", flags)
+        except OSError as error:
+            raise OSError(error.errno, f"{target} cannot be opened again") from error
+        os.lseek(fresh, position, os.SEEK_SET)
+        os.dup2(fresh, number, inheritable)
+        os.close(fresh)
+
+
+def _threads_that_stay() -> list[str]:
+    """The names of all other threads, once those that are about to end have ended."""
+    for _ in range(round(_ENDING_S / _LOOK_S)):  # a process that is held up looks as often
+        if not _other_threads():
+            break
+        time.sleep(_LOOK_S)
+    return _other_threads()
+
+
+def _other_threads() -> list[str]:
+    names = []
+    for folder in (_SELF / "task").iterdir():
+        if folder.name != str(os.getpid()):
+            with suppress(OSError):  # it has ended
+                names.append((folder / "comm").read_text().strip())
+    return names
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descriptors(own: Collection[int]) -> Iterator[tuple[int, str]]:
+    for name in os.listdir(_SELF / "fd"):  # noqa: PTH208 - the numbers, of one look
+        if int(name) not in own:
+            with suppress(FileNotFoundError):  # that of the look itself
+                yield int(name), str((_SELF / "fd" / name).readlink())
+
+
+def _why_not_copied(number: int, target: str) -> str:
+    mode = os.fstat(number).st_mode
+    if stat.S_ISDIR(mode) or target in _HARMLESS_DEVICES:
+        return ""
+    if stat.S_ISREG(mode):
+        locked = "\nlock:" in (_SELF / "fdinfo" / str(number)).read_text()
+        return f"a lock on {target}" if locked else ""
+    return f"a connection ({target})" if stat.S_ISSOCK(mode) else target
+
+
+def _shared_mappings() -> Iterator[str]:
+    for line in (_SELF / "maps").read_text().splitlines():
+        _, rights, _, _, _, *path = line.split(maxsplit=5)
+        name = path[0] if path else "no file"
+        if rights.endswith("s") and "w" in rights and not name.startswith(_PRIVATE_BEFORE_FORK):
+            yield name
+
+
+# What each fork has of its own: random numbers, threads of numeric libraries, its name.
+#
+# A copy of a process lacks the threads of the pools that its parent has started, and waits for them
+# forever. So OpenMP, which torch uses, runs its parallel regions in the thread that comes to them;
+# the number of threads that torch shows, and that its traces depend on, stays what it is. OpenBLAS
+# starts a pool when it is loaded, can end it, and starts it again when it is needed.
 
 _OPENBLAS = "openblas"
 _OPENMP = ("libgomp", "libomp", "libiomp")
@@ -150,7 +256,6 @@ _FIRST_SEED = "_gpufaas_first_seed"
 
 
 def note_torch_seed() -> None:
-    """Remember the seed that torch drew at its own import."""
     torch = importlib.import_module("torch")
     setattr(torch, _FIRST_SEED, torch.initial_seed())
 
@@ -196,3 +301,34 @@ def _overwrite(old: bytes, new: bytes) -> None:
     while position >= 0:
         ctypes.memmove(start + position, new, len(new))
         position = shown.find(old, position + len(old))
+
+
+# How a process ends: with what its program has registered for it, at once, or with its parent.
+
+_SET_DEATH_SIGNAL = 1
+
+
+def end_process(code: int) -> NoReturn:
+    """End as Python does, but leave all modules to the system, as children of multiprocessing do.
+
+    Taking them apart takes a fork with torch two seconds of a processor. A file that is still open
+    is not flushed by it.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
+    atexit._run_exitfuncs()  # noqa: SLF001 - Python has no public name for it
+    end_at_once(code)
+
+
+def die_with(parent: int) -> None:
+    """End by SIGKILL when the parent ends; at once if it has ended already."""
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End without a wait for threads, and without what is registered with `atexit`."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            stream.flush()
+    os._exit(code)
