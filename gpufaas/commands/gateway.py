@@ -31,6 +31,7 @@ from gpufaas.options.configuration import TraceSettings, read_settings
 from gpufaas.options.shared import (
     Commands,
     add_log_format_option,
+    add_log_level_option,
     add_secret_option,
     cluster_secret,
 )
@@ -52,46 +53,25 @@ _PINNING_PATIENCE_S = 5.0
 _PAGE_PATIENCE_S = 1.5
 
 
+# Flags of settings: flag, setting, metavar and help.
+_FLAGS = (
+    ("--listen", "gateway.listen", "HOST:PORT", "where to answer HTTP (127.0.0.1:8080)"),
+    ("--state-dir", "gateway.state_dir", "DIR", "where functions, builds and jobs are kept"),
+    ("--secrets-dir", "gateway.secrets_dir", "DIR", "of basic-auth-user and basic-auth-password"),
+)
+
+
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("gateway", help="deploy and invoke functions, as OpenFaaS does")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add(
-        "--listen",
-        dest="gateway.listen",
-        metavar="HOST:PORT",
-        help="where to answer HTTP (127.0.0.1:8080)",
-    )
-    add(
-        "--state-dir",
-        dest="gateway.state_dir",
-        metavar="DIR",
-        help="where functions, builds and jobs are kept",
-    )
-    add(
-        "--secrets-dir",
-        dest="gateway.secrets_dir",
-        metavar="DIR",
-        help="of basic-auth-user and basic-auth-password",
-    )
-    add(
-        "--scheduler",
-        dest="urls",
-        metavar="URL[,URL]",
-        help="the schedulers that grant GPUs (GPUFAAS_SCHEDULER)",
-    )
-    add(
-        "--node",
-        dest="manager",
-        metavar="ADDRESS",
-        help="of the GPU manager that functions connect to",
-    )
-    add(
-        "--log-level",
-        dest="gateway.log_level",
-        choices=["debug", "info", "warning", "error"],
-        help="(info)",
-    )
+    for flag, setting, metavar, text in _FLAGS:
+        add(flag, dest=setting, metavar=metavar, help=text)
+    which = "the schedulers that grant GPUs (GPUFAAS_SCHEDULER)"
+    add("--scheduler", dest="urls", metavar="URL[,URL]", help=which)
+    manager = "of the GPU manager that functions connect to"
+    add("--node", dest="manager", metavar="ADDRESS", help=manager)
+    add_log_level_option(parser, "gateway.log_level")
     add_log_format_option(parser)
     add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)

@@ -20,6 +20,7 @@ from gpufaas.options.configuration import TraceSettings, read_settings
 from gpufaas.options.shared import (
     Commands,
     add_log_format_option,
+    add_log_level_option,
     add_secret_option,
     cluster_secret,
 )
@@ -44,65 +45,36 @@ _FLUSH_S = 1.0
 _ANYWHERE = {"0.0.0.0", "::"}
 
 
+# Flags of settings: flag, setting, metavar and help.
+_FLAGS = (
+    ("--listen", "scheduler.listen", "HOST:PORT", "where to answer HTTP (127.0.0.1:7700)"),
+    ("--advertise", "scheduler.advertise", "URL", "at which others reach it (what it listens on)"),
+    ("--name", "scheduler.name", "NAME", "among several schedulers (HOST:PORT)"),
+    ("--policy", "policy", "POLICY", f"one of {', '.join(policies.available())} (lalbo3)"),
+    ("--parameters", "parameters", "NAME=N,...", "of the policy, as in o3_limit=10"),
+    ("--eviction", "eviction", "RULE", f"one of {', '.join(eviction.available())} (lru)"),
+    (
+        "--exit-rule",
+        "exit_rule",
+        "RULE",
+        f"for idle models: {', '.join(exits.available())} (never)",
+    ),
+    ("--etcd", "etcd.endpoints", "URL[,URL]", "keep the state there; without, only in memory"),
+    ("--etcd-user", "etcd.user", "NAME", "our user in etcd"),
+    ("--etcd-password-file", "etcd.password_file", "FILE", "with that user's password alone"),
+    ("--record", "scheduler.record", "FILE", "append every event to it, for `gpufaas replay`"),
+)
+
+
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("scheduler", help="decide which GPU runs each request")
     add = parser.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add(
-        "--listen",
-        dest="scheduler.listen",
-        metavar="HOST:PORT",
-        help="where to answer HTTP (127.0.0.1:7700)",
-    )
-    add(
-        "--advertise",
-        dest="scheduler.advertise",
-        metavar="URL",
-        help="the URL at which others reach it (what it listens on)",
-    )
-    add(
-        "--name", dest="scheduler.name", metavar="NAME", help="among several schedulers (HOST:PORT)"
-    )
-    add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
-    add("--parameters", metavar="NAME=N,...", help="of the policy, as in o3_limit=10")
-    add("--eviction", help=f"one of {', '.join(eviction.available())} (lru)")
-    add(
-        "--exit-rule",
-        metavar="RULE",
-        help=f"for idle models: {', '.join(exits.available())} (never)",
-    )
-    add(
-        "--etcd",
-        dest="etcd.endpoints",
-        metavar="URL[,URL]",
-        help="keep the state there; without, only in memory",
-    )
-    add(
-        "--start-etcd",
-        dest="etcd.start",
-        action="store_true",
-        default=None,
-        help="keep the state in our own etcd",
-    )
-    add("--etcd-user", dest="etcd.user", metavar="NAME", help="our user in etcd")
-    add(
-        "--etcd-password-file",
-        dest="etcd.password_file",
-        metavar="FILE",
-        help="with that user's password, and nothing else",
-    )
-    add(
-        "--record",
-        dest="scheduler.record",
-        metavar="FILE",
-        help="append every event to it, for `gpufaas replay`",
-    )
-    add(
-        "--log-level",
-        dest="scheduler.log_level",
-        choices=["debug", "info", "warning", "error"],
-        help="(info)",
-    )
+    for flag, setting, metavar, text in _FLAGS:
+        add(flag, dest=setting, metavar=metavar, help=text)
+    own = "keep the state in our own etcd"
+    add("--start-etcd", dest="etcd.start", action="store_true", default=None, help=own)
+    add_log_level_option(parser, "scheduler.log_level")
     add_log_format_option(parser)
     add_secret_option(parser, "; made if missing")
     parser.set_defaults(run=_run)

@@ -24,6 +24,11 @@ def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argpa
     )
 
 
+def add_log_level_option(parser: argparse.ArgumentParser, setting: str) -> None:
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", dest=setting, choices=levels, help="(info)")
+
+
 def add_log_format_option(parser: argparse.ArgumentParser) -> None:
     """The option for the format of log lines; GPUFAAS_LOG_FORMAT sets it for a whole stack."""
     parser.add_argument("--log-format", choices=FORMATS, help="of log lines (text)")
