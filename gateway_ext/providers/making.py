@@ -1,8 +1,6 @@
 """Makes the provider that the settings name."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
@@ -10,14 +8,10 @@ from gateway_ext.ports import Injection, Provider
 from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
 from gateway_ext.providers.process.provider import ProcessProvider
-from gateway_ext.providers.process.settings import (
-    BuildLimits,
-    ProcessProviderSettings,
-)
+from gateway_ext.providers.process.settings import ProcessBounds
 from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
 
-_FUNCTIONS = "functions"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
 _CERTIFICATES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"})
@@ -33,7 +27,9 @@ def make_provider(
     Variables of `environment` that tell pip where packages are go to the process provider.
     """
     if settings.provider == "process":
-        return ProcessProvider(_process(settings, environment), injection)
+        for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
+        bounds = ProcessBounds(drain_s=settings.drain_s, pip_environment=for_pip)
+        return ProcessProvider(settings, bounds, injection)
     if settings.provider == "upstream":
         return UpstreamProvider(settings, injection)
     if settings.provider == "docker":
@@ -42,34 +38,6 @@ def make_provider(
         return KubernetesProvider(settings, injection)
     known = "process, docker, kubernetes or upstream"
     raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")
-
-
-def _process(settings: GatewaySettings, environment: Mapping[str, str]) -> ProcessProviderSettings:
-    for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
-    return ProcessProviderSettings(
-        state=Path(settings.state_dir) / _FUNCTIONS,
-        builds=Path(settings.builds_dir),
-        roots=tuple(Path(root) for root in settings.roots),
-        base_python=Path(settings.base_python or sys.executable),
-        visible=tuple(Path(folder) for folder in settings.visible),
-        pip_environment=for_pip,
-        shows_errors=settings.shows_errors,
-        drain_s=settings.drain_s,
-        build=_build_limits(settings),
-        template_bytes=settings.template_bytes,
-    )
-
-
-def _build_limits(settings: GatewaySettings) -> BuildLimits:
-    limits = BuildLimits(
-        network=settings.build_network,
-        timeout_s=settings.build_timeout_s,
-        memory_bytes=settings.build_memory_bytes,
-        disk_bytes=settings.build_disk_bytes,
-        at_once=settings.builds_at_once,
-    )
-    limits.check()
-    return limits
 
 
 def _is_for_pip(name: str) -> bool:

@@ -14,7 +14,7 @@ from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers import disk
 from gateway_ext.providers.disk import TreeEntry, TreeRefused
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.settings import GatewaySettings
 
 _HANDLER = "handler.py"
 _PACKAGE = "function"  # the folder of the handler in builds of faas-cli
@@ -26,7 +26,7 @@ _PART_BYTES = 1 << 20
 _MOST_SHOWN = 300  # characters of what was sent, in a refusal
 
 
-def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
+def find(deployment: Deployment, settings: GatewaySettings) -> Path:
     """The folder with the handler.py; BadDeployment names every place that was searched.
 
     The image's name counts before the function's. Of a build and the folder of the same name in a
@@ -35,7 +35,7 @@ def find(deployment: Deployment, settings: ProcessProviderSettings) -> Path:
     builds: the right to deploy must not be the right to run any file of the machine, nor to learn
     what is outside.
     """
-    allowed = [folder.resolve() for folder in (*settings.roots, settings.builds)]
+    allowed = [Path(folder).resolve() for folder in (*settings.roots, settings.builds_dir)]
     places = _places(deployment, settings)
     for name in dict.fromkeys(place.name for place in places):
         of_name = (_handler_in(place, allowed) for place in places if place.name == name)
@@ -88,14 +88,15 @@ def requirements_of(build: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _places(deployment: Deployment, settings: ProcessProviderSettings) -> list[Path]:
+def _places(deployment: Deployment, settings: GatewaySettings) -> list[Path]:
     named = deployment.annotations.get(PATH)
     if named:
-        return [Path(named)] if Path(named).is_absolute() else [r / named for r in settings.roots]
+        is_absolute = Path(named).is_absolute()
+        return [Path(named)] if is_absolute else [Path(root, named) for root in settings.roots]
     image = deployment.image.rpartition("/")[2].partition("@")[0].partition(":")[0]
     names = [name for name in (image, deployment.id.name) if name not in ("", ".", "..")]
-    folders = (settings.builds, *settings.roots)
-    return [folder / name for name in dict.fromkeys(names) for folder in folders]
+    folders = (settings.builds_dir, *settings.roots)
+    return [Path(folder, name) for name in dict.fromkeys(names) for folder in folders]
 
 
 def _changed_ns(folder: Path) -> int:

@@ -38,7 +38,7 @@ from gateway_ext.providers.process.launch import (
     launch,
 )
 from gateway_ext.providers.process.python_environments import PythonEnvironments
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.template import FunctionTemplate
 from gateway_ext.providers.process.template_run import (
     TemplatePlace,
@@ -46,6 +46,7 @@ from gateway_ext.providers.process.template_run import (
     named,
     new_name,
 )
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ _LIMITS = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": 4096}
 class ProcessParts:
     """What all functions of a process provider share; `leaders` are ids of running instances."""
 
-    settings: ProcessProviderSettings
+    settings: GatewaySettings
+    bounds: ProcessBounds
     sockets: Path
     injection: Injection | None
     mark: str
@@ -271,7 +273,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.settings))
+        super().__init__(ReplicaContext(changed, log, parts.bounds))
         self.record = record
         self._orders = _orders(record, python, parts)
         memory = memory_limit_bytes(record.deployment)
@@ -284,7 +286,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
             self._orders,
             processes,
             changed,
-            start_s=parts.settings.start_timeout_s,
+            start_s=parts.bounds.start_timeout_s,
             has_examples=examples.is_file(),
             refused=_template_refused(options, parts.settings),
         )
@@ -316,8 +318,8 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     cpus = _cpus(deployment)
     shim = [path for path in injected.get("PYTHONPATH", "").split(os.pathsep) if path]
     visible = [
-        *interpreter_folders(parts.settings.base_python),
-        *map(str, parts.settings.visible),
+        *interpreter_folders(base_python(parts.settings)),
+        *parts.settings.visible,
         *(str(Path(path).parent) for path in shim),
         str(python.parents[1]),
         str(record.folder),
@@ -335,9 +337,7 @@ def _orders(record: BuildRecord, python: Path, parts: ProcessParts) -> LaunchOrd
     )
 
 
-def _template_refused(
-    options: function_options.FunctionOptions, settings: ProcessProviderSettings
-) -> str:
+def _template_refused(options: function_options.FunctionOptions, settings: GatewaySettings) -> str:
     if not settings.template_bytes:
         return "the gateway keeps none"
     if not options.template:
@@ -417,7 +417,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         *,
         show_secrets: Callable[[BuildRecord, Iterable[str]], None],
     ) -> None:
-        super().__init__(record, store, parts.settings, listener)
+        super().__init__(record, store, parts.bounds, listener)
         self._parts = parts
         self._environments = environments
         self._prune = prune

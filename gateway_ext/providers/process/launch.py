@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import gateway_ext.runtime
-from gateway_ext.providers.process.settings import ProcessProviderSettings
 
 RUNTIME = Path(gateway_ext.runtime.__file__).parent
 _LAUNCHER = Path(__file__).with_name("launcher_program.py")
@@ -135,9 +134,8 @@ class InstanceProcess:
             self.gone.set_result(None)
 
 
-def users_refused(uid: int, settings: ProcessProviderSettings) -> str:
+def users_refused(uid: int, python: Path) -> str:
     """Why no process can be run as this user; empty if one can."""
-    python = settings.base_python
     command = [str(python), "-I", "-S", "-c", ""]
     visible = interpreter_folders(python)
     started = launch(LaunchOrders(command, {"LANG": "C.UTF-8"}, "/", uid, visible=visible))

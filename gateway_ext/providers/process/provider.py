@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from common.tasks import BackgroundTasks
 from gateway_ext.model import Deployment
@@ -24,9 +25,10 @@ from gateway_ext.providers.process.function import (
 )
 from gateway_ext.providers.process.launch import users_refused
 from gateway_ext.providers.process.python_environments import PythonEnvironments
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds, base_python, check_settings
 from gateway_ext.providers.process.template import enforce_bounds
 from gateway_ext.providers.process.users import MachineUsers
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +42,14 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
     _store: BuildStore
 
     def __init__(
-        self, settings: ProcessProviderSettings, injection: Injection | None = None
+        self, settings: GatewaySettings, bounds: ProcessBounds, injection: Injection | None = None
     ) -> None:
+        check_settings(settings)
         self._settings = settings
-        super().__init__(BuildStore(settings.state))
+        self._bounds = bounds
+        super().__init__(BuildStore(Path(settings.state_dir) / "functions"))
         mark = hashlib.sha256(os.fsencode(self._store.folder)).hexdigest()[:12]
-        self._parts = ProcessParts(settings, self._store.sockets, injection, mark)
+        self._parts = ProcessParts(settings, bounds, self._store.sockets, injection, mark)
         self._users: MachineUsers | None = None  # without root's rights there are none
         self._kept_users: set[int] = set()  # those of records whose functions are not started yet
         self._background = BackgroundTasks(log, "checking memory")
@@ -59,8 +63,11 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if killed:
             log.warning("%d processes of an earlier gateway were still there: killed", killed)
         await asyncio.to_thread(self._settle_users, records)
-        settings = replace(self._settings, state=self._store.folder)
-        self._environments = PythonEnvironments(settings, self._users, self._parts.mark)
+        self._environments = PythonEnvironments(
+            *(self._settings, self._bounds, self._store.folder / "envs"),
+            users=self._users,
+            mark=self._parts.mark,
+        )
         await asyncio.to_thread(self._environments.remove_unfinished)
         for record in records:
             self._add(await asyncio.to_thread(self._with_user, record)).begin()
@@ -96,7 +103,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
             before = present.record if present is not None else await self._new_record(deployment)
             try:
                 folder, uid = before.folder, before.uid
-                most_bytes = self._settings.build.disk_bytes
+                most_bytes = self._settings.build_disk_bytes
                 build = await asyncio.to_thread(builds.copy, source, folder, uid, most_bytes)
                 if present is not None:
                     before = present.record  # it may have been scaled in the meantime
@@ -126,9 +133,9 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         """Find out whether processes may run as other users; end what an earlier gateway left."""
         if os.geteuid() != 0:
             return
-        users = MachineUsers.of(replace(self._settings, state=self._store.folder))
+        users = MachineUsers.of(self._bounds, self._store.folder)
         probe = users.functions.take()
-        refused = users_refused(probe, self._settings)
+        refused = users_refused(probe, base_python(self._settings))
         users.functions.give_back(probe)
         if refused:
             log.warning("functions and builds run as this gateway's own user: %s", refused)
@@ -227,7 +234,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         enforce_bounds(
             templates,
             most_bytes=self._settings.template_bytes,
-            idle_s=self._settings.template_idle_s,
+            idle_s=self._bounds.template_idle_s,
         )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:

@@ -37,8 +37,9 @@ from gateway_ext.providers.process.launch import (
     interpreter_folders,
     launch,
 )
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.users import MachineUsers
+from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -77,22 +78,29 @@ class PythonEnvironments:
     """The environments of a provider; builds are of the gateway's own user without `users`."""
 
     def __init__(
-        self, settings: ProcessProviderSettings, users: MachineUsers | None, mark: str
+        self,
+        settings: GatewaySettings,
+        bounds: ProcessBounds,
+        folder: Path,
+        *,
+        users: MachineUsers | None,
+        mark: str,
     ) -> None:
         self._settings = settings
-        self._folder = settings.state / "envs"
+        self._bounds = bounds
+        self._python = base_python(settings)
+        self._folder = folder
         self._users = users
-        self._limits = settings.build
         self._mark = mark
         self._requested: set[str] = set()  # since the last pruning began
         # Of both only those that somebody has or waits for: names and namespaces come and go.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turns = asyncio.Semaphore(settings.build.at_once)
+        self._turns = asyncio.Semaphore(settings.builds_at_once)
         self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def name_of(self, namespace: str, requirements: bytes) -> str:
         missing = self._missing(requirements)
-        base = os.path.realpath(self._settings.base_python)
+        base = os.path.realpath(self._python)
         identity = f"{sys.version} {base} {self._gateway_packages()}\n".encode()
         owner = f"{namespace}\n".encode() if missing else b""
         return hashlib.sha256(identity + owner + missing).hexdigest()[:16]
@@ -138,7 +146,7 @@ class PythonEnvironments:
     @contextlib.asynccontextmanager
     async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
         """Wait until a build of this namespace may run; another's builds take only some turns."""
-        most = self._limits.at_once_of_one
+        most = (self._settings.builds_at_once + 1) // 2
         own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
         if own.locked() or self._turns.locked():
             note("waiting for other builds to end")
@@ -164,7 +172,7 @@ class PythonEnvironments:
 
     def _gateway_packages(self) -> list[str]:
         """Empty for another Python than the gateway's, as compiled packages would not load."""
-        if os.path.realpath(self._settings.base_python) != os.path.realpath(sys.executable):
+        if os.path.realpath(self._python) != os.path.realpath(sys.executable):
             return []
         paths = sysconfig.get_paths()
         return list(dict.fromkeys([paths["purelib"], paths["platlib"]]))
@@ -200,11 +208,11 @@ class PythonEnvironments:
         started = InstanceProcess.started(launch(self._orders(wanted, uid)))
         pipe = OutputPipe(started.output, store)
         try:
-            async with time_limit(self._limits.timeout_s):
+            async with time_limit(self._settings.build_timeout_s):
                 await self._watch(wanted, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(
-                f"its environment takes longer than {self._limits.timeout_s:g} s"
+                f"its environment takes longer than {self._settings.build_timeout_s:g} s"
             ) from error
         finally:
             try:
@@ -228,7 +236,7 @@ class PythonEnvironments:
         while not started.exited.done():
             await asyncio.wait([started.exited], timeout=_CHECK_EVERY_S)
             used = await asyncio.to_thread(_memory_bytes, uid, started.pid)
-            _check_amount("memory", used, self._limits.memory_bytes)
+            _check_amount("memory", used, self._settings.build_memory_bytes)
             begun_s = now_s()
             if begun_s >= measured_s:
                 await asyncio.to_thread(self._check_size, wanted.folder)
@@ -247,7 +255,7 @@ class PythonEnvironments:
             size = disk.size_bytes(folder)
         except TreeRefused as error:
             raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
-        _check_amount("disk", size, self._limits.disk_bytes)
+        _check_amount("disk", size, self._settings.build_disk_bytes)
 
     def _close(self, folder: Path, uid: int | None) -> None:
         """Leave the environment as root's own, for all to read."""
@@ -270,11 +278,11 @@ class PythonEnvironments:
             "own_pip": bool(wanted.requirements) and not _has("pip", wanted.shared),
         }
         program = _PROGRAM.read_text(encoding="utf-8")
-        visible = [*interpreter_folders(settings.base_python), *map(str, settings.visible), folder]
+        visible = [*interpreter_folders(self._python), *settings.visible, folder]
         return LaunchOrders(
-            command=[str(settings.base_python), "-I", "-c", program, json.dumps(orders)],
+            command=[str(self._python), "-I", "-c", program, json.dumps(orders)],
             environment={
-                **settings.pip_environment,
+                **self._bounds.pip_environment,
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "LANG": "C.UTF-8",
                 "HOME": scratch,
@@ -285,7 +293,7 @@ class PythonEnvironments:
             uid=uid,
             visible=visible,
             scratch=scratch,
-            network=self._limits.network,
+            network=self._settings.build_network,
             background=True,
             limits=self._resource_limits(uid),
         )
@@ -293,12 +301,12 @@ class PythonEnvironments:
     def _resource_limits(self, uid: int | None) -> dict[str, int]:
         limits = {
             "RLIMIT_CORE": 0,
-            "RLIMIT_DATA": self._limits.memory_bytes,
-            "RLIMIT_FSIZE": self._limits.disk_bytes,
+            "RLIMIT_DATA": self._settings.build_memory_bytes,
+            "RLIMIT_FSIZE": self._settings.build_disk_bytes,
             "RLIMIT_NOFILE": _MOST_OPEN_FILES,
         }
         if uid is not None:  # else all processes of the gateway's user would count
-            limits["RLIMIT_NPROC"] = self._limits.processes
+            limits["RLIMIT_NPROC"] = self._bounds.build_processes
         return limits
 
     def _mark_of(self, wanted: WantedEnvironment) -> str:

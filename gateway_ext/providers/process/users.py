@@ -17,7 +17,7 @@ from typing import Self
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds
 
 log = logging.getLogger(__name__)
 
@@ -116,17 +116,17 @@ class MachineUsers:
         self._one_at_a_time = threading.Lock()
 
     @classmethod
-    def of(cls, settings: ProcessProviderSettings) -> Self:
+    def of(cls, bounds: ProcessBounds, state: Path) -> Self:
         """Open the locks of this machine; without a place for them those of the state folder."""
-        locks = settings.user_locks
+        locks = bounds.user_locks
         try:
-            functions = UserIds(locks, settings.first_uid, settings.uids)
+            functions = UserIds(locks, bounds.first_uid, bounds.uids)
         except OSError as error:
             text = "other gateways of this machine may use the same user ids: %s"
             log.warning(text, error)
-            locks = settings.state / _LOCKS
-            functions = UserIds(locks, settings.first_uid, settings.uids)
-        return cls(functions, UserIds(locks, settings.first_build_uid, settings.build_uids))
+            locks = state / _LOCKS
+            functions = UserIds(locks, bounds.first_uid, bounds.uids)
+        return cls(functions, UserIds(locks, bounds.first_build_uid, bounds.build_uids))
 
     def end(self, uids: Collection[int]) -> None:
         """Kill all processes of users that this gateway holds; ProviderFailed if one is left."""

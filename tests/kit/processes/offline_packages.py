@@ -7,7 +7,6 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-from gateway_ext.providers.process.settings import BuildLimits
 from tests.kit.processes.process_functions import World
 
 _INFO = "{name}-1.0.dist-info"
@@ -64,7 +63,7 @@ def add_source(folder: Path, name: str, act: str) -> None:
             archive.addfile(entry, io.BytesIO(text.encode()))
 
 
-async def offline(there: World, build: BuildLimits = BuildLimits()) -> Path:  # noqa: B008 - frozen
+async def offline(there: World, **settings: float) -> Path:
     """Give a world a provider whose pip finds packages in this folder alone; one is there."""
     links = there.folder / "links"
     links.mkdir()
@@ -72,7 +71,8 @@ async def offline(there: World, build: BuildLimits = BuildLimits()) -> Path:  # 
     add_wheel(links)
     await there.provider.close()
     pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
-    there.settings = replace(there.settings, pip_environment=pip, visible=(links,), build=build)
+    there.bounds = replace(there.bounds, pip_environment=pip)
+    there.settings = replace(there.settings, visible=(str(links),), **settings)  # type: ignore[arg-type]  # numbers all
     there.provider = there.new_provider()
     await there.provider.start(there.heard)
     return links

@@ -22,7 +22,8 @@ from gateway_ext.model import (
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import Injection, LogQuery
 from gateway_ext.providers.process.provider import ProcessProvider
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.providers.process.settings import ProcessBounds
+from gateway_ext.settings import GatewaySettings
 from tests.kit.waiting import StillWaiting, eventually
 
 PATIENCE_S = 30.0
@@ -91,25 +92,26 @@ class Heard:
 class World:
     """A provider on folders of its own."""
 
-    def __init__(self, folder: Path, injection: Injection | None = None, **settings: float) -> None:
+    def __init__(self, folder: Path, injection: Injection | None = None, **bounds: float) -> None:
         self.folder = folder
         self.builds = folder / "build"
-        self.state = folder / "state"
+        self.state = folder / "state" / "functions"
         self.heard = Heard()
-        self.settings = replace(
-            ProcessProviderSettings(
-                state=self.state,
-                builds=self.builds,
-                roots=(folder / "root",),
-                first_uid=FIRST_UID,
-            ),
-            **{"stop_s": 3.0, "drain_s": 5.0, "first_pause_s": 0.1, **settings},  # type: ignore[arg-type]  # numbers all
+        self.settings = GatewaySettings(
+            state_dir=str(folder / "state"),
+            builds_dir=str(self.builds),
+            roots=(str(folder / "root"),),
+            template_bytes=int(bounds.pop("template_bytes", 4 << 30)),
+        )
+        self.bounds = replace(
+            ProcessBounds(first_uid=FIRST_UID),
+            **{"stop_s": 3.0, "drain_s": 5.0, "first_pause_s": 0.1, **bounds},  # type: ignore[arg-type]  # numbers all
         )
         self.injection = injection
         self.provider = self.new_provider()
 
     def new_provider(self) -> ProcessProvider:
-        return ProcessProvider(self.settings, self.injection)
+        return ProcessProvider(self.settings, self.bounds, self.injection)
 
     def build(self, name: str, handler: str = HELLO, requirements: str = "") -> Path:
         folder = self.builds / name / "function"
@@ -154,13 +156,13 @@ def replace_query(query: LogQuery, changes: Mapping[str, object]) -> LogQuery:
 
 
 @contextlib.asynccontextmanager
-async def world(injection: Injection | None = None, **settings: float) -> AsyncIterator[World]:
+async def world(injection: Injection | None = None, **bounds: float) -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="w") as name:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "root").mkdir()
         (folder / "build").mkdir()
-        found = World(folder, injection, **settings)
+        found = World(folder, injection, **bounds)
         await found.provider.start(found.heard)
         try:
             yield found

@@ -22,6 +22,11 @@ def handle(event, context):
 """
 
 
+def environments_of(there: World) -> PythonEnvironments:
+    folder = there.state / "envs"
+    return PythonEnvironments(there.settings, there.bounds, folder, users=None, mark="mark")
+
+
 def environments(there: World) -> list[Path]:
     return list((there.state / "envs").iterdir())
 
@@ -79,7 +84,7 @@ async def test_function_sees_the_gateways_packages_but_not_the_source_tree() -> 
 
 async def test_name_depends_on_what_is_meant_and_on_who_means_it() -> None:
     async with world() as there:
-        made = PythonEnvironments(there.settings, None, "mark")
+        made = environments_of(there)
 
         def name_of(requirements: bytes, namespace: str = "dev") -> str:
             return made.name_of(namespace, requirements)
@@ -95,7 +100,7 @@ async def test_name_depends_on_what_is_meant_and_on_who_means_it() -> None:
 
 async def test_environments_that_come_and_go_leave_no_lock_behind() -> None:
     async with world() as there:
-        made = PythonEnvironments(there.settings, None, "mark")
+        made = environments_of(there)
         before = locks()
         for number in range(20):
             namespace, requirements = f"ns-{number}", b"there-is-no-such-thing==9\n"
@@ -119,7 +124,7 @@ async def test_environment_of_a_new_function_stays_when_two_prunings_overlap(
         remove(folder)
 
     async with world() as there:
-        made = PythonEnvironments(there.settings, None, "mark")
+        made = environments_of(there)
         requirements = {
             made.name_of("openfaas-fn", f"thing-{n}\n".encode()): f"thing-{n}\n" for n in range(5)
         }

@@ -12,7 +12,6 @@ import pytest
 
 from gateway_ext.model import FunctionId, Namespace
 from gateway_ext.providers.process import processes
-from gateway_ext.providers.process.settings import BuildLimits
 from tests.kit.processes.offline_packages import add_source, offline
 from tests.kit.processes.process_functions import call, trouble, world
 from tests.kit.waiting import eventually
@@ -97,7 +96,7 @@ async def test_daemon_of_one_build_reaches_no_other_functions_environment() -> N
 @as_root
 async def test_build_has_ended_even_if_it_forks_faster_than_one_can_look() -> None:
     async with world() as there:
-        there.settings = replace(there.settings, first_build_uid=61_900, build_uids=50)
+        there.bounds = replace(there.bounds, first_build_uid=61_900, build_uids=50)
         links = await offline(there)
         add_source(links, "hostile", CHASE)
         there.build("a", ASK, "hostile\n")
@@ -127,10 +126,10 @@ async def test_build_sees_no_shared_folder_and_no_secret_of_others() -> None:
 @pytest.mark.parametrize(
     ("limits", "act", "why"),
     [
-        (BuildLimits(timeout_s=3.0), "__import__('time').sleep(1000)", "takes longer than 3 s"),
-        (BuildLimits(memory_bytes=256 << 20), "len(bytearray(1 << 30))", "MemoryError"),
+        ({"build_timeout_s": 3.0}, "__import__('time').sleep(1000)", "takes longer than 3 s"),
+        ({"build_memory_bytes": 256 << 20}, "len(bytearray(1 << 30))", "MemoryError"),
         (
-            BuildLimits(disk_bytes=64 << 20),
+            {"build_disk_bytes": 64 << 20},
             "open('large', 'wb').truncate(1 << 30)",
             "File too large",
         ),
@@ -138,10 +137,10 @@ async def test_build_sees_no_shared_folder_and_no_secret_of_others() -> None:
     ids=["time", "memory", "disk"],
 )
 async def test_build_is_ended_when_it_uses_too_much(
-    limits: BuildLimits, act: str, why: str
+    limits: dict[str, float], act: str, why: str
 ) -> None:
     async with world() as there:
-        links = await offline(there, limits)
+        links = await offline(there, **limits)
         add_source(links, "hostile", f"def act():\n    {act}\n")
         there.build("a", ASK, "hostile\n")
         a = await there.deploy("a")
@@ -162,7 +161,7 @@ async def test_small_files_of_a_build_count_together() -> None:
                 file.write(bytes(1 << 20))
     """
     async with world() as there:
-        links = await offline(there, BuildLimits(disk_bytes=32 << 20))
+        links = await offline(there, build_disk_bytes=32 << 20)
         add_source(links, "hostile", fill)
         there.build("a", ASK, "hostile\n")
         a = await there.deploy("a")
@@ -178,7 +177,8 @@ async def test_build_cannot_fork_without_end() -> None:
             subprocess.Popen(["/bin/sleep", "1000"], stdout=-3, stderr=-3)  # both closed
     """
     async with world() as there:
-        links = await offline(there, BuildLimits(processes=64))
+        there.bounds = replace(there.bounds, build_processes=64)
+        links = await offline(there)
         add_source(links, "hostile", forks)
         there.build("a", ASK, "hostile\n")
         a = await there.deploy("a")
@@ -200,7 +200,7 @@ async def test_build_has_a_network_only_where_the_setting_says_so(*, network: bo
             sys.exit("connected")
         """
         async with world() as there:
-            links = await offline(there, BuildLimits(network=network))
+            links = await offline(there, build_network=network)
             add_source(links, "hostile", calls)
             there.build("a", ASK, "hostile\n")
             a = await there.deploy("a")
@@ -214,7 +214,7 @@ async def test_what_a_killed_gateways_build_left_is_ended_and_deleted_at_the_nex
     async with world() as there:
         await there.provider.close()
         uid = 61_970
-        there.settings = replace(there.settings, first_build_uid=61_950, build_uids=50)
+        there.bounds = replace(there.bounds, first_build_uid=61_950, build_uids=50)
         left = there.state / "envs" / "unfinished"
         left.mkdir()
         (left / ".made").touch()
@@ -228,7 +228,7 @@ async def test_what_a_killed_gateways_build_left_is_ended_and_deleted_at_the_nex
 
 async def test_builds_of_one_namespace_leave_turns_for_others() -> None:
     async with world() as there:
-        links = await offline(there, BuildLimits(at_once=2))
+        links = await offline(there, builds_at_once=2)
         add_source(links, "slow", "def act():\n    __import__('time').sleep(1000)\n")
         await there.provider.create_namespace(Namespace("greedy"))
         for number in range(3):

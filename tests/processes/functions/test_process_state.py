@@ -110,10 +110,10 @@ async def test_functions_run_as_the_gateway_when_the_system_has_no_users_for_the
         there.build("f", WHO)
         f = await there.deploy()
         (endpoint,) = await there.ready(f)
-        assert json.loads(await call(endpoint))["uid"] >= there.settings.first_uid
+        assert json.loads(await call(endpoint))["uid"] >= there.bounds.first_uid
         for first_uid, expected in ((2**32, {0}), (44_000, range(44_000, 44_100))):
             await there.provider.close()
-            there.settings = replace(there.settings, first_uid=first_uid, uids=100)
+            there.bounds = replace(there.bounds, first_uid=first_uid, uids=100)
             there.heard.endpoints.clear()
             there.provider = there.new_provider()
             await there.provider.start(there.heard)

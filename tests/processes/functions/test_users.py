@@ -182,7 +182,7 @@ async def test_function_gets_another_user_when_its_own_was_given_to_another_gate
         outside.write_text("root's")
         (folder / "home" / "link").symlink_to(outside)
         await there.provider.close()
-        another = UserIds(there.settings.user_locks, before, 1)
+        another = UserIds(there.bounds.user_locks, before, 1)
         assert another.keep(before)
         there.heard.endpoints.clear()
         there.provider = there.new_provider()

@@ -12,7 +12,7 @@ from gateway_ext.errors import BadDeployment, is_full_disk
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas.function_options import PATH
 from gateway_ext.providers.process import builds
-from gateway_ext.providers.process.settings import ProcessProviderSettings
+from gateway_ext.settings import GatewaySettings
 
 MOST = 1 << 20
 ID = FunctionId("openfaas-fn", "f")
@@ -151,8 +151,8 @@ def handler_in(folder: Path, written_s: int) -> Path:
 
 
 def deployed(tmp_path: Path, image: str = "f:latest", **more: Any) -> Path:
-    roots = (tmp_path / "root",)
-    settings = ProcessProviderSettings(tmp_path, builds=tmp_path / "build", roots=roots)
+    roots = (str(tmp_path / "root"),)
+    settings = GatewaySettings(builds_dir=str(tmp_path / "build"), roots=roots)
     deployment = Deployment(FunctionId("openfaas-fn", "f"), image, **more)
     return builds.find(deployment, settings)
 
@@ -227,7 +227,7 @@ def test_path_that_is_none_is_refused_as_any_other(tmp_path: Path, name: str) ->
 
 def refusal(root: Path, path: str = "", image: str = "i") -> str:
     """What is said about a path or an image, without the text that was sent."""
-    settings = ProcessProviderSettings(root / "state", builds=root / "builds", roots=(root,))
+    settings = GatewaySettings(builds_dir=str(root / "builds"), roots=(str(root),))
     named = {PATH: path} if path else {}
     with pytest.raises(BadDeployment) as refused:
         builds.find(Deployment(ID, image, annotations=named), settings)

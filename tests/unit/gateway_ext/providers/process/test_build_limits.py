@@ -6,7 +6,6 @@ import pytest
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.providers.making import make_provider
-from gateway_ext.providers.process.settings import BuildLimits
 from gateway_ext.settings import GatewaySettings
 
 
@@ -21,8 +20,3 @@ def test_gateway_does_not_start_when_no_build_could_run(
     settings = GatewaySettings(state_dir=str(tmp_path), **wrong)  # type: ignore[arg-type]  # numbers
     with pytest.raises(BadRequest, match="more than 0 is expected"):
         make_provider(settings)
-
-
-@pytest.mark.parametrize(("at_once", "of_one"), [(1, 1), (2, 1), (3, 2), (4, 2)])
-def test_one_namespace_has_at_most_half_of_the_builds(at_once: int, of_one: int) -> None:
-    assert BuildLimits(at_once=at_once).at_once_of_one == of_one
