@@ -1,15 +1,16 @@
-"""Bodies of requests that create containers and networks. Pure."""
+"""What a container is: its release as it is stored, and bodies of requests. Pure."""
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options, quantities
-from gateway_ext.providers.docker.engine import FUNCTION, RELEASE
-from gateway_ext.providers.docker.releases import Release
+from gateway_ext.providers.docker.engine import FUNCTION, RELEASE, EngineImage
 from gateway_ext.providers.function_environment import container_environment
 from gateway_ext.settings import GatewaySettings
 
@@ -42,6 +43,43 @@ def check(deployment: Deployment) -> None:
 def ignored(deployment: Deployment) -> list[str]:
     """Constraints that mean nothing on one machine."""
     return [one for one in deployment.constraints if not function_options.is_gpu_constraint(one)]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A deployment with what all its containers share.
+
+    `image` is the image that the name meant when it was resolved, None until it is on the Engine.
+    `injected` is a digest of the injected variables: it differs when they would differ today.
+    """
+
+    id: str
+    deployment: Deployment
+    image: EngineImage | None
+    injected: str
+
+    @property
+    def has_our_runtime(self) -> bool:
+        return self.image is not None and self.image.has_our_template
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """A function as it is stored; `before` serves until `release` is ready."""
+
+    release: Release
+    before: Release | None
+    folder: Path
+    created_at: datetime
+    wanted: int
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.release.deployment
+
+    @property
+    def releases(self) -> list[Release]:
+        return [release for release in (self.before, self.release) if release is not None]
 
 
 def container(

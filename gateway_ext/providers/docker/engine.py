@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +97,8 @@ class EngineClient:
         self.url = url
         # They mark containers, volumes and networks as this gateway's.
         self.labels: Mapping[str, str] = {OURS: gateway}
+        self._label = [f"{OURS}={gateway}"]
+        self._filter = {"filters": json.dumps({"label": self._label})}
         self._base, self._socket = _parsed(url, private=tls is not None)
         self._tls = tls
         self._pull_quiet_s = pull_quiet_s
@@ -118,7 +120,7 @@ class EngineClient:
     # -- containers -----------------------------------------------------------------------------
 
     async def containers(self) -> list[ListedContainer]:
-        containers = await self.call("GET", "/containers/json", {"all": "1", **self._filter()})
+        containers = await self.call("GET", "/containers/json", {"all": "1", **self._filter})
         return [_container(container) for container in containers]
 
     async def create(self, name: str, body: Mapping[str, object]) -> None:
@@ -221,7 +223,7 @@ class EngineClient:
 
     async def volumes(self) -> Mapping[str, Mapping[str, str]]:
         """Names and labels of this gateway's volumes."""
-        answer = await self.call("GET", "/volumes", self._filter())
+        answer = await self.call("GET", "/volumes", self._filter)
         return {one["Name"]: one.get("Labels") or {} for one in answer.get("Volumes") or ()}
 
     async def has_volume(self, name: str) -> bool:
@@ -245,7 +247,7 @@ class EngineClient:
 
     async def endings(self, listening: asyncio.Event) -> AsyncGenerator[tuple[str, str], None]:
         """Names and exit codes of this gateway's containers that end after `listening` is set."""
-        filters = {"type": ["container"], "event": ["die"], "label": self._label()}
+        filters = {"type": ["container"], "event": ["die"], "label": self._label}
         query = {"filters": json.dumps(filters)}
         async with self._stream("GET", "/events", query) as content:
             listening.set()
@@ -270,12 +272,6 @@ class EngineClient:
                 return None
             raise
         return dict(answer)
-
-    def _filter(self) -> dict[str, str]:
-        return {"filters": json.dumps({"label": self._label()})}
-
-    def _label(self) -> Sequence[str]:
-        return [f"{name}={gateway}" for name, gateway in self.labels.items()]
 
     # -- the connection -------------------------------------------------------------------------
 

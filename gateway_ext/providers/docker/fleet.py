@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from secrets import token_hex
 
 from gateway_ext.errors import GatewayError, ProviderFailed
-from gateway_ext.providers.docker.container_spec import network
+from gateway_ext.providers.docker.container_spec import Release, network
 from gateway_ext.providers.docker.engine import (
     ContainerState,
     EngineAway,
@@ -16,7 +16,6 @@ from gateway_ext.providers.docker.engine import (
     ended_with,
 )
 from gateway_ext.providers.docker.instance import ContainerInstance
-from gateway_ext.providers.docker.releases import Release
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.settings import GatewaySettings
 

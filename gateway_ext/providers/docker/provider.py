@@ -17,6 +17,7 @@ from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
+from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
 from gateway_ext.providers.docker.engine import (
     EngineAway,
     EngineClient,
@@ -27,7 +28,6 @@ from gateway_ext.providers.docker.engine import (
 from gateway_ext.providers.docker.fleet import ContainerFleet
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.docker.instance import ContainerInstance
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.docker.secret_volumes import SecretVolumes
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction

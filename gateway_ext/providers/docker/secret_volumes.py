@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from secrets import token_hex
 
 from gateway_ext.providers.docker import container_spec
+from gateway_ext.providers.docker.container_spec import Release
 from gateway_ext.providers.docker.engine import RELEASE, EngineClient
-from gateway_ext.providers.docker.releases import Release
 
 _FILE_MODE = 0o444
 

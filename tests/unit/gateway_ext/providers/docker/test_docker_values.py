@@ -11,6 +11,7 @@ import pytest
 from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.providers.docker import container_spec
+from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
 from gateway_ext.providers.docker.engine import (
     EngineClient,
     EngineImage,
@@ -20,7 +21,6 @@ from gateway_ext.providers.docker.engine import (
 )
 from gateway_ext.providers.docker.images import credentials_for
 from gateway_ext.providers.docker.provider import check_settings
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord
 from gateway_ext.providers.function_environment import injected_digest
 from gateway_ext.providers.managed.records import RecordStore
 from gateway_ext.settings import GatewaySettings

@@ -9,7 +9,7 @@ import pytest
 
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
-from gateway_ext.providers.docker.releases import Release, ReleaseRecord
+from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
 from gateway_ext.providers.managed.records import RecordStore
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
 
