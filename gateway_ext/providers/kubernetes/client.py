@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 
 from common.time_limits import time_limit
-from gateway_ext.errors import ProviderFailed
+from gateway_ext.errors import GatewayError, ProviderFailed
 from gateway_ext.providers import http_api
 from gateway_ext.providers.http_api import BAD, CONNECT_S, refusal, translated
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 ANSWER_S = 30.0
 _GOODBYE_S = 0.25
+_ABSENT, _CONFLICT = 404, 409
 _LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
 _LONGEST_MESSAGE = 1000
 
@@ -88,10 +89,22 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: object = None,
         kind: str = "application/json",
+        *,
+        missing: GatewayError | None = None,
+        exists: GatewayError | None = None,
     ) -> Json:
-        """The object in the answer; ClusterRefused and ClusterAway say why there is none."""
-        async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
-            text = await answer.read()
+        """The object in the answer; 404 raises `missing`, 409 `exists`, if they are given.
+
+        ClusterRefused and ClusterAway say why there is none.
+        """
+        try:
+            async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
+                text = await answer.read()
+        except ClusterRefused as refused:
+            meaning = {_ABSENT: missing, _CONFLICT: exists}.get(refused.status)
+            if meaning is None:
+                raise
+            raise meaning from refused
         return self.object_of(text)
 
     async def lines(

@@ -61,7 +61,8 @@ from gateway_ext.settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 _APPS, _CORE = "/apis/apps/v1", "/api/v1"
-_ABSENT, _CONFLICT, _INVALID = 404, 409, 422
+_ABSENT, _INVALID = 404, 422
+_CHANGED = frozenset({404, 409})  # the answers if what was read has changed meanwhile
 _REFUSED_BODY = frozenset({400, 422})
 _SEEN_S = 5.0  # how long a change waits for this gateway's own watch to show it
 _DELETION = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
@@ -149,13 +150,16 @@ class KubernetesProvider:
         """Remove a function; its pods take no call any more, and end after those they have."""
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
-            await self._change("DELETE", function, _DELETION)
+            path, missing = _path(function), UnknownFunction(function)
+            await self._client.call("DELETE", path, body=_DELETION, missing=missing)
             await self._seen(function, lambda stored: stored is None)
 
     async def scale(self, function: FunctionId, replicas: int) -> None:
         async with self._locks.setdefault(function, asyncio.Lock()):
             await self._owned(function)
-            await self._change("PATCH", function, {"spec": {"replicas": replicas}}, MERGE)
+            path, missing = _path(function), UnknownFunction(function)
+            body = {"spec": {"replicas": replicas}}
+            await self._client.call("PATCH", path, body=body, kind=MERGE, missing=missing)
             await self._seen(function, lambda stored: stored is None or stored.wanted == replicas)
 
     async def functions(self, namespace: str) -> Sequence[FunctionStatus]:
@@ -256,34 +260,22 @@ class KubernetesProvider:
         body = manifest.manifest(deployment, self._settings, injected, marks, wanted)
         try:
             if raw is None:
-                await self._client.call("POST", _path(id_.namespace), body=body)
+                missing = UnknownNamespace(id_.namespace)
+                await self._client.call("POST", _all(id_.namespace), body=body, missing=missing)
             else:
                 body["metadata"]["resourceVersion"] = raw["metadata"]["resourceVersion"]
-                await self._client.call("PUT", _path(id_.namespace, id_.name), body=body)
+                await self._client.call("PUT", _path(id_), body=body)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT or (raw is not None and refused.status == _ABSENT):
+            if refused.status in _CHANGED:
                 return False
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(id_.namespace) from refused
             if refused.status in _REFUSED_BODY:
                 raise BadDeployment(refused.message) from refused
             raise
         return True
 
-    async def _change(
-        self, method: str, function: FunctionId, body: Json, kind: str = "application/json"
-    ) -> None:
-        try:
-            path = _path(function.namespace, function.name)
-            await self._client.call(method, path, body=body, kind=kind)
-        except ClusterRefused as refused:
-            if refused.status == _ABSENT:
-                raise UnknownFunction(function) from refused
-            raise
-
     async def _raw(self, function: FunctionId) -> Json | None:
         try:
-            return await self._client.get(_path(function.namespace, function.name))
+            return await self._client.get(_path(function))
         except ClusterRefused as refused:
             if refused.status == _ABSENT:
                 return None
@@ -350,8 +342,12 @@ def _stored(raw: Json) -> StoredFunction | None:
     return stored
 
 
-def _path(namespace: str, name: str = "") -> str:
-    return f"{_APPS}/namespaces/{namespace}/deployments" + (f"/{name}" if name else "")
+def _all(namespace: str) -> str:
+    return f"{_APPS}/namespaces/{namespace}/deployments"
+
+
+def _path(function: FunctionId) -> str:
+    return f"{_all(function.namespace)}/{function.name}"
 
 
 async def _until_made(function: FunctionId, attempt: Callable[[], Awaitable[bool]]) -> None:
@@ -383,16 +379,12 @@ class ClusterSecrets:
             "metadata": {"name": name, "labels": {GATEWAY: self._name}},
             "data": {name: b64encode(value).decode()},
         }
+        missing, exists = UnknownNamespace(namespace), SecretExists(namespace, name)
+        path = _secret_path(namespace)
         try:
-            await self._client.call("POST", _secret_path(namespace), body=body)
+            await self._client.call("POST", path, body=body, missing=missing, exists=exists)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT:
-                raise SecretExists(namespace, name) from refused
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(namespace) from refused
-            if refused.status == _INVALID:
-                raise BadRequest(refused.message) from refused
-            raise
+            raise _bad(refused) from refused
 
     async def update(self, namespace: str, name: str, value: bytes) -> None:
         await self._check(namespace, name)
@@ -450,10 +442,9 @@ class ClusterNamespaces:
         self._check_managed()
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": self._metadata(namespace)}
         try:
-            await self._client.call("POST", _PATH, body=body)
+            exists = NamespaceExists(namespace.name)
+            await self._client.call("POST", _PATH, body=body, exists=exists)
         except ClusterRefused as refused:
-            if refused.status == _CONFLICT:
-                raise NamespaceExists(namespace.name) from refused
             raise _bad(refused) from refused
 
     async def update(self, namespace: Namespace) -> None:
@@ -484,12 +475,7 @@ class ClusterNamespaces:
 
     async def _labelled(self, name: str) -> Namespace:
         """One of ours as it is now; UnknownNamespace of another one."""
-        try:
-            raw = await self._client.get(f"{_PATH}/{name}")
-        except ClusterRefused as refused:
-            if refused.status == _ABSENT:
-                raise UnknownNamespace(name) from refused
-            raise
+        raw = await self._client.call("GET", f"{_PATH}/{name}", missing=UnknownNamespace(name))
         if (raw["metadata"].get("labels") or {}).get(_NAMESPACE_LABEL) != self._name:
             raise UnknownNamespace(name)
         return _read(raw)
