@@ -12,6 +12,7 @@ import yaml
 
 from common.gpu_wishes import GpuWishes
 from gateway_ext.model import Endpoint, FunctionId
+from gateway_ext.providers.process.settings import base_python
 from tests.kit.nodes.node_thread import node_thread
 from tests.kit.places import ROOT
 from tests.kit.processes.gpu_functions import FLAG, MODEL, TEMPLATE, Shim, answer
@@ -126,7 +127,7 @@ async def _serve(there: World, app: Path) -> None:
     environment["PYTHONPATH"] = str(app / "torch_shim" / "activate")
     (app / "function" / "handler.py").write_text("def handle(event, context):\n    return 'ok'\n")
     process = await asyncio.create_subprocess_exec(
-        there.settings.base_python, app / "runtime", "--gpu", cwd=app, env=environment
+        base_python(there.settings), app / "runtime", "--gpu", cwd=app, env=environment
     )
     try:
 

@@ -189,7 +189,8 @@ def _wanted(line: LogLine, query: LogQuery) -> bool:
 
 
 def _encoded(line: LogLine) -> bytes:
-    return msgspec.json.encode((line.at, line.instance, line.text)) + b"\n"
+    text = line.text.encode(errors="replace").decode()  # an error may name a path that is no text
+    return msgspec.json.encode((line.at, line.instance, text)) + b"\n"
 
 
 def _decoded(function: FunctionId, text: bytes) -> LogLine | None:

@@ -50,7 +50,6 @@ from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-
 _NAME_LENGTH = 40
 # Calls for the template, beside the handler; the runtime reads the file.
 _EXAMPLES = "example.json"

@@ -117,7 +117,7 @@ class PythonEnvironments:
         return folder / "bin" / "python"
 
     async def prune(self, builds: Collection[tuple[str, Path]]) -> None:
-        """Delete what none of these needs: namespaces, and builds whose requirements.txt counts."""
+        """Delete environments that none of these builds, each with its namespace, needs."""
         self._requested.clear()
         used = {
             self.name_of(namespace, await asyncio.to_thread(requirements_of, build))

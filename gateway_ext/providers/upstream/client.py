@@ -84,17 +84,14 @@ class ProviderHttp:
         exists: GatewayError | None = None,
     ) -> bytes:
         """The body of a successful answer; 404 raises `missing`, 409 raises `exists`."""
-        sending = self._sent(
-            method,
-            path,
-            query or {},
-            body,
-            missing=missing,
-            exists=exists,
-            within_s=self._timeout_s,
-        )
-        async with sending as answer:
-            return await answer.read()
+        sending = self._sent(method, path, query or {}, body, missing=missing, exists=exists)
+        try:
+            async with time_limit(self._timeout_s), sending as answer:
+                return await answer.read()
+        except TimeoutError as error:
+            raise ProviderFailed(
+                f"{self._site.url}{path} did not answer within {self._timeout_s:g} s"
+            ) from error
 
     async def lines(
         self, path: str, query: Mapping[str, str], missing: GatewayError
@@ -118,7 +115,6 @@ class ProviderHttp:
         *,
         missing: GatewayError | None,
         exists: GatewayError | None = None,
-        within_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "opened before"
         url = self._site.url + path
@@ -131,7 +127,7 @@ class ProviderHttp:
             allow_redirects=False,
         )
         try:
-            async with time_limit(within_s), request as answer:
+            async with request as answer:
                 if answer.status == _ABSENT and missing is not None:
                     raise missing
                 if answer.status == _CONFLICT and exists is not None:
@@ -141,8 +137,6 @@ class ProviderHttp:
                 yield answer
         except aiohttp.ClientError as error:
             raise ProviderFailed(f"{url}: {str(error) or type(error).__name__}") from error
-        except TimeoutError as error:
-            raise ProviderFailed(f"{url} did not answer within {within_s:g} s") from error
 
     async def _refused(self, answer: aiohttp.ClientResponse, asked: str) -> GatewayError:
         status = answer.status

@@ -38,6 +38,15 @@ async def test_lines_are_kept_for_the_next_gateway(tmp_path: Path) -> None:
     second.close()
 
 
+async def test_line_that_names_a_path_which_is_no_text_is_stored_all_the_same(
+    tmp_path: Path,
+) -> None:
+    log = log_in(tmp_path)
+    log.write("a", "no such file: \udcff")
+    assert (await read(log, LogQuery(F))) == ["no such file: ?"]
+    log.close()
+
+
 async def test_lines_are_filtered_by_instance_tail_and_time(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.write("a", "one", "two")
