@@ -35,11 +35,11 @@ from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, BodyParts,
 from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
 from gateway_ext.jobs.jetstream.link import NatsLink
 from gateway_ext.jobs.jetstream.records import (
-    JobNumbers,
     JobRecord,
     RecordState,
     StoredParts,
     encode,
+    job_numbers,
     key_of,
 )
 from gateway_ext.jobs.jetstream.requests import (
@@ -99,7 +99,7 @@ class JetStreamQueue(JobQueue):
             settings, self._names, self._identity, presence, self._index, log
         )
         self._link = NatsLink(settings, self._serve, log)
-        self._parts = BodyParts(self._link, self._names, JobNumbers(time.time, SystemRandom()))
+        self._parts = BodyParts(self._link, self._names, job_numbers(time.time, SystemRandom()))
         self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
         self._cleanup = StreamCleanup(
             settings, self._parts, self._writer, presence, self._index, log

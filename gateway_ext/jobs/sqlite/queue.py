@@ -362,7 +362,7 @@ class SqliteQueue(JobQueue):
         self._limits = limits
         self._log = log
         self._tally = JobTally(limits)
-        self._clock = SteadyClock()
+        self._booted_at_s = time.time() - _since_boot_s()  # by the clock as it was at the start
         self._tables = QueueTables(self._bodies)
         self._committer = Committer(folder / "jobs.sqlite", self._prepare)
         self._watchers: list[Callable[[], None]] = []
@@ -394,8 +394,8 @@ class SqliteQueue(JobQueue):
         self._log.info("job queue: %d calls wait, %d dead", calls, dead)
 
     def now_s(self) -> float:
-        """The time of this process, whatever the machine's clock is set to meanwhile."""
-        return self._clock.now_s()
+        """The time of this process: no correction of the clock puts a job off, or hurries it."""
+        return self._booted_at_s + _since_boot_s()
 
     def watch(self, notify: Callable[[], None]) -> None:
         self._watchers.append(notify)
@@ -521,20 +521,6 @@ class SqliteQueue(JobQueue):
 async def _kept(body: BodySpool) -> KeptBody:
     assert isinstance(body, FileSpool)  # a queue accepts its own spools only
     return await body.keep()
-
-
-class SteadyClock:
-    """The wall clock as it was at first, going on at the pace of a clock that nobody sets.
-
-    What waits until a moment is neither put off nor hurried by a correction of the time.
-    """
-
-    def __init__(self) -> None:
-        self._boot_s = time.time() - _since_boot_s()
-
-    def now_s(self) -> float:
-        """Seconds since 1970."""
-        return self._boot_s + _since_boot_s()
 
 
 def _since_boot_s() -> float:
