@@ -89,13 +89,8 @@ class CallbackRule:
         for entry in allowed:
             self._allow(entry)
 
-    def checked(self, url: str) -> str:
-        """Raise BadRequest if no callback may go there; the name is looked up when one is sent."""
-        self.target(url)
-        return url
-
     def target(self, url: str) -> URL:
-        """Raise BadRequest if no callback may be sent there."""
+        """Raise BadRequest if no callback may be sent there; its name is looked up when one is."""
         parts = _split(url)
         assert parts.host is not None, "it was split"
         assert parts.port is not None, "http and https have ports"

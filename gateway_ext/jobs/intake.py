@@ -120,6 +120,8 @@ class AsyncIntake:
             raise Unknown(f"{self._what} {name.decode('latin-1')} is not deployed")
         values: dict[bytes, bytes] = dict(scope["headers"])
         url = values.get(b"x-callback-url", b"").decode("latin-1")
+        if url:
+            self._callback_rule.target(url)
         if announced_bytes(scope) > self._max_body_bytes:
             raise TooLarge(self._max_body_bytes)
         return AsyncCall(
@@ -130,7 +132,7 @@ class AsyncIntake:
             query=scope["query_string"],
             headers=[*self._kept(scope["headers"]), *_forwarded(scope, values)],
             queued_at_s=self._queue.now_s(),
-            callback_url=self._callback_rule.checked(url) if url else "",
+            callback_url=url,
         )
 
     def _kept(self, headers: Sequence[Header]) -> list[Header]:

@@ -221,8 +221,7 @@ class JobQueue(Protocol):
     and has none raises ClaimLost. Claims of a dead process are released.
     """
 
-    @property
-    def tally(self) -> JobTally: ...
+    tally: JobTally
 
     async def open(self) -> None:
         """Read what is stored; a server that is away is tried again in the background."""

@@ -5,7 +5,7 @@ its call or result, a larger one in parts of its own, each within the servers' m
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.jetstream.link import NatsLink
 from gateway_ext.jobs.jetstream.records import (
     CALL,
-    JobNumbers,
     JobRecord,
     StoredParts,
     part_name,
@@ -94,7 +93,7 @@ def _opened(folder: Path) -> BinaryIO:
 class BodyParts:
     """The stream of parts; the parts of one job share a `uid`."""
 
-    def __init__(self, link: NatsLink, names: StreamNames, numbers: JobNumbers) -> None:
+    def __init__(self, link: NatsLink, names: StreamNames, numbers: Iterator[JobNumber]) -> None:
         self._link = link
         self._names = names
         self._numbers = numbers
@@ -107,7 +106,7 @@ class BodyParts:
         content = encode_head((call, held or b""))
         wire = self._link.wire()
         for _ in range(_TRIES):
-            number = self._numbers.next()
+            number = next(self._numbers)
             uid = str(number)
             try:
                 head = await wire.publish(self._names.part(uid, CALL), content, expected=0)

@@ -35,11 +35,11 @@ from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, BodyParts,
 from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
 from gateway_ext.jobs.jetstream.link import NatsLink
 from gateway_ext.jobs.jetstream.records import (
-    JobNumbers,
     JobRecord,
     RecordState,
     StoredParts,
     encode,
+    job_numbers,
     key_of,
 )
 from gateway_ext.jobs.jetstream.requests import (
@@ -94,12 +94,13 @@ class JetStreamQueue(JobQueue):
         self._identity = GatewayIdentity(folder)
         self._names = StreamNames(settings.prefix)
         presence = GatewayPresence(settings.lease_s, time.monotonic)
-        self._index = JobIndex(JobTally(limits), self._identity.session, presence.lives)
+        self.tally = JobTally(limits)
+        self._index = JobIndex(self.tally, self._identity.session, presence.lives)
         self._session = GatewaySession(
             settings, self._names, self._identity, presence, self._index, log
         )
         self._link = NatsLink(settings, self._serve, log)
-        self._parts = BodyParts(self._link, self._names, JobNumbers(time.time, SystemRandom()))
+        self._parts = BodyParts(self._link, self._names, job_numbers(time.time, SystemRandom()))
         self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
         self._cleanup = StreamCleanup(
             settings, self._parts, self._writer, presence, self._index, log
@@ -107,10 +108,6 @@ class JetStreamQueue(JobQueue):
         self._claims: dict[JobNumber, _Claim] = {}
         self._count = 0
         self._removing: set[asyncio.Task[None]] = set()
-
-    @property
-    def tally(self) -> JobTally:
-        return self._index.tally
 
     @property
     def away(self) -> bool:
@@ -142,7 +139,7 @@ class JetStreamQueue(JobQueue):
         if self._index.alive(subject) is not None:
             return False
         try:
-            with self._index.tally.reserve(call.function, call.head_bytes + body.size_bytes):
+            with self.tally.reserve(call.function, call.head_bytes + body.size_bytes):
                 # After a longer time its parts would be removed as orphans.
                 async with time_limit(self._settings.orphan_s / 3):
                     kept = await self._put(subject, call, body)

@@ -6,7 +6,7 @@ look: a server that is killed may assign it again after a purge (docs/decisions/
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from random import Random
 from typing import NamedTuple
@@ -113,16 +113,10 @@ _FIRST_MS = 1_735_689_600_000  # the year 2025 began
 _CHANCE_BITS = 12
 
 
-class JobNumbers:
-    """Draws growing numbers; two gateways may draw the same one in one millisecond."""
-
-    def __init__(self, now_s: Callable[[], float], chance: Random) -> None:
-        self._now_s = now_s
-        self._chance = chance
-        self._last = 0
-
-    def next(self) -> JobNumber:
-        since_ms = max(0, int(self._now_s() * 1000) - _FIRST_MS)
-        drawn = since_ms << _CHANCE_BITS | self._chance.getrandbits(_CHANCE_BITS)
-        self._last = max(self._last + 1, drawn)
-        return JobNumber(self._last)
+def job_numbers(now_s: Callable[[], float], chance: Random) -> Iterator[JobNumber]:
+    """Growing numbers; two gateways may draw the same one in one millisecond."""
+    last = 0
+    while True:
+        since_ms = max(0, int(now_s() * 1000) - _FIRST_MS)
+        last = max(last + 1, since_ms << _CHANCE_BITS | chance.getrandbits(_CHANCE_BITS))
+        yield JobNumber(last)

@@ -361,15 +361,13 @@ class SqliteQueue(JobQueue):
         self._bodies = folder / "bodies"
         self._limits = limits
         self._log = log
-        self._tally = JobTally(limits)
-        self._clock = SteadyClock()
+        self.tally = JobTally(limits)
+        self._booted_at_s = time.time() - _since_boot_s()  # by the clock as it was at the start
         self._tables = QueueTables(self._bodies)
-        self._committer = Committer(folder / "jobs.sqlite", self._prepare)
+        self._committer = Committer(
+            folder / "jobs.sqlite", lambda turn: self._tables.prepare(self.now_s(), turn)
+        )
         self._watchers: list[Callable[[], None]] = []
-
-    @property
-    def tally(self) -> JobTally:
-        return self._tally
 
     async def open(self) -> None:
         """Create missing files, and release claims of a dead process.
@@ -381,21 +379,21 @@ class SqliteQueue(JobQueue):
             # Requests, with the credentials in them, must not be readable for functions.
             self._bodies.parent.chmod(0o700)
             sync_folder(self._bodies.parent)
-            self._tally.limit_to(disk_usage(self._bodies).total)
+            self.tally.limit_to(disk_usage(self._bodies).total)
         except OSError as error:
             raise QueueFailed(f"the job queue has no folder: {error}") from error
         await self._committer.open()
         alive, buried = await self._committer.run(self._tables.census)
         for job in alive:
-            self._tally.add(*job)
+            self.tally.add(*job)
         for letter in buried:
-            self._tally.add_dead(*letter)
-        calls, dead = self._tally.calls.total(), self._tally.dead
+            self.tally.add_dead(*letter)
+        calls, dead = self.tally.calls.total(), self.tally.dead
         self._log.info("job queue: %d calls wait, %d dead", calls, dead)
 
     def now_s(self) -> float:
-        """The time of this process, whatever the machine's clock is set to meanwhile."""
-        return self._clock.now_s()
+        """The time of this process: no correction of the clock puts a job off, or hurries it."""
+        return self._booted_at_s + _since_boot_s()
 
     def watch(self, notify: Callable[[], None]) -> None:
         self._watchers.append(notify)
@@ -410,7 +408,7 @@ class SqliteQueue(JobQueue):
             if job is not None:
                 self._add(job)
 
-        with self._tally.reserve(call.function, call.head_bytes + body.size_bytes):
+        with self.tally.reserve(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
             job = await self._committer.run(
                 partial(self._tables.put, call, kept),
@@ -443,14 +441,14 @@ class SqliteQueue(JobQueue):
 
     async def finish(self, job: JobNumber) -> None:
         def ended(_: None) -> None:
-            self._tally.remove(job)
+            self.tally.remove(job)
             self._notify()
 
         await self._committer.run(partial(self._tables.finish, job), then=ended)
 
     async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
         def buried(letter: BuriedJob) -> None:
-            self._tally.add_dead(*letter)
+            self.tally.add_dead(*letter)
             self._notify()
 
         change = partial(self._tables.bury, job, why, at_s, status)
@@ -467,7 +465,7 @@ class SqliteQueue(JobQueue):
 
     async def replay(self, number: JobNumber, now_s: float) -> None:
         def replayed(job: LiveJob) -> None:
-            self._tally.remove_dead(number)
+            self.tally.remove_dead(number)
             self._add(job)
 
         change = partial(self._tables.replay, number, now_s)
@@ -475,7 +473,7 @@ class SqliteQueue(JobQueue):
 
     async def discard(self, number: JobNumber) -> None:
         change = partial(self._tables.discard, number)
-        uncount = self._tally.remove_dead
+        uncount = self.tally.remove_dead
         await self._committer.run(change, durable=True, then=lambda _: uncount(number))
 
     async def close(self) -> None:
@@ -483,14 +481,11 @@ class SqliteQueue(JobQueue):
 
     # -- in the event loop -----------------------------------------------------------------------
 
-    def _prepare(self, turn: Transaction) -> None:
-        self._tables.prepare(self.now_s(), turn)
-
     def _file(self, kept: KeptBody) -> Path | None:
         return None if kept.file is None else self._bodies / kept.file
 
     def _add(self, job: LiveJob) -> None:
-        self._tally.add(*job)
+        self.tally.add(*job)
         self._notify()
 
     def _notify(self) -> None:
@@ -521,20 +516,6 @@ class SqliteQueue(JobQueue):
 async def _kept(body: BodySpool) -> KeptBody:
     assert isinstance(body, FileSpool)  # a queue accepts its own spools only
     return await body.keep()
-
-
-class SteadyClock:
-    """The wall clock as it was at first, going on at the pace of a clock that nobody sets.
-
-    What waits until a moment is neither put off nor hurried by a correction of the time.
-    """
-
-    def __init__(self) -> None:
-        self._boot_s = time.time() - _since_boot_s()
-
-    def now_s(self) -> float:
-        """Seconds since 1970."""
-        return self._boot_s + _since_boot_s()
 
 
 def _since_boot_s() -> float:

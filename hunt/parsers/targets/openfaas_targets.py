@@ -213,7 +213,7 @@ def _texts() -> list[Target]:
 
     def callback(url: str) -> None:
         callback_lane(url)
-        rule.checked(url)
+        rule.target(url)
 
     tls = f"tls:h:443#{'0a' * 32}"
     return [

@@ -19,11 +19,11 @@ from nats.js.errors import NotFoundError
 from gateway_ext.errors import ClaimLost
 from gateway_ext.jobs.jetstream.queue import JetStreamQueue
 from gateway_ext.jobs.jetstream.records import (
-    JobNumbers,
     JobRecord,
     RecordState,
     decode,
     encode,
+    job_numbers,
     key_of,
 )
 from gateway_ext.jobs.jetstream.requests import NatsRequests
@@ -330,10 +330,10 @@ async def requests_to(server: NatsServer) -> AsyncIterator[NatsRequests]:
 async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def same(*_: object) -> JobNumbers:
-        return JobNumbers(lambda: 1.8e9, Random(7))
+    def same(*_: object) -> Iterator[JobNumber]:
+        return job_numbers(lambda: 1.8e9, Random(7))
 
-    monkeypatch.setattr("gateway_ext.jobs.jetstream.queue.JobNumbers", same)
+    monkeypatch.setattr("gateway_ext.jobs.jetstream.queue.job_numbers", same)
 
     settings = settings_for(server.url)
     async with (

@@ -4,10 +4,10 @@ from random import Random
 
 from gateway_ext.jobs.jetstream.index import JobIndex
 from gateway_ext.jobs.jetstream.records import (
-    JobNumbers,
     JobRecord,
     RecordState,
     StoredParts,
+    job_numbers,
 )
 from gateway_ext.jobs.queue import JobTally, QueueLimits
 from gateway_ext.jobs.values import JobNumber, call_lane
@@ -32,24 +32,24 @@ def record(number: int, state: RecordState = RecordState.WAITING, **others: obje
 
 def test_numbers_grow_also_when_the_clock_stands_or_goes_back() -> None:
     now = [1.8e9]
-    numbers = JobNumbers(lambda: now[0], Random(1))
-    drawn = [numbers.next() for _ in range(10_000)]
+    numbers = job_numbers(lambda: now[0], Random(1))
+    drawn = [next(numbers) for _ in range(10_000)]
     now[0] -= 1000.0
-    drawn += [numbers.next() for _ in range(10)]
+    drawn += [next(numbers) for _ in range(10)]
     now[0] += 2000.0
-    drawn.append(numbers.next())
+    drawn.append(next(numbers))
     assert drawn == sorted(set(drawn))
 
 
 def test_numbers_are_exact_as_floats_and_fit_into_an_address_for_decades() -> None:
     latest_s = 1.8e9 + 40 * 365 * 86400
-    number = JobNumbers(lambda: latest_s, Random(1)).next()
+    number = next(job_numbers(lambda: latest_s, Random(1)))
     assert 10**12 < number < 2**53
 
 
 def test_later_gateways_numbers_are_higher_whatever_they_draw() -> None:
-    first = JobNumbers(lambda: 1.8e9, Random(1)).next()
-    assert all(JobNumbers(lambda: 1.8e9 + 0.001, Random(at)).next() > first for at in range(50))
+    first = next(job_numbers(lambda: 1.8e9, Random(1)))
+    assert all(next(job_numbers(lambda: 1.8e9 + 0.001, Random(at))) > first for at in range(50))
 
 
 def test_look_finds_another_record_by_the_number_of_the_one_that_is_known() -> None:
