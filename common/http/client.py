@@ -209,7 +209,8 @@ class HttpConnection(asyncio.Protocol):
             self._owner.forget(self)
             return
         is_end = self.headed and error is None and self._error is None
-        if is_end and not self.complete and self._lasts_until_the_end():
+        has_length = any(name in _LENGTHS for name, _ in self.headers)
+        if is_end and not has_length:
             self.complete = True
         if not self.complete and self._error is None:
             self._error = "it closed the connection" if error is None else f"{error!r}"
@@ -227,9 +228,6 @@ class HttpConnection(asyncio.Protocol):
         writable, self._writable = self._writable, None
         if writable is not None and not writable.done():
             writable.set_result(None)
-
-    def _lasts_until_the_end(self) -> bool:
-        return not any(name in _LENGTHS for name, _ in self.headers)
 
     # -- the parser's side -----------------------------------------------------------------------
 

@@ -96,24 +96,26 @@ class BatchRun:
         services = self._services
         for member in members:
             member.timing.begins(len(members))
-        error: BaseException | None = None
-        answers: Sequence[HandlerResponse | BaseException] = ()
-        repeated = False
+        answers: Sequence[HandlerResponse | BaseException]
+        error: BaseException | None = None  # for which each call is made once more
         left_s = partial(self._left_s, members)
         with services.gpu.given(members[0].event.headers, left_s):
             try:
                 returned = self._called(members)
             except BaseException as raised:  # noqa: BLE001 - every error of a handler is answered
-                error, repeated = raised, self._settings.repeats and len(members) > 1
+                answers = [raised] * len(members)
+                error = raised if self._settings.repeats and len(members) > 1 else None
             else:
                 answers = self._answers(members, returned)
             below = list(services.gpu.timing_entries())
             services.data.settle()
             reported = services.gpu.used()
         if error is not None:
-            answers = [error] * len(members)
-        if repeated and error is not None:
-            self._log_repeated(members, error)
+            raised_text = services.errors.raised(error)
+            members[0].log_line(
+                f"raised in a batch of {len(members)} calls; each is made once more, alone\n"
+                f"{raised_text}"
+            )
             return False
         for member, answer in zip(members, answers, strict=True):
             member.timing.ends(below)
@@ -166,12 +168,6 @@ class BatchRun:
         except BaseException as error:  # noqa: BLE001 - one call's error is not that of the others
             return error
         return answer
-
-    def _log_repeated(self, members: Sequence[HandlerCall], error: BaseException) -> None:
-        text = self._services.errors.raised(error)
-        members[0].log_line(
-            f"raised in a batch of {len(members)} calls; each is made once more, alone\n{text}"
-        )
 
     # --- in the loop --------------------------------------------------------------------------
 

@@ -116,7 +116,8 @@ def _serve(
     """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
     # Before it is ready there is nothing to finish.
-    _at_end_signals(lambda: service.stop() if service.is_ready else os._exit(0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop() if service.is_ready else os._exit(0))
     service.start()
     if parent is None:
         service.listen(listener)
@@ -143,11 +144,6 @@ def _may_listen(parent: socket.socket) -> bool:
         parent.sendall(b"R")
         return bool(parent.recv(1))
     return False
-
-
-def _at_end_signals(step: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: step())
 
 
 def _end(code: int, *, clean: bool) -> int:

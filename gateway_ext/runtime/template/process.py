@@ -155,7 +155,8 @@ class Template:
 
     def _is_forked(self, order: ForkOrder) -> bool:
         """Make a process that is nobody's child but the keeper's; True in that process."""
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # what is left would be written by each fork once more
         released, release = os.pipe()
         between = os.fork()
         if not between:
@@ -210,12 +211,6 @@ def _leave_between() -> None:
     except OSError as error:
         sys.stderr.write(f"an instance cannot be forked: {error}\n")
     os._exit(0)
-
-
-def _flush() -> None:
-    """Write out what else each fork would write once more."""
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def _shim_step(name: str) -> None:
