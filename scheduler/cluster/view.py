@@ -311,10 +311,10 @@ class View:
 
     def strands(self, slot: Slot, models: Sequence[ModelId]) -> bool:
         """Whether requests wait for this GPU alone that lack a model there if these leave."""
-        cluster, own = self._cluster, slot
+        cluster = self._cluster
         for model in models:
             for bundle in cluster.bundles_of(model):
-                if bundle not in cluster.waiting.lanes or not own.holds(bundle.models):
+                if bundle not in cluster.waiting.lanes or not slot.holds(bundle.models):
                     continue
                 if cluster.copies(bundle) == 1:
                     return True
@@ -351,14 +351,14 @@ class View:
 
     def rival_work_s(self, slot: Slot, request: Pending) -> float:
         """The slot's share of the work that waits for the other models on its GPU, in seconds."""
-        cluster, own = self._cluster, slot
+        cluster = self._cluster
         total_s = 0.0
-        for model in own.residents:
+        for model in slot.residents:
             if model in request.models:
                 continue
             for bundle in cluster.bundles_of(model):
                 lane = cluster.waiting.lanes.get(bundle)
-                if lane is None or bundle.models[0] != model or not own.holds(bundle.models):
+                if lane is None or bundle.models[0] != model or not slot.holds(bundle.models):
                     continue
                 run_s = cluster.profiles.usual_runs_s(bundle.models)
                 total_s += lane.waiting * run_s / cluster.copies(bundle)
@@ -373,12 +373,11 @@ class View:
 
     def local_head(self, slot: Slot) -> Pending | None:
         """The first request of the slot's local queue, if it could begin now."""
-        own = slot
-        first = own.local.first() if own.local.count else None
-        if first is None or own.holds(first.models):
+        first = slot.local.first() if slot.local.count else None
+        if first is None or slot.holds(first.models):
             return first
         needs = first.bundle.needs
-        fits = self._cluster.index.fits(own.gpu.cache, needs, spare_waiting=False)
+        fits = self._cluster.index.fits(slot.gpu.cache, needs, spare_waiting=False)
         return first if fits else None
 
     def local_hit(self, slot: Slot, within: int = 0) -> Pending | None:
@@ -386,9 +385,8 @@ class View:
 
         If `within` is not 0, only so many requests of the queue are looked at, the first ones.
         """
-        own = slot
-        hit = self._first_resident(own.local, own) if own.local.count else None
-        return hit if hit is None or not within or own.local.ahead_of(hit) < within else None
+        hit = self._first_resident(slot.local, slot) if slot.local.count else None
+        return hit if hit is None or not within or slot.local.ahead_of(hit) < within else None
 
     # -- parts ----------------------------------------------------------------------------------
 

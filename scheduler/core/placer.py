@@ -166,7 +166,7 @@ class Placer:
         if self.meter is not None:
             self.meter.kept(lease, since_s, now)
         if self.tenancy.on:
-            self.tenancy.leases.rests(lease, since_s, now)
+            self.tenancy.rests(lease, since_s)
 
     def called(self, lease: ActiveLease, use: LeaseUse, now: float) -> None:
         """A call began, and perhaps ended, under a lease that its caller keeps.
@@ -185,7 +185,7 @@ class Placer:
         if self.meter is not None:
             self.meter.called(lease, use, began_s, ended_s, now)
         if self.tenancy.on:
-            self.tenancy.leases.called(lease, began_s, ended_s, now)
+            self.tenancy.called(lease, began_s, ended_s)
 
     def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
         """Calls ran for so long, since it was last said, under a lease of an own process."""
@@ -195,7 +195,7 @@ class Placer:
         if self.meter is not None:
             self.meter.computed(lease, computed_s, now)
         if self.tenancy.on:
-            self.tenancy.leases.computed(lease, computed_s, now)
+            self.tenancy.computed(lease, computed_s)
 
     def rest_if_own(self, lease: ActiveLease, now: float) -> None:
         """An own process has a lease whose models are there: it is kept while no call runs."""
@@ -230,7 +230,7 @@ class Placer:
         if self.meter is not None:
             self.meter.ended(lease, now)
         if self.tenancy.on:
-            self.tenancy.leases.ended(lease.id, now)
+            self.tenancy.ended(lease)
         self.handover.ended(lease.id)
         del self.leases[lease.id]
         cache = slot.gpu.cache
@@ -263,7 +263,7 @@ class Placer:
         if self.meter is not None:
             self.meter.stands_aside(lease, now)
         if self.tenancy.on:
-            self.tenancy.leases.stands_aside(lease, now)
+            self.tenancy.stands_aside(lease)
         self.disturbed = True
 
     # -- queues ---------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ class Placer:
         if self.meter is not None:
             self.meter.computes(lease, now)
         if self.tenancy.on:
-            self.tenancy.leases.computes(lease, now)
+            self.tenancy.computes(lease)
         if slot.computing > slot.capacity:
             self.standing.recall(slot)
         self.cluster.settle(slot)

@@ -47,7 +47,7 @@ class Tenancy:
         self.on = False
         self.owners = OwnerTable()
         self.order = TurnOrder(cluster, self.owners)
-        self.leases = LeaseCharges(self.owners, self.order, cluster)
+        self.charges: dict[LeaseId, LeaseCharge] = {}  # leases in force of known functions
         self.refused: list[tuple[Pending, RequestOutcome, str]] = []
         self._cluster = cluster
         self._standing = standing
@@ -144,7 +144,7 @@ class Tenancy:
             turn.pending.seq = turn.arrival
         self.order.turns.clear()
         self.order.paused.clear()
-        self.leases.clear()
+        self.charges.clear()
         self.owners.clear()
 
     def _pull_back(self, turn: Turn) -> None:
@@ -289,19 +289,103 @@ class Tenancy:
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
-        self.leases.granted(lease, owners, expected_s, self._cluster.now)
+        self._charge(lease, owners, expected_s)
         if lease.own and not lease.loading:
-            self.leases.rests(lease, self._cluster.now, self._cluster.now)
+            self.rests(lease, self._cluster.now)
+
+    def _charge(self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float) -> None:
+        """Charge these owners in equal parts, perhaps with others that had the lease already."""
+        now, earlier = self._cluster.now, self.charges.get(lease.id)
+        if earlier is not None:
+            owners = [*earlier.owners, *owners]
+            self.ended(lease)
+        share = (1 + len(lease.more)) / len(owners)
+        charge = self.charges[lease.id] = LeaseCharge(owners, share, now)
+        for owner in charge.distinct():
+            self.owners.count(owner, 0, 1)
+        if not lease.beside:
+            charge.begin(self._contended_s(lease), now)
+            charge.expect(now + expected_s)
+        self._recharge(charge, expected_s * share)
 
     def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
-        """A call of this function runs under a lease, perhaps one that an earlier leader gave."""
-        self.leases.used(lease, self.owners.of(function), expected_s, self._cluster.now)
+        """A call of this function runs under a lease, perhaps one that an earlier leader gave.
+
+        Charge what was used under a lease that its caller keeps, and this call.
+        """
+        now, charge = self._cluster.now, self.charges.get(lease.id)
+        if charge is None:
+            self._charge(lease, [self.owners.of(function)], expected_s)
+            return
+        charge.wake(self._contended_s(lease), now)
+        self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
+        charge.expect(now + expected_s)
+        self._may_have_room(charge)
+
+    def rests(self, lease: ActiveLease, since_s: float) -> None:
+        charge = self.charges.get(lease.id)
+        if charge is not None:
+            charge.rest(since_s, self._contended_s(lease), self._cluster.now)
+            self._may_have_room(charge)
+
+    def called(self, lease: ActiveLease, began_s: float, ended_s: float) -> None:
+        charge = self.charges.get(lease.id)
+        if charge is not None:
+            charge.called(began_s, ended_s, self._cluster.now)
+
+    def computed(self, lease: ActiveLease, computed_s: float) -> None:
+        charge = self.charges.get(lease.id)
+        if charge is not None:
+            charge.computed(computed_s, self._contended_s(lease), self._cluster.now)
+
+    def computes(self, lease: ActiveLease) -> None:
+        """A lease that was loading beside the runs of others has its slot from now on."""
+        charge = self.charges.get(lease.id)
+        if charge is not None:
+            charge.begin(self._contended_s(lease), self._cluster.now)
+            charge.expect(lease.due_s)
+
+    def stands_aside(self, lease: ActiveLease) -> None:
+        """A lease that loads has its slot no more, until what it loads is there."""
+        charge = self.charges.get(lease.id)
+        if charge is not None:
+            charge.wake(self._contended_s(lease), self._cluster.now)
+            charge.end(self._cluster.now)
+            charge.runs = False
+            self._may_have_room(charge)
+
+    def ended(self, lease: ActiveLease) -> None:
+        """A lease is over: its owners are charged for what it has used."""
+        now, charge = self._cluster.now, self.charges.pop(lease.id, None)
+        if charge is None:
+            return
+        self._recharge(charge, charge.used_s(now))
+        for owner in charge.distinct():
+            self.owners.count(owner, 0, -1)
+        charge.wake(self._contended_s(lease), now)
+        charge.end(now)
+        for owner in charge.distinct():
+            self.order.list(owner)
+            self.order.paused.may_have_room(owner)
+
+    def _recharge(self, charge: "LeaseCharge", seconds: float) -> None:
+        change_s, charge.charge_s = seconds - charge.charge_s, seconds
+        for owner in charge.owners:
+            self.order.charge(owner, change_s)
+
+    def _may_have_room(self, charge: "LeaseCharge") -> None:
+        for owner in charge.distinct():
+            self.order.paused.may_have_room(owner)
+
+    def _contended_s(self, lease: ActiveLease) -> float:
+        return self._cluster.contended_s(lease.slot, self._cluster.now)
 
     def yields(self, lease: LeaseId) -> bool:
         """Whether its caller must not keep this lease: its owner has too much of something."""
         order = self.order
         others_wait = self._cluster.waiting.count or order.held > order.paused.count
-        for function in self.leases.owners_of(lease):
+        charge = self.charges.get(lease)
+        for function in () if charge is None else charge.distinct():
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return True
             for owner in both(function):
@@ -391,11 +475,8 @@ class LeaseCharge:
     were counted.
     """
 
-    def __init__(
-        self, owners: Sequence[FunctionOwner], slot: Slot, share: float, since_s: float
-    ) -> None:
+    def __init__(self, owners: Sequence[FunctionOwner], share: float, since_s: float) -> None:
         self.owners = owners
-        self.slot = slot
         self.share = share
         self.since_s = since_s
         self.due_s = self.woke_s = since_s
@@ -480,109 +561,3 @@ class LeaseCharge:
             for function in self.owners:
                 for owner in both(function):
                     owner.due_sum_s += later_s
-
-
-class LeaseCharges:
-    """All leases in force whose functions are known.
-
-    One that functions share is charged to each in equal parts, and counts as a lease of each.
-    """
-
-    def __init__(self, owners: OwnerTable, order: TurnOrder, cluster: ClusterState) -> None:
-        self._charges: dict[LeaseId, LeaseCharge] = {}
-        self._cluster = cluster
-        self._owners = owners
-        self._order = order
-
-    def of(self, lease: LeaseId) -> LeaseCharge | None:
-        """What a lease is charged, if its functions are known."""
-        return self._charges.get(lease)
-
-    def owners_of(self, lease: LeaseId) -> Sequence[FunctionOwner]:
-        charge = self._charges.get(lease)
-        return () if charge is None else charge.distinct()
-
-    def granted(
-        self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float, now: float
-    ) -> None:
-        """Requests of these owners have a lease, perhaps beside others that had it already."""
-        earlier = self._charges.get(lease.id)
-        if earlier is not None:
-            owners = [*earlier.owners, *owners]
-            self.ended(lease.id, now)
-        share = (1 + len(lease.more)) / len(owners)
-        charge = self._charges[lease.id] = LeaseCharge(owners, lease.slot, share, now)
-        for owner in charge.distinct():
-            self._owners.count(owner, 0, 1)
-        if not lease.beside:
-            charge.begin(self._cluster.contended_s(charge.slot, now), now)
-            charge.expect(now + expected_s)
-        self._recharge(charge, expected_s * share)
-
-    def used(self, lease: ActiveLease, owner: FunctionOwner, expected_s: float, now: float) -> None:
-        """A call runs under a lease that its caller keeps: charge what was used, and this call."""
-        charge = self._charges.get(lease.id)
-        if charge is None:
-            self.granted(lease, [owner], expected_s, now)
-            return
-        charge.wake(self._cluster.contended_s(charge.slot, now), now)
-        self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
-        charge.expect(now + expected_s)
-        for function in charge.distinct():
-            self._order.paused.may_have_room(function)
-
-    def rests(self, lease: ActiveLease, since_s: float, now: float) -> None:
-        charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.rest(since_s, self._cluster.contended_s(charge.slot, now), now)
-            for function in charge.distinct():
-                self._order.paused.may_have_room(function)
-
-    def called(self, lease: ActiveLease, began_s: float, ended_s: float, now: float) -> None:
-        charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.called(began_s, ended_s, now)
-
-    def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
-        charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.computed(computed_s, self._cluster.contended_s(charge.slot, now), now)
-
-    def computes(self, lease: ActiveLease, now: float) -> None:
-        """A lease that was loading beside the runs of others has its slot from now on."""
-        charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.begin(self._cluster.contended_s(charge.slot, now), now)
-            charge.expect(lease.due_s)
-
-    def stands_aside(self, lease: ActiveLease, now: float) -> None:
-        """A lease that loads has its slot no more, until what it loads is there."""
-        charge = self._charges.get(lease.id)
-        if charge is not None:
-            charge.wake(self._cluster.contended_s(charge.slot, now), now)
-            charge.end(now)
-            charge.runs = False
-            for owner in charge.distinct():
-                self._order.paused.may_have_room(owner)
-
-    def ended(self, lease: LeaseId, now: float) -> None:
-        """A lease is over: its owners are charged for what it has used."""
-        charge = self._charges.pop(lease, None)
-        if charge is None:
-            return
-        self._recharge(charge, charge.used_s(now))
-        for owner in charge.distinct():
-            self._owners.count(owner, 0, -1)
-        charge.wake(self._cluster.contended_s(charge.slot, now), now)
-        charge.end(now)
-        for owner in charge.distinct():
-            self._order.list(owner)
-            self._order.paused.may_have_room(owner)
-
-    def clear(self) -> None:
-        self._charges.clear()
-
-    def _recharge(self, charge: LeaseCharge, seconds: float) -> None:
-        change_s, charge.charge_s = seconds - charge.charge_s, seconds
-        for owner in charge.owners:
-            self._order.charge(owner, change_s)

@@ -123,7 +123,8 @@ class TenantInvariants(Invariants):
         found: Counter[str] = Counter()
         placer = self.world.core.placer
         for lease in placer.leases:
-            for function in placer.tenancy.leases.owners_of(lease):
+            charge = placer.tenancy.charges.get(lease)
+            for function in () if charge is None else charge.distinct():
                 for name in _names(function.name):
                     found[name] += 1
         return found
@@ -229,7 +230,7 @@ class TenantInvariants(Invariants):
             self._use = _Use()  # windows may begin anew, and leases are followed from now on
         rates: dict[str, float] = defaultdict(float)
         for lease in self.world.core.placer.leases.values():
-            charge = tenancy.leases.of(lease.id)
+            charge = tenancy.charges.get(lease.id)
             if charge is None or lease.beside or charge.rests_s is not None:
                 continue
             assert charge.share == pytest.approx((1 + len(lease.more)) / len(charge.owners))

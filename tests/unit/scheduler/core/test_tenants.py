@@ -386,9 +386,9 @@ def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
     world = quotas(a=OwnerTerms(gpu_s=60.0))
     world.arrive(of(A, "a0", "a/m")._replace(own=True))
-    leases, lease = world.core.placer.tenancy.leases, world.core.placer.leases[LeaseId(1)]
-    leases.granted(lease, list(leases.owners_of(lease.id)), 3.0, 0.0)
-    world.core.placer.loaded(lease, ModelId("a/m"), 2.0)
+    lease = world.core.placer.leases[LeaseId(1)]
+    world.core.placer.tenancy.granted(lease, lease.requests, 3.0)
+    world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     world.send(LeaseComputed(LeaseId(1), 2.0), 4.0)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 12.0)
     assert gpu_time_used_s(world) == pytest.approx(12.0 - 8.0)
