@@ -37,7 +37,6 @@ NOT_FUZZED: Mapping[str, str] = {
     "common/compiled_modules.py": _OURS,
     "common/tcp.py": "the kernel wrote it",
     "scheduler/client/operator_client.py": _ANSWER,
-    "scheduler/service/leadership/election.py": "as stored-leader: one field of such a record",
     "scheduler/service/streams/attached_manager.py": _PASSES,
     "scheduler/store/etcd_channel.py": _ADDRESS,
     "gpu_manager/attachment/leader_stream.py": _PASSES,
