@@ -92,12 +92,8 @@ class Demoter:
         self._spill = spill
         self._counts = counts
         self._lock = threading.Lock()  # taken before the images' lock; held while writing
-        self._latest: deque[Demotion] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def latest(self) -> tuple[Demotion, ...]:
-        """The latest decisions with their reasons, the oldest first."""
-        return tuple(self._latest)
+        # The latest decisions with their reasons, the oldest first.
+        self.latest: deque[Demotion] = deque(maxlen=_REMEMBERED)
 
     def make_room(self) -> None:
         """Demote until the budget holds (may write to disk)."""
@@ -114,7 +110,7 @@ class Demoter:
                     ", ".join(demotion.victims[:_LOGGED]),
                 )
                 _log.debug("%s", demotion)
-                self._latest.append(demotion)
+                self.latest.append(demotion)
                 self._carry_out(demotion, stuck)
 
     def step_down(self, digest: str, tier: Tier, still: Callable[[], bool]) -> None:
@@ -373,17 +369,12 @@ class WeightStore:
     def status(self) -> StoreStatus:
         usage, spill = self._images.usage(), self._spill
         return StoreStatus(
-            images=usage.images,
-            kept_bytes=usage.kept_bytes,
-            lingering_bytes=usage.lingering_bytes,
-            reserved_bytes=usage.reserved_bytes,
-            budget_bytes=usage.budget_bytes,
+            **usage._asdict(),
             disk_images=0 if spill is None else len(spill),
             disk_bytes=0 if spill is None else spill.used_bytes,
             counts=replace(self.counts),
             spill=SpillCounts() if spill is None else replace(spill.counts),
-            rule=usage.rule,
-            demotions=self._demoter.latest,
+            demotions=tuple(self._demoter.latest),
         )
 
     def close(self) -> None:

@@ -19,7 +19,10 @@ _DECODERS = frozenset(
     }
 )
 _OF_MODULES = frozenset(
-    {("json", "loads"), ("json", "load"), ("tomllib", "load"), ("csv", "reader")}
+    {
+        *(("json", "loads"), ("json", "load"), ("tomllib", "load"), ("csv", "reader")),
+        ("json", "decode"),  # of msgspec
+    }
 )
 _MOST_BYTES = 1 << 20
 
@@ -72,5 +75,5 @@ def _is_decoder(function: ast.expr) -> bool:
         return function.id in _DECODERS
     if not isinstance(function, ast.Attribute):
         return False
-    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    owner = getattr(function.value, "id", getattr(function.value, "attr", ""))
     return function.attr in _DECODERS or (owner, function.attr) in _OF_MODULES

@@ -11,8 +11,6 @@ LONGEST_NAME = 512
 MOST_MODELS = 64
 MOST_S = 1e9
 MOST_WHOLE = (1 << 63) - 1  # messages and records carry no larger number
-
-
 _A_NAME = f"a text of 1 to {LONGEST_NAME} printable characters is expected"
 
 
@@ -37,10 +35,13 @@ def check_request(request: Request) -> Request:
         raise MalformedRequest(f"application, stage: {_A_NAME}")
     if request.near is not None:
         check_name("near", request.near)
-    if not 1 <= request.batch <= MOST_WHOLE or abs(request.priority) > MOST_WHOLE:
-        raise MalformedRequest(f"batch, priority: at most {MOST_WHOLE}")
-    if request.exit_rule and not exits.is_rule(request.exit_rule[:LONGEST_NAME]):
-        raise MalformedRequest(f"exit_rule: {request.exit_rule[:80]!r} is no exit rule")
+    if not 1 <= request.batch <= MOST_WHOLE:
+        raise MalformedRequest("batch: a whole number from 1")
+    if abs(request.priority) > MOST_WHOLE:
+        raise MalformedRequest("priority: a whole number")
+    rule = request.exit_rule
+    if rule and not (_is_name(rule) and exits.is_rule(rule)):
+        raise MalformedRequest(f"exit_rule: {rule[:80]!r} is no exit rule")
     for name in ("deadline_s", "arrived_s", "slo_s", "max_wait_s"):
         value = getattr(request, name)
         if value is not None and not (math.isfinite(value) and abs(value) <= MOST_S):

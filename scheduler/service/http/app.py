@@ -5,7 +5,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -91,9 +90,7 @@ def _management(service: SchedulerService) -> FastAPI:
     for router in routers(service, view, change):
         app.include_router(router)
     _add_health(app, service)
-    app.add_exception_handler(SchedulerError, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _no_route)
+    _add_errors(app)
     return app
 
 
@@ -125,27 +122,23 @@ def _lets_in(access: ApiAccess, least: ApiRole) -> Callable[[Request], Awaitable
     return check
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, SchedulerError), "registered for SchedulerError alone"
-    status = error_table.failure(error).status
-    return JSONResponse(error_table.body(error), status, error_table.headers(error))
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(SchedulerError)
+    async def failed(_: Request, error: SchedulerError) -> Response:
+        status = error_table.failure(error).status
+        return JSONResponse(error_table.body(error), status, error_table.headers(error))
 
+    @app.exception_handler(HTTPException)
+    async def no_route(_: Request, error: HTTPException) -> Response:
+        fields = {"error": "no-route", "message": str(error.detail)}
+        return JSONResponse(fields, error.status_code, error.headers)
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, HTTPException), "registered for HTTPException alone"
-    fields = {"error": "no-route", "message": str(error.detail)}
-    return JSONResponse(fields, error.status_code, error.headers)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), "registered for RequestValidationError alone"
-    problems: list[Any] = list(error.errors())
-    explained = "; ".join(
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems
-    )
-    return await _failed(request, MalformedRequest(explained))
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        explained = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        )
+        return await failed(request, MalformedRequest(explained))
 
 
 _DRAIN_S = 3.0

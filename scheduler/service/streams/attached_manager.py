@@ -16,7 +16,6 @@ from scheduler.model.actions import (
     EndContext,
     EndLease,
     Order,
-    Prepare,
 )
 from scheduler.model.errors import BadValue, SchedulerError
 from scheduler.model.events import Event, LiveLease, NodeHeard, NodeSilent, NodeSnapshot
@@ -160,23 +159,13 @@ class AttachedManager:
 
     # -- orders of the driver -------------------------------------------------------------------
 
-    def prepare(self, order: Prepare) -> None:
-        self._send_order(order)
-
     def grant(self, order: Dispatch) -> None:
         self._send_order(order._replace(explanation=None))
 
-    def demote(self, order: Demote) -> None:
-        self._send_order(order)
+    def _send_order(self, order: Order) -> None:
+        self._send(Given(self._leader.term(), order))
 
-    def end_context(self, order: EndContext) -> None:
-        self._send_order(order)
-
-    def demote_stored(self, order: DemoteStored) -> None:
-        self._send_order(order)
-
-    def end_lease(self, order: EndLease) -> None:
-        self._send_order(order)
+    prepare = demote = end_context = demote_stored = end_lease = _send_order
 
     def contended(self, *, waiting: bool) -> None:
         self._waiting = waiting
@@ -190,9 +179,6 @@ class AttachedManager:
             if self._channel.overfull or self._line.unsent_bytes > MOST_UNSENT_BYTES:
                 log.warning("node %s does not keep up", self.node)
                 self._line.hang_up()
-
-    def _send_order(self, order: Order) -> None:
-        self._send(Given(self._leader.term(), order))
 
     def _send(self, message: Down) -> None:
         data = self._channel.pack(message)

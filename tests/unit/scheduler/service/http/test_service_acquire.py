@@ -169,6 +169,13 @@ async def test_wanting_a_lease_is_refused_when_the_request_has_ended() -> None:
         (b'{"request": "r0", "function": "f", "models": ["m"], "deadline_in_s": -1}', "deadline"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "waited_s": NaN}', "no JSON"),
         (b'{"request": "r0", "function": "f", "models": ["m"], "urgent": 1}', "unknown: urgent"),
+        (b'{"request": "r0", "function": "f", "models": ["m"], "exit_rule": "x"}', "exit_rule"),
+        (
+            b'{"request": "r0", "function": "f", "models": ["m"], "exit_rule": "fixed:0.%b"}'
+            % (b"1" * 600),
+            "exit_rule",
+        ),
+        (b'{"request": "r0", "function": "f", "models": ["m"], "near": "a\\n"}', "near"),
     ],
 )
 async def test_asking_is_refused_when_it_makes_no_sense(body: bytes, says: str) -> None:
