@@ -7,6 +7,8 @@ import time
 from collections.abc import Coroutine
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function
@@ -115,7 +117,7 @@ class GpuLeasing:
 
         def ask(question: RequestId) -> Coroutine[None, None, GrantedLease]:
             asked.append(question)
-            return self._leases.acquire(request._replace(id=question), trace)
+            return self._leases.acquire(replace(request, id=question), trace)
 
         try:
             given = await self._kept.lease_for(kind, instance, request.id, ask)
@@ -154,7 +156,7 @@ class GpuLeasing:
         granted, hit = given.granted, given.granted.placement.hit
         if granted.placement.stands is None:
             return CallLease(granted.placement, given.request, granted.header_lines()), hit
-        kept = self._kept.keep(kind, instance, granted, use._replace(request=given.request))
+        kept = self._kept.keep(kind, instance, granted, replace(use, request=given.request))
         if own:
             return CallLease(granted.placement, given.request, kept.lines, kept), hit
         # The question was asked for what its own call no longer needed.
@@ -206,7 +208,8 @@ def _request(function: Function, request: RequestId, deadline_s: float, near: st
 
 def _of_workflow(request: Request, part: CallPart) -> Request:
     wait_s = None if part.later else request.max_wait_s
-    return request._replace(
+    return replace(
+        request,
         application=part.workflow,
         stage=part.stage,
         slo_s=request.slo_s if part.slo_s is None else part.slo_s,

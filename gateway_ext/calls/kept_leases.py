@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
@@ -166,7 +168,7 @@ class KeptLease:
         if use is None:
             self.ends.append(CallEnd(request, now_s))
         else:
-            self.uses.append(use._replace(ended_s=now_s))
+            self.uses.append(replace(use, ended_s=now_s))
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""

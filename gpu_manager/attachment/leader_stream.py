@@ -15,7 +15,7 @@ from common.tasks import error_of
 from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting, GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, NodeId, RequestCancelled
-from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.codec import VERSION, other_version, pack
 from scheduler.wire.node_stream import (
     ACKNOWLEDGED_AT_ONCE,
     MAX_GREETING_BYTES,
@@ -37,7 +37,6 @@ from scheduler.wire.node_stream import (
     UpChannel,
     Welcome,
     is_proven,
-    pack_greeting,
     proven,
     read_greeting,
     stream_path,
@@ -153,7 +152,7 @@ class Dialer:
         line.max_frame_bytes = MAX_MESSAGE_BYTES  # messages may come right behind the Welcome
         nonce = secrets.token_hex(16)
         hello = Hello(VERSION, self._node, self._run, nonce, self.term, resume, self.addresses)
-        line.send(pack_greeting(proven(hello, self._key, challenge.nonce)))
+        line.send(pack(proven(hello, self._key, challenge.nonce)))
         welcome = read_greeting(await line.receive())
         if isinstance(welcome, TurnedAway):
             return welcome

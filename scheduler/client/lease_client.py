@@ -43,10 +43,9 @@ from scheduler.wire.caller_stream import (
     Refused,
     SentAway,
     ToldTerms,
-    pack_up,
     read_down,
 )
-from scheduler.wire.codec import VERSION
+from scheduler.wire.codec import VERSION, pack
 from scheduler.wire.refusals import error_of
 from scheduler.wire.request_times import relative, shifted
 
@@ -252,7 +251,7 @@ class LeaseClient:
 
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
-            self._line.send(pack_up(message))
+            self._line.send(pack(message))
 
     def _end_questions(self, why: str, before_s: float) -> None:
         for question in self._questions.values():
@@ -289,7 +288,7 @@ class LeaseClient:
         async with time_limit(GREETING_S):
             line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
         async with line:
-            line.send(pack_up(Present(VERSION, self._caller, tuple(self._held))))
+            line.send(pack(Present(VERSION, self._caller, tuple(self._held))))
             async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
@@ -300,7 +299,7 @@ class LeaseClient:
             if not isinstance(first, Leads):
                 raise BadValue("a leader begins by its term")
             if first.term < self._term:
-                line.send(pack_up(MetTerm(self._term)))
+                line.send(pack(MetTerm(self._term)))
                 raise BadValue(f"it leads in term {first.term}, and term {self._term} has begun")
             self._take_up(line, first.term)
             return await self._listen(line, at)

@@ -9,6 +9,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
+
 from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.residency.gpu_cache import IndexChanges
@@ -372,7 +374,7 @@ class LeaseUses:
                 continue  # another call has this id, and has not ended
             request = _request(event, use, dispatch, now)
             began_s = min(use.began_s, now)
-            taken = dispatch._replace(requests=(use.request,))
+            taken = replace(dispatch, requests=(use.request,))
             out.append(Taken(request, began_s, taken, use.parent))
             paused = self._placer.tenancy.order.paused.count
             number = self._cluster.accept(request.models, now) - paused
@@ -402,7 +404,7 @@ class LeaseUses:
         profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
         beside = lease.slot.neighbours(lease)
         run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
-        return dispatch._replace(estimate=Estimate(0.0, run_s))
+        return replace(dispatch, estimate=Estimate(0.0, run_s))
 
 
 def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:

@@ -1,7 +1,8 @@
 """GPUs that join, drain, are lost, or report: what they hold, and how their models do."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency.gpu_cache import join

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 from math import isfinite
-from typing import NamedTuple
 
 from scheduler.model.errors import BadValue
+from scheduler.model.values import Number, Value
 
 
-class OwnerTerms(NamedTuple):
+class OwnerTerms(Value, frozen=True):
     """The share, the urgency and the quotas of one owner of requests; None: no limit.
 
     Where requests wait, owners get GPU time in proportion to their `weight`. A request of a
@@ -17,10 +17,10 @@ class OwnerTerms(NamedTuple):
     `waiting` requests.
     """
 
-    weight: float = 1.0
+    weight: Number = 1.0
     priority: int = 0
-    gpu_s: float | None = None
-    window_s: float = 60.0
+    gpu_s: Number | None = None
+    window_s: Number = 60.0
     resident_bytes: int | None = None
     leases: int | None = None
     waiting: int | None = None

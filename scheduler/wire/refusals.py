@@ -1,7 +1,6 @@
 """Errors that a caller expects, as values that are sent to a caller in another process."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from scheduler.model.errors import (
     BadValue,
@@ -17,10 +16,10 @@ from scheduler.model.errors import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.model.values import RequestId
+from scheduler.model.values import Number, RequestId, Value
 
 
-class CallRefusal(NamedTuple):
+class CallRefusal(Value, frozen=True):
     """An error's name on the wire, its text, and its facts."""
 
     error: str
@@ -29,8 +28,8 @@ class CallRefusal(NamedTuple):
     waiting: int = 0
     needed_bytes: int = 0
     largest_bytes: int = 0
-    deadline_s: float | None = None
-    wait_s: float = 0.0
+    deadline_s: Number | None = None
+    wait_s: Number = 0.0
 
 
 # The names on the wire, which stay the same when a class is renamed.

@@ -28,7 +28,7 @@ NAMES = "gateway/1", "gateway/2"
 FUNCTION = "team/function"
 # On one slot two take too long; on two slots they take as long as one, with half of the vCPUs.
 # All of it is so long that it does not matter how long the requests are held up.
-SLO_S, RUN_S = 250.0, {(1, "any"): 100.0, (2, "any"): 400.0}
+SLO_S, RUN_S = 250.0, ((1, "any", 100.0), (2, "any", 400.0))
 # The first request waits for the second one.
 FILLING = {"most_batch": 2.0, "fill_share": 0.05}
 CALLS = 10

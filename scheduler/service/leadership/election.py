@@ -11,7 +11,6 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 """
 
 import asyncio
-import json
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
@@ -19,14 +18,17 @@ from contextlib import aclosing, suppress
 from logging import Logger
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import uuid4
+
+from msgspec import Struct, json
+from msgspec.structs import replace
 
 from common.numerals import natural
 from common.time_limits import time_limit
-from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
+from scheduler.model.errors import BadValue, DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.store.datastore import Fence, Store, StoreLease
-from scheduler.store.stored_records import UNREADABLE
+from scheduler.wire.codec import encoded, read
 
 LEADER = "leader"
 ELECTION = "election"
@@ -39,7 +41,7 @@ _TRY_AGAIN_S = 0.5
 _GIVE_WAY_S = 2.0
 
 
-class LeaderInfo(NamedTuple):
+class LeaderInfo(Struct, frozen=True):
     """The leader's record; `id` is new with every candidacy, `process` may be empty."""
 
     name: str
@@ -47,6 +49,9 @@ class LeaderInfo(NamedTuple):
     term: int
     id: str
     process: str = ""
+
+
+_LEADERS = json.Decoder(LeaderInfo)
 
 
 class Leadership:
@@ -168,7 +173,7 @@ class Leadership:
     async def _stand(self) -> bool:
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
         # With term 0 other schedulers do not treat this candidate as the leader yet.
-        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        revision = await self._store.create(LEADER, encoded(replace(self._me, term=0)), lease)
         if revision is None:
             await self._give_lease_back()
             return False
@@ -185,9 +190,9 @@ class Leadership:
         highest = max(0 if latest is None else latest.term, self.term, self._seen_term)
         leaps = latest is None and self._leaps
         leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if leaps else 0
-        me = self._me._replace(term=highest + leap + 1)
-        await self._store.write({ELECTION: _encoded(me)}, fence=fence)
-        await self._store.write({LEADER: _encoded(me)}, fence=fence, lease=lease)
+        me = replace(self._me, term=highest + leap + 1)
+        await self._store.write({ELECTION: encoded(me)}, fence=fence)
+        await self._store.write({LEADER: encoded(me)}, fence=fence, lease=lease)
         self._me, self._lease, self._fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
@@ -201,7 +206,7 @@ class Leadership:
                     return
                 leader = decoded(value)
                 if value is not None and leader is not None:
-                    self._me = self._me._replace(term=max(self.term, leader.term))
+                    self._me = replace(self._me, term=max(self.term, leader.term))
                     if has_ended(leader.process):
                         await self._depose(leader, value)
 
@@ -265,7 +270,7 @@ class Leadership:
         """Be elected again, unless another scheduler was elected meanwhile."""
         await self._give_lease_back()
         lease = self._lease = await self._store.grant(LEASE_TTL_S)
-        revision = await self._store.create(LEADER, _encoded(self._me._replace(term=0)), lease)
+        revision = await self._store.create(LEADER, encoded(replace(self._me, term=0)), lease)
         latest = decoded(await self._store.get(LEADER if revision is None else ELECTION))
         if latest is not None and latest.id != self._me.id:
             await self._give_lease_back()
@@ -298,20 +303,9 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
     if value is None:
         return None
     try:
-        fields = json.loads(value)
-        return LeaderInfo(
-            name=str(fields["name"]),
-            url=str(fields["url"]),
-            term=int(fields["term"]),
-            id=str(fields["id"]),
-            process=str(fields["process"]),
-        )
-    except UNREADABLE:
+        return read(_LEADERS, value)
+    except BadValue:
         return None
-
-
-def _encoded(leader: LeaderInfo) -> bytes:
-    return json.dumps(leader._asdict()).encode()
 
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

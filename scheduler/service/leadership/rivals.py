@@ -6,17 +6,20 @@ asks the schedulers that stood by when it last reached the datastore.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from logging import Logger
 
 import aiohttp
+from msgspec import Struct, json
 
-from scheduler.model.errors import DatastoreError
+from scheduler.model.errors import BadValue, DatastoreError
 from scheduler.service.leadership.election import Leadership
 from scheduler.store.datastore import Store, StoreLease
-from scheduler.store.stored_records import UNREADABLE, key
+from scheduler.store.stored_records import (
+    key,
+)
+from scheduler.wire.codec import encoded, read
 
 CANDIDATES = "candidates/"
 
@@ -56,9 +59,17 @@ async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logg
         await asyncio.sleep(_LOOK_S)
 
 
+class _Candidate(Struct, frozen=True):
+    name: str
+    url: str
+
+
+_CANDIDATES = json.Decoder(_Candidate)
+
+
 async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
     lease: StoreLease | None = None
-    record = json.dumps({"name": name, "url": url}).encode()
+    record = encoded(_Candidate(name, url))
     while True:
         try:
             if lease is None or not await store.refresh(lease):
@@ -73,8 +84,8 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
 def _urls(values: Iterable[bytes]) -> list[str]:
     urls: list[str] = []
     for value in values:
-        with suppress(*UNREADABLE):
-            urls.append(str(json.loads(value)["url"]))
+        with suppress(BadValue):
+            urls.append(read(_CANDIDATES, value).url)
     return urls
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from logging import Logger
 from typing import Any
 
+from msgspec import structs
+
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.frame_line import FrameLine
 from common.tasks import BackgroundTasks
@@ -161,7 +163,7 @@ class AttachedManager:
         self._send_order(order)
 
     def grant(self, order: Dispatch) -> None:
-        self._send_order(order._replace(explanation=None))
+        self._send_order(structs.replace(order, explanation=None))
 
     def demote(self, order: Demote) -> None:
         self._send_order(order)
@@ -335,7 +337,8 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
     for order in orders:
         _enter(order, books)
     gpus = tuple(
-        state._replace(
+        structs.replace(
+            state,
             residents=tuple(books[state.gpu.id].residents.items()),
             leases=tuple(books[state.gpu.id].leases.values()),
             contexts=tuple(books[state.gpu.id].contexts.items()),
@@ -343,7 +346,7 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
         )
         for state in snapshot.gpus
     )
-    return snapshot._replace(gpus=gpus)
+    return structs.replace(snapshot, gpus=gpus)
 
 
 def _enter(order: Order, books: dict[GpuId, _Books]) -> None:

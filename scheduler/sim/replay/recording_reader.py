@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning
@@ -160,7 +162,7 @@ class RecordingReader:
             return None
         name = self._names.of(request.id)
         assert name is not None, "the request has just arrived"
-        recorded = RecordedRequest(at_s, request._replace(id=name, caller=""))
+        recorded = RecordedRequest(at_s, replace(request, id=name, caller=""))
         self._world.requests[name] = recorded
         return recorded
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_manager.sessions import leases
 from scheduler.model.events import LoadFailed, RequestArrived
@@ -116,7 +117,7 @@ async def test_token_says_where_its_lease_is_when_the_own_manager_is_asked(tmp_p
 
             claims = verify(away["token"], SECRET, 0.0)
             assert claims.addresses == tuple(at)
-            older = sign(claims._replace(addresses=()), SECRET)
+            older = sign(replace(claims, addresses=()), SECRET)
             assert (await client.ask(FrameKind.WHERE, {"token": older}))[
                 0
             ] == where  # it knows n1 now

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.model.values import LeaseId, RequestId, SlotId
@@ -134,7 +135,7 @@ def test_token_names_no_node_when_it_is_none(odd: str) -> None:
 
 def test_few_tokens_are_remembered_when_callers_bring_many() -> None:
     for number in range(1000):
-        claims = CLAIMS._replace(node=NodeId(f"n{number}"))
+        claims = replace(CLAIMS, node=NodeId(f"n{number}"))
         assert request_context.claims_of(sign(claims, b"a secret")).node == f"n{number}"
     assert request_context.claims_of.cache_info().currsize <= 64
 

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
@@ -31,7 +32,10 @@ from scheduler.service.metrics.counters import SchedulerCounters
 from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
-from scheduler.store.stored_records import encoded, profile_record
+from scheduler.store.stored_records import (
+    model_record,
+)
+from scheduler.wire.codec import encoded
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.random_lives import LEAVING
@@ -151,7 +155,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
         profile.measured_runs = {(8, "H200")}
         profile.usual_run_s = 0.3
         profile.features = {"sm": 0.5}
-        await store.put(f"models/{model}", encoded(profile_record(profile, 0, IdleGaps())))
+        await store.put(f"models/{model}", encoded(model_record(profile, 0, IdleGaps())))
     recovered = await recover(store, LOG)
     office = Office(Settings(), 1, SchedulerCounters(), recovered, recorder)
     node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
@@ -169,7 +173,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
     beginning = parsed(lines[0])
     assert isinstance(beginning, Beginning)
     assert {each.model for each in beginning.profiles} == {"large", "small"}
-    path.write_text(beginning_line(beginning._replace(profiles=())) + "\n" + "".join(lines[1:]))
+    path.write_text(beginning_line(replace(beginning, profiles=())) + "\n" + "".join(lines[1:]))
     assert replay(path).differing_lines  # they do decide
 
 
@@ -211,7 +215,7 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
         "",
         "hello\n",
         "[1, 2]\n",
-        '{"begins": {"version": 99, "policy": "lb", "eviction": "lru"}}\n',
+        '{"version": 99, "policy": "lb", "eviction": "lru"}\n',
         step_line(0.0, RequestArrived(request("r0")), []) + "\n",
     ],
 )
