@@ -25,7 +25,6 @@ from scheduler.store.stored_records import (
     TERMS,
     GpuOrder,
     PolicyChoice,
-    gpu_of,
     gpu_order,
     is_unused,
     name,
@@ -89,39 +88,31 @@ _NO_ORDER = GpuOrder(())
 async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
     """Read all records but bad ones, which are logged, and models last used before that time."""
 
-    def sound(stored_key: str, value: bytes, read: Callable[[bytes], _Value]) -> _Value | None:
-        try:
-            return read(value)
-        except SchedulerError as error:
-            log.warning("ignoring %s in the datastore: %s", stored_key, error)
-            return None
+    async def sound(prefix: str, read: Callable[[bytes], _Value]) -> dict[str, _Value]:
+        values: dict[str, _Value] = {}
+        for stored_key, value in (await store.list(prefix)).values.items():
+            try:
+                values[name(prefix, stored_key)] = read(value)
+            except SchedulerError as error:
+                log.warning("ignoring %s in the datastore: %s", stored_key, error)
+        return values
 
-    profiles: dict[ModelId, Profile] = {}
-    used: dict[ModelId, int] = {}
-    gaps: dict[ModelId, IdleGaps] = {}
-    for stored_key, value in (await store.list(MODELS)).values.items():
-        stored = sound(stored_key, value, stored_model)
-        if stored is None or is_unused(stored.used_unix_s, models_since_unix_s):
-            continue  # the keeper deletes what is unused
-        model = ModelId(name(MODELS, stored_key))
-        profiles[model], used[model] = stored.profile, stored.used_unix_s
-        if stored.gaps.total:
-            gaps[model] = stored.gaps
-    orders: dict[GpuId, GpuOrder] = {}
-    for stored_key, value in (await store.list(LRU)).values.items():
-        order = sound(stored_key, value, gpu_order)
-        if order is not None:
-            orders[gpu_of(stored_key)] = order
-    terms: dict[str, OwnerTerms] = {}
-    for stored_key, value in (await store.list(TERMS)).values.items():
-        found_terms = sound(stored_key, value, owner_terms)
-        if found_terms is not None:
-            terms[name(TERMS, stored_key)] = found_terms
-    chosen = await store.get(POLICY)
-    policy = None if chosen is None else sound(POLICY, chosen, sound_choice)
+    stored = {
+        ModelId(model): record
+        for model, record in (await sound(MODELS, stored_model)).items()
+        if not is_unused(record.used_unix_s, models_since_unix_s)  # the keeper deletes it
+    }
     # The core forgets the first ones first, where there are too many.
-    by_use = sorted(profiles, key=lambda model: (used[model], model))
-    return Recovered({model: profiles[model] for model in by_use}, orders, policy, gaps, terms)
+    by_use = sorted(stored, key=lambda model: (stored[model].used_unix_s, model))
+    orders = await sound(LRU, gpu_order)
+    choices = await sound(POLICY, sound_choice)
+    return Recovered(
+        {model: stored[model].profile for model in by_use},
+        {GpuId(gpu): order for gpu, order in orders.items()},
+        choices.get(""),
+        {model: record.gaps for model, record in stored.items() if record.gaps.total},
+        await sound(TERMS, owner_terms),
+    )
 
 
 def sound_choice(value: bytes) -> PolicyChoice:

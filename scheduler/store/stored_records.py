@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from msgspec import Meta, Struct, json
 
-from cache_manager.model.ids import GpuId, ModelId, Tier
+from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
@@ -119,10 +119,6 @@ _ORDERS = json.Decoder(GpuOrder)
 
 def gpu_order(value: bytes) -> GpuOrder:
     return read(_ORDERS, value)
-
-
-def gpu_of(lru_key: str) -> GpuId:
-    return GpuId(name(LRU, lru_key))
 
 
 # -- models -------------------------------------------------------------------------------------
