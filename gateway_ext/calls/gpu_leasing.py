@@ -36,7 +36,8 @@ from scheduler.api import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.client.lease_client import GrantedLease, LeaseKeeper
+from scheduler.client.lease_client import LeaseKeeper
+from scheduler.wire.caller_stream import Granted
 
 _CALL_ID_LETTERS = 64
 
@@ -44,7 +45,7 @@ _CALL_ID_LETTERS = 64
 class LeaseSource(LeaseHome, Protocol):
     """Where leases come from: `scheduler.client.lease_client.LeaseClient`."""
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
 
     def let_stand(self, keeper: LeaseKeeper) -> None:
@@ -115,7 +116,7 @@ class GpuLeasing:
         asked_s = time.monotonic()
         asked: list[RequestId] = []
 
-        def ask(question: RequestId) -> Coroutine[None, None, GrantedLease]:
+        def ask(question: RequestId) -> Coroutine[None, None, Granted]:
             asked.append(question)
             return self._leases.acquire(replace(request, id=question), trace)
 

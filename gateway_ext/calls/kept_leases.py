@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.api import CallEnd, LeaseId, LeaseUse, LeaseUsed, RequestEnded, RequestId
-from scheduler.client.lease_client import GrantedLease
+from scheduler.wire.caller_stream import Granted
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ FULL_S = 0.5
 _MOST_SHARED = 64  # leases that are looked at for room
 
 # Asks the scheduler under this id.
-Ask = Callable[[RequestId], Coroutine[None, None, GrantedLease]]
+Ask = Callable[[RequestId], Coroutine[None, None, Granted]]
 
 
 class LeaseHome(Protocol):
@@ -56,7 +56,7 @@ class _Question:
 
     __slots__ = ("late", "request", "taken_over", "task", "turn")
 
-    def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[GrantedLease]) -> None:
+    def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[Granted]) -> None:
         self.request = request
         self.task = task
         self.turn: _Turn | None = turn
@@ -129,7 +129,7 @@ class KeptLease:
         "for_a_slice", "recalled", "free_s", "promised", "clean", "uses", "ends", "_running",
     )  # fmt: skip
 
-    def __init__(self, kind: LeaseKind, granted: GrantedLease, first: LeaseUse) -> None:
+    def __init__(self, kind: LeaseKind, granted: Granted, first: LeaseUse) -> None:
         terms = granted.placement.stands
         assert terms is not None, "only such leases are kept"
         self.kind = kind
@@ -207,7 +207,7 @@ class KeptLease:
 class OwnLease(NamedTuple):
     """A lease that the scheduler gave a question: this call's, or one that it took over."""
 
-    granted: GrantedLease
+    granted: Granted
     request: RequestId
 
 
@@ -355,9 +355,7 @@ class KeptLeases:
 
     # -- leases -----------------------------------------------------------------------------------
 
-    def keep(
-        self, kind: LeaseKind, instance: str, granted: GrantedLease, first: LeaseUse
-    ) -> KeptLease:
+    def keep(self, kind: LeaseKind, instance: str, granted: Granted, first: LeaseUse) -> KeptLease:
         kept = self._kept[granted.placement.lease] = KeptLease(kind, granted, first)
         kept.instance = instance
         kept.recalled = kept.id in self._early_recalls

@@ -280,7 +280,7 @@ class LeaderStream:
         with suppress(TimeoutError):
             async with time_limit(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
-                    if self._channel.all_acknowledged:
+                    if not self._channel.unacknowledged_count:
                         break
                     await asyncio.sleep(_POLL_S)
         for task in (self._task, self._paging):

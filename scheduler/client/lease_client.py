@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -20,7 +19,7 @@ from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, Placement, Request, RequestId
+from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.wire.caller_stream import (
     GREETING_S,
     MAX_FRAME_BYTES,
@@ -61,31 +60,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedLease:
-    """A lease: where to use it, and which token to present there.
-
-    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
-    """
-
-    placement: Placement
-    term: int
-    addresses: tuple[str, ...]
-    token: str
-
-    def header_lines(self) -> tuple[bytes, ...]:
-        """The lines of an HTTP request's head that pass the lease to a function."""
-        addresses = ",".join(self.addresses).encode("latin-1")
-        token = self.token.encode("latin-1")
-        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
-
-
 class _Question(NamedTuple):
     """An unanswered question; `make` makes its message, for a stream at this time."""
 
     request: RequestId
     make: Callable[[float], AskLease | AskAgain]
-    answer: asyncio.Future[GrantedLease]
+    answer: asyncio.Future[Granted]
     asked_s: float
 
 
@@ -147,7 +127,7 @@ class LeaseClient:
         """Let leases stand from now on; this keeper is told which are wanted back."""
         self._keeper = keeper
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         """Wait for a lease, for this trace; cancelling the task cancels the request.
 
         Raises RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
@@ -164,7 +144,7 @@ class LeaseClient:
 
         return await self._ask(call, request.id, make)
 
-    async def wanted(self, request: RequestId) -> GrantedLease:
+    async def wanted(self, request: RequestId) -> Granted:
         """Wait for another lease after one that was released with `may_return`."""
         call = next(self._numbers)
         return await self._ask(call, request, lambda _: AskAgain(call, request))
@@ -233,8 +213,8 @@ class LeaseClient:
 
     async def _ask(
         self, call: int, request: RequestId, make: Callable[[float], AskLease | AskAgain]
-    ) -> GrantedLease:
-        answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
+    ) -> Granted:
+        answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         self._repeated.asked(request)
         now_s = time.monotonic()
         self._questions[call] = _Question(request, make, answer, now_s)
@@ -363,9 +343,7 @@ class LeaseClient:
         self._held.setdefault(lease, {})[question.request] = None
         if len(self._held) > MOST_LEASES:
             del self._held[next(iter(self._held))]
-        question.answer.set_result(
-            GrantedLease(granted.placement, granted.term, granted.addresses, granted.token)
-        )
+        question.answer.set_result(granted)
 
     def _refuse(self, refused: Refused) -> None:
         question = self._questions.get(refused.call)

@@ -84,15 +84,6 @@ def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(fitting)
 
 
-def sign(claims: LeaseClaims, secret: bytes) -> str:
-    return LeaseTokens(secret).sign(claims)
-
-
-def verify(token: str, secret: bytes, now_s: float) -> LeaseClaims:
-    """The claims of a token under a cluster's secret; BadToken if it is forged or expired."""
-    return LeaseTokens(secret).verify(token, now_s)
-
-
 def _text(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 

@@ -288,10 +288,6 @@ class MessageChannel(Generic[Sent, Received]):
     def unacknowledged_count(self) -> int:
         return len(self._kept)
 
-    @property
-    def all_acknowledged(self) -> bool:
-        return not self._kept
-
     def pack(self, message: Sent) -> bytes:
         """The next message as bytes, kept until it is acknowledged."""
         self._last += 1

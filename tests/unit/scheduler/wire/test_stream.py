@@ -86,7 +86,7 @@ def test_message_is_kept_until_the_other_end_acknowledges_it() -> None:
     assert down.unacknowledged_orders() == [end(1)]
     assert down.unpack(up.pack_hint(Beat())) == Beat()
     assert down.unacknowledged_orders() == []
-    assert down.all_acknowledged
+    assert down.unacknowledged_count == 0
 
 
 def test_message_is_not_received_again_when_it_arrives_twice() -> None:
