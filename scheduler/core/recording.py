@@ -12,15 +12,12 @@ from typing import NamedTuple
 from msgspec import json
 from msgspec.structs import replace
 
-from cache_manager.model.ids import ModelId, Tier
-from cache_manager.model.request_rates import IdleGaps
+from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core, make_core
-from scheduler.estimates.profiles import Profile
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
 from scheduler.model.values import (
-    Configuration,
     CoreSettings,
     LeaseId,
     Number,
@@ -28,24 +25,10 @@ from scheduler.model.values import (
     Value,
 )
 from scheduler.wire.codec import encoded, read
+from scheduler.wire.model_records import ModelRecord, profile_of
 
 VERSION = 2
 _DIGEST_BYTES = 8
-
-
-class RecordedProfile(Value, frozen=True):
-    """A model's profile as an earlier leader left it."""
-
-    model: ModelId
-    memory_bytes: int
-    measured_bytes: int
-    load_s: Mapping[Tier, Number]
-    run_s: tuple[tuple[int, str, Number], ...]
-    measured_loads: tuple[Tier, ...]
-    measured_runs: tuple[tuple[int, str], ...]
-    features: Mapping[str, Number]
-    usual_run_s: Number | None
-    configured_s: tuple[tuple[Configuration, str, Number], ...] = ()
 
 
 class Beginning(Value, frozen=True):
@@ -58,10 +41,9 @@ class Beginning(Value, frozen=True):
     max_waiting: int | None = None
     first_lease: LeaseId = LeaseId(1)
     largest_gpu_bytes: int = 0
-    profiles: tuple[RecordedProfile, ...] = ()
+    models: Mapping[ModelId, ModelRecord] = MappingProxyType({})
     standing: StandingTerms | None = None
     exit_rule: str = "never"
-    gaps: Mapping[ModelId, tuple[tuple[int, Number], ...]] = MappingProxyType({})
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -76,10 +58,11 @@ class Beginning(Value, frozen=True):
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)
-        for recorded_profile in self.profiles:
-            core.cluster.profiles.restore(recorded_profile.model, _profile(recorded_profile))
-        for model, counts in self.gaps.items():
-            core.placer.idle.remember(model, IdleGaps.of(counts))
+        for model, record in self.models.items():
+            profile, gaps = profile_of(record)
+            core.cluster.profiles.restore(model, profile)
+            if gaps.total:
+                core.placer.idle.remember(model, gaps)
         return core
 
 
@@ -92,21 +75,6 @@ class RecordedStep(NamedTuple):
 
 
 _LINES: json.Decoder[Beginning | RecordedStep] = json.Decoder(Beginning | RecordedStep)
-
-
-def recorded_profile(model: ModelId, profile: Profile) -> RecordedProfile:
-    return RecordedProfile(
-        model,
-        profile.memory_bytes,
-        profile.measured_bytes,
-        dict(profile.load_s),
-        tuple((*key, run_s) for key, run_s in profile.run_s.items()),
-        tuple(sorted(profile.measured_loads)),
-        tuple(sorted(profile.measured_runs)),
-        dict(profile.features),
-        profile.usual_run_s,
-        tuple((*key, run_s) for key, run_s in profile.configured_s.items()),
-    )
 
 
 def digest(actions: Iterable[Action]) -> str:
@@ -138,18 +106,3 @@ def _bare(action: Action) -> Action:
     if isinstance(action, Dispatch | EnqueueLocally) and action.explanation is not None:
         return replace(action, explanation=None)
     return action
-
-
-def _profile(recorded_profile: RecordedProfile) -> Profile:
-    profile = Profile(recorded_profile.memory_bytes)
-    profile.measured_bytes = recorded_profile.measured_bytes
-    profile.load_s = dict(recorded_profile.load_s)
-    profile.run_s = {(batch, kind): run_s for batch, kind, run_s in recorded_profile.run_s}
-    profile.measured_loads = set(recorded_profile.measured_loads)
-    profile.measured_runs = set(recorded_profile.measured_runs)
-    profile.features = dict(recorded_profile.features)
-    profile.usual_run_s = recorded_profile.usual_run_s
-    profile.configured_s = {
-        (configuration, kind): run_s for configuration, kind, run_s in recorded_profile.configured_s
-    }
-    return profile

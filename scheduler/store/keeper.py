@@ -22,11 +22,11 @@ from scheduler.store.stored_records import (
     gpu_records,
     is_unused,
     key,
-    model_record,
     name,
     stored_model,
 )
 from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 
 # Changes are collected for this long, so that what is written is at most 50 ms behind.
 COLLECT_S = 0.04

@@ -5,19 +5,19 @@ What is read is exactly of the types below; fields that only others know are pas
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from msgspec import Meta, Struct, json
+from msgspec import Struct, json
 
-from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.ids import ModelId
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
-from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms, check_terms
-from scheduler.model.values import Configuration, Number
+from scheduler.model.values import Number
 from scheduler.wire.codec import read
+from scheduler.wire.model_records import ModelRecord, profile_of
 
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
@@ -29,10 +29,6 @@ CONFIGURATION, ADMINISTRATOR = "configuration", "administrator"
 
 # Residents of one GPU that are listed: the most recently used ones.
 _MOST_LISTED = 2000
-# Of how much a gap counts; smaller counts are as good as none.
-_DECIMALS = 4
-
-Positive = Annotated[int, Meta(gt=0)]
 
 
 def key(kind: str, name: str) -> str:
@@ -124,47 +120,6 @@ def gpu_order(value: bytes) -> GpuOrder:
 # -- models -------------------------------------------------------------------------------------
 
 
-class LoadTime(Struct, frozen=True):
-    """The seconds of a load from one tier, by its name."""
-
-    tier: str
-    load_s: Number
-    measured: bool
-
-
-class RunTime(Struct, frozen=True):
-    """The seconds of one run of a batch on one type of GPU."""
-
-    batch: Positive
-    gpu_type: str
-    run_s: Number
-    measured: bool
-
-
-class ConfiguredTime(Struct, frozen=True):
-    """The seconds of one run in a configuration."""
-
-    batch: Positive
-    vcpus: Positive
-    vgpus: Positive
-    gpu_type: str
-    run_s: Number
-
-
-class ModelRecord(Struct, frozen=True, omit_defaults=True):
-    """The profile of one model, the hour of its last use, and the gaps between its uses."""
-
-    used_unix_s: int
-    memory_bytes: Positive
-    measured_bytes: int
-    load: tuple[LoadTime, ...]
-    run: tuple[RunTime, ...]
-    configured: tuple[ConfiguredTime, ...]
-    usual_run_s: Number | None
-    features: Mapping[str, Number]
-    gaps: tuple[tuple[int, Number], ...] = ()
-
-
 class StoredModel(NamedTuple):
     """What a record says."""
 
@@ -173,61 +128,12 @@ class StoredModel(NamedTuple):
     used_unix_s: int
 
 
-def model_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> ModelRecord:
-    counts = ((place, round(count, _DECIMALS)) for place, count in gaps.counts)
-    return ModelRecord(
-        used_unix_s,
-        profile.memory_bytes,
-        profile.measured_bytes,
-        tuple(
-            LoadTime(tier.name, load_s, tier in profile.measured_loads)
-            for tier, load_s in sorted(profile.load_s.items())
-        ),
-        tuple(
-            RunTime(batch, gpu_type, run_s, (batch, gpu_type) in profile.measured_runs)
-            for (batch, gpu_type), run_s in sorted(profile.run_s.items())
-            if (batch, gpu_type) not in profile.stand_ins
-        ),
-        tuple(
-            ConfiguredTime(*configuration, gpu_type, run_s)
-            for (configuration, gpu_type), run_s in profile.configured_s.items()
-        ),
-        profile.usual_run_s,
-        dict(profile.features),
-        tuple(entry for entry in counts if entry[1]),
-    )
-
-
 _MODELS = json.Decoder(ModelRecord)
 
 
 def stored_model(value: bytes) -> StoredModel:
     record = read(_MODELS, value)
-    try:
-        return StoredModel(_profile(record), IdleGaps.of(record.gaps), record.used_unix_s)
-    except (KeyError, ValueError) as error:  # no such tier, or gaps that nobody can have seen
-        raise BadValue(str(error)) from error
-
-
-def _profile(record: ModelRecord) -> Profile:
-    profile = Profile(record.memory_bytes)
-    profile.measured_bytes = record.measured_bytes
-    for load in record.load:
-        tier = Tier[load.tier]
-        profile.load_s[tier] = load.load_s
-        if load.measured:
-            profile.measured_loads.add(tier)
-    for run in record.run:
-        batch = run.batch, run.gpu_type
-        if run.measured:
-            profile.measured_runs.add(batch)
-        profile.keep_run(batch, run.run_s)
-    for times in record.configured:
-        configuration = Configuration(times.batch, times.vcpus, times.vgpus)
-        profile.keep_configured((configuration, times.gpu_type), times.run_s)
-    profile.usual_run_s = record.usual_run_s
-    profile.features = dict(record.features)
-    return profile
+    return StoredModel(*profile_of(record), record.used_unix_s)
 
 
 def is_unused(used_unix_s: int, since_unix_s: float) -> bool:

@@ -8,7 +8,7 @@ from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.core import recording
-from scheduler.core.recording import Beginning, RecordedStep, recorded_profile
+from scheduler.core.recording import Beginning, RecordedStep
 from scheduler.estimates.profiles import Profile
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
@@ -20,6 +20,7 @@ from scheduler.store import stored_records, use_records
 from scheduler.store.stored_records import (
     PolicyChoice,
 )
+from scheduler.wire import model_records
 from scheduler.wire.codec import encoded
 from tests.kit.cores.builders import request
 
@@ -67,7 +68,7 @@ def _records() -> list[Target]:
             "stored-profile",
             lambda data: _record_of(stored_records.stored_model(data)),
             _same,
-            stored_records.model_record(_profile(), 7200, gaps),
+            model_records.model_record(_profile(), 7200, gaps),
         ),
         _record("stored-policy", stored_records.policy_choice, _same, choice),
         _record("stored-terms", stored_records.owner_terms, _same, terms),
@@ -88,8 +89,8 @@ def _records() -> list[Target]:
     ]
 
 
-def _record_of(stored: stored_records.StoredModel) -> stored_records.ModelRecord:
-    return stored_records.model_record(stored.profile, stored.used_unix_s, stored.gaps)
+def _record_of(stored: stored_records.StoredModel) -> model_records.ModelRecord:
+    return model_records.model_record(stored.profile, stored.used_unix_s, stored.gaps)
 
 
 def _profile() -> Profile:
@@ -108,8 +109,8 @@ def _profile() -> Profile:
 def _recordings() -> list[Target]:
     beginning = Beginning(
         recording.VERSION, "lalbo3", "lru", {"limit": 25.0}, 100, LeaseId(5), 1 << 34,
-        (recorded_profile(ModelId("bert"), _profile()),), StandingTerms(30.0, 10), "fixed:10",
-        {ModelId("bert"): ((3, 1.0),)},
+        {ModelId("bert"): model_records.model_record(_profile(), 0, IdleGaps.of([(3, 1.0)]))},
+        StandingTerms(30.0, 10), "fixed:10",
     )  # fmt: skip
     steps = (
         events.RequestArrived(request("r1", deadline_s=4.0)),

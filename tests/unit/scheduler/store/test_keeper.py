@@ -8,7 +8,6 @@ from msgspec.structs import asdict, replace
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
-from scheduler.core.recording import RecordedProfile
 from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
@@ -22,12 +21,9 @@ from scheduler.model.values import Configuration, CoreSettings, SlotId
 from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
-from scheduler.store.stored_records import (
-    HOUR_S,
-    key,
-    model_record,
-)
+from scheduler.store.stored_records import HOUR_S, key
 from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
@@ -205,8 +201,8 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     found.restore(new)
     before, after = old.cluster.profiles, new.cluster.profiles
     for each in (ModelId("a"), ModelId("b"), odd):
-        for field in RecordedProfile.__struct_fields__[1:]:
-            assert getattr(after.of(each), field) == getattr(before.of(each), field), field
+        again, known = (model_record(them.of(each), 0, IdleGaps()) for them in (after, before))
+        assert again == known
     configured = after.of(ModelId("b")).configured_s
     assert len(configured) == 2
     assert list(configured) == list(before.of(ModelId("b")).configured_s)  # the oldest leaves first

@@ -21,11 +21,9 @@ from scheduler.model.events import (
 from scheduler.model.values import Configuration, CoreSettings, ModelSpec, SlotId
 from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover
-from scheduler.store.stored_records import (
-    model_record,
-    stored_model,
-)
+from scheduler.store.stored_records import stored_model
 from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
