@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from common.errors import StreamRefused
@@ -112,12 +111,7 @@ class LeaseClient:
         self._staying = asyncio.create_task(self._stay(), name="caller stream")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         assert self._staying is not None, "it was entered"
         self._staying.cancel()
         await asyncio.wait({self._staying})
@@ -158,10 +152,7 @@ class LeaseClient:
         """
         if not may_return:
             self._drop(lease, request)
-        message = GiveBack(lease, may_return, request)
-        self._repeated.gave_back(message, time.monotonic())
-        self._forget_heard()
-        self._send(message)
+        self._say(GiveBack(lease, may_return, request))
 
     def _drop(self, lease: LeaseId, request: RequestId | None) -> None:
         """Hold a lease no more; of one that others share, only this request's part."""
@@ -186,9 +177,12 @@ class LeaseClient:
             yield shifted(report, by_s)
 
     def cancel(self, request: RequestId) -> None:
-        self._repeated.cancelled(request, time.monotonic())
+        self._say(Cancel(request))
+
+    def _say(self, message: GiveBack | Cancel) -> None:
+        self._repeated.say(message, time.monotonic())
         self._forget_heard()
-        self._send(Cancel(request))
+        self._send(message)
 
     def _forget_heard(self) -> None:
         """Forget what need not be repeated to the next leader."""
@@ -259,7 +253,9 @@ class LeaseClient:
                     self._keeper.all_recalled(list(self._held))
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
-            self._lose_patience(trouble)
+            before_s = time.monotonic() - self._patience_s
+            if self._without_leader_s <= before_s:
+                self._end_questions(f"no scheduler leads: {trouble}", before_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -350,56 +346,37 @@ class LeaseClient:
         if question is not None and not question.answer.done():
             question.answer.set_exception(error_of(refused.refusal))
 
-    # -- looking for the leader -------------------------------------------------------------------
-
-    def _lose_patience(self, trouble: str) -> None:
-        before_s = time.monotonic() - self._patience_s
-        if self._without_leader_s <= before_s:
-            self._end_questions(f"no scheduler leads: {trouble}", before_s)
-
 
 # A leader may die while a release that it took still waits for its node's stream, this long; and
 # what was sent on a line that broke may never have arrived.
 _REPEATED_S = 12.0
-_MOST = 4_000
-
-
-class _Said(NamedTuple):
-    at_s: float
-    message: GiveBack
+_MOST = 8_000
 
 
 class RepeatedMessages:
-    """Leases that were given back and requests that were cancelled, the last ones of each."""
+    """Leases that were given back and requests that were cancelled, the last ones, in order."""
 
     def __init__(self) -> None:
-        self._given_back: deque[_Said] = deque(maxlen=_MOST)
-        self._cancelled: OrderedDict[RequestId, float] = OrderedDict()
+        self._said_s: OrderedDict[GiveBack | Cancel, float] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._given_back) + len(self._cancelled)
+        return len(self._said_s)
 
     def __iter__(self) -> Iterator[GiveBack | Cancel]:
-        yield from [said.message for said in self._given_back]
-        yield from [Cancel(request) for request in self._cancelled]
+        return iter(list(self._said_s))
 
-    def gave_back(self, message: GiveBack, now_s: float) -> None:
-        self._given_back.append(_Said(now_s, message))
-
-    def cancelled(self, request: RequestId, now_s: float) -> None:
-        self._cancelled[request] = now_s
-        self._cancelled.move_to_end(request)
-        if len(self._cancelled) > _MOST:
-            self._cancelled.popitem(last=False)
+    def say(self, message: GiveBack | Cancel, now_s: float) -> None:
+        self._said_s[message] = now_s
+        self._said_s.move_to_end(message)
+        if len(self._said_s) > _MOST:
+            self._said_s.popitem(last=False)
 
     def asked(self, request: RequestId) -> None:
         """A request is asked: a call that is tried again keeps its id."""
-        self._cancelled.pop(request, None)
+        self._said_s.pop(Cancel(request), None)
 
     def forget(self, heard_s: float) -> None:
         """What was said so long before this time, when a leader listened, is not repeated."""
         since_s = heard_s - _REPEATED_S
-        while self._given_back and self._given_back[0].at_s < since_s:
-            self._given_back.popleft()
-        while self._cancelled and next(iter(self._cancelled.values())) < since_s:
-            self._cancelled.popitem(last=False)
+        while self._said_s and next(iter(self._said_s.values())) < since_s:
+            self._said_s.popitem(last=False)

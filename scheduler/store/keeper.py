@@ -142,7 +142,9 @@ class Keeper:
                 await asyncio.sleep(_TRY_AGAIN_S)
             except StoreUnavailable as error:
                 self._log.debug("not written: %s", error)
-                await self._back()
+                await asyncio.sleep(_TRY_AGAIN_S)
+                while not self._store.healthy:
+                    await asyncio.sleep(_TRY_AGAIN_S)
             except DatastoreError as error:
                 self._log.error("not written: %s", error)
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -152,11 +154,6 @@ class Keeper:
         if healthy:
             self._surveyed = None
             self.touched()
-
-    async def _back(self) -> None:
-        await asyncio.sleep(_TRY_AGAIN_S)
-        while not self._store.healthy:
-            await asyncio.sleep(_TRY_AGAIN_S)
 
     # -- what differs ---------------------------------------------------------------------------
 
@@ -170,27 +167,23 @@ class Keeper:
         self._hour = 0
         self._looked_through = None
         for stored_key, value in stored.items():
-            if stored_key.startswith(MODELS):
-                self._note_use(ModelId(name(MODELS, stored_key)), value)
-
-    def _note_use(self, model: ModelId, value: bytes) -> None:
-        with suppress(BadValue):  # recovery logged the record; the model's next use replaces it
-            used_unix_s = stored_model(value).used_unix_s
-            self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
+            if not stored_key.startswith(MODELS):
+                continue
+            with suppress(BadValue):  # recovery logged the record; the model's next use replaces it
+                used_unix_s = stored_model(value).used_unix_s
+                model = ModelId(name(MODELS, stored_key))
+                self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
 
     def _differences(self) -> tuple[dict[str, bytes], list[str]]:
         puts: dict[str, bytes] = {}
         current: set[str] = set()
-        for stored_key, record in self._of_gpus():
-            current.add(stored_key)
-            self._differs(stored_key, record, puts)
+        for gpu in self._core.cluster.gpus.values():
+            for stored_key, record in gpu_records(gpu, self._unix_offset_s):
+                current.add(stored_key)
+                self._differs(stored_key, record, puts)
         for stored_key, record in self._of_models():
             self._differs(stored_key, record, puts)
         return puts, [*self._left(current), *self._unused(puts)]
-
-    def _of_gpus(self) -> Iterator[tuple[str, object]]:
-        for gpu in self._core.cluster.gpus.values():
-            yield from gpu_records(gpu, self._unix_offset_s)
 
     def _of_models(self) -> Iterator[tuple[str, object]]:
         """Records of changed and used models; after a survey, of all models that are kept."""
