@@ -11,6 +11,7 @@ from research.esg.fitted_profiles import (
     BATCHES,
     EsgAssumptions,
     fitted_profiles,
+    seconds_of,
 )
 from research.esg.lane_plans import LanePlan, StageCall
 from research.esg.path_search import KEPT_PATHS, PathCurve, path_curve
@@ -281,7 +282,7 @@ class InflessPlanner(_EnumeratingPlanner):
         preferred: int,  # noqa: ARG002  # no locality
     ) -> NodeChoice | None:
         """The pair of configuration and node with the highest efficiency, on warm nodes first."""
-        times = fitted_profiles(self._assumed)[function].times()
+        times = seconds_of(fitted_profiles(self._assumed)[function])
         for warm in (True, False):
             found: tuple[float, Configuration, int] | None = None
             for place in _different([room if room.is_warm == warm else None for room in rooms]):

@@ -187,11 +187,11 @@ def _moved_s(function: str, assumed: EsgAssumptions) -> float:
 def _path(application: Application, stage: int, assumed: EsgAssumptions) -> tuple[str, ...]:
     """The path from a stage to the end that takes longest, at the fastest."""
     profiles = fitted_profiles(assumed)
-    fastest_s = {each: profiles[each].least_s for each in application.stages}
+    fastest_s = {each: profiles[each].choices[0].time_s for each in application.stages}
     return tuple(application.heaviest_path(fastest_s, application.stages[stage]))
 
 
 @cache
 def _fastest_s(application: Application, stage: int, assumed: EsgAssumptions) -> float:
     profiles = fitted_profiles(assumed)
-    return sum(profiles[each].least_s for each in _path(application, stage, assumed))
+    return sum(profiles[each].choices[0].time_s for each in _path(application, stage, assumed))
