@@ -7,12 +7,7 @@ from functools import cache
 from statistics import fmean
 
 from research.esg.applications import Application
-from research.esg.fitted_profiles import (
-    BATCHES,
-    EsgAssumptions,
-    fitted_profiles,
-    seconds_of,
-)
+from research.esg.fitted_profiles import BATCHES, EsgAssumptions, fitted_profiles, seconds_of
 from research.esg.lane_plans import LanePlan, StageCall
 from research.esg.path_search import KEPT_PATHS, PathCurve, path_curve
 from research.esg.printed import esg_paper

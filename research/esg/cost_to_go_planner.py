@@ -4,12 +4,7 @@ from collections.abc import Hashable, Sequence
 from functools import cache
 from math import ceil
 
-from research.esg.adaptive_planners import (
-    MARGIN,
-    AppFunctionLanes,
-    beside_s,
-    largest_batch,
-)
+from research.esg.adaptive_planners import MARGIN, AppFunctionLanes, beside_s, largest_batch
 from research.esg.applications import Application
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
 from research.esg.lane_plans import LanePlan, StageCall

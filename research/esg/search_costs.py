@@ -10,12 +10,7 @@ from typing import TypeVar
 from research.esg.adaptive_planners import distribution
 from research.esg.applications import Application
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
-from research.esg.path_search import (
-    KEPT_PATHS,
-    ConfigurationPath,
-    cheapest_paths,
-    path_curve,
-)
+from research.esg.path_search import KEPT_PATHS, ConfigurationPath, cheapest_paths, path_curve
 from research.esg.printed import LoadLevel, esg_paper
 from scheduler.workflows.stage_profiles import StageProfile
 

@@ -17,13 +17,7 @@ from scheduler.core.core import Core, make_core
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
-from scheduler.model.values import (
-    CoreSettings,
-    LeaseId,
-    Number,
-    StandingTerms,
-    Value,
-)
+from scheduler.model.values import CoreSettings, LeaseId, Number, StandingTerms, Value
 from scheduler.wire.codec import encoded, read
 from scheduler.wire.model_records import ModelRecord, profile_of
 

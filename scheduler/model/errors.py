@@ -9,27 +9,27 @@ SchedulerError
 ├── BadValue             a value from outside that does not decode
 ├── BadToken             a lease token that is forged or expired
 ├── BadRecording         a file that is no recording of a live run, or cannot be written
-├── Refused              an event that could not be carried out, or not everywhere
-├── StoreError           the datastore refused or failed an operation
+├── EventRefused         an event that could not be carried out, or not everywhere
+├── DatastoreError       the datastore refused or failed an operation
 │   ├── StoreUnavailable it is unreachable or does not answer; a write may have happened
 │   ├── Fenced           a write of a scheduler that no longer leads
 │   └── LeaseGone        the datastore's lease has expired, with every key that was under it
 ├── ServiceError         the service, or its client, cannot carry a call out
 │   ├── MalformedRequest the body or query of a call is invalid
 │   │   └── BodyTooLarge the body is larger than the scheduler reads
-│   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
-│   ├── Unknown          no object of that name
+│   ├── CallerNotAllowed no credentials, wrong ones, or insufficient rights
+│   ├── UnknownName      no object of that name
 │   │   └── UnknownModel no model of that name, nor one of a function
 │   ├── NotLeading       another scheduler leads, or none
 │   ├── NoGpus           no GPU is attached
-│   └── Unreachable      no scheduler answered
+│   └── SchedulerUnreachable no scheduler answered
 └── RequestEnded         a request ended while its caller waited for a GPU
     ├── QueueFull        too many requests wait already
     ├── OverQuota        its namespace or function has used up a quota
-    ├── TooLarge         no GPU can hold its models
-    ├── Expired          its deadline passed
-    ├── Cancelled        its caller or the scheduler cancelled it
-    ├── Failed           its GPU work failed or its GPU was lost
+    ├── ModelsTooLarge   no GPU can hold its models
+    ├── RequestExpired   its deadline passed
+    ├── RequestWithdrawn its caller or the scheduler cancelled it
+    ├── RequestFailed    its GPU work failed or its GPU was lost
     └── GivenBack        its last lease was released for good
 """
 

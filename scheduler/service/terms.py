@@ -20,10 +20,7 @@ from scheduler.core.tenants.owners import Owner
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
-from scheduler.store.stored_records import (
-    TERMS,
-    terms_key,
-)
+from scheduler.store.stored_records import TERMS, terms_key
 from scheduler.wire.caller_stream import ToldTerms
 from scheduler.wire.codec import encoded
 

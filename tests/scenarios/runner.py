@@ -65,14 +65,7 @@ from scheduler.model.events import (
     SlotFreed,
     UnpinAsked,
 )
-from scheduler.model.values import (
-    ANY_GPU_TYPE,
-    AfterLoss,
-    GpuSpec,
-    ModelSpec,
-    RequestId,
-    SlotId,
-)
+from scheduler.model.values import ANY_GPU_TYPE, AfterLoss, GpuSpec, ModelSpec, RequestId, SlotId
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
 

@@ -17,9 +17,7 @@ from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
 from scheduler.service.http import lease_routes
 from scheduler.service.leadership.election import LeaderInfo, decoded
 from scheduler.store import stored_records, use_records
-from scheduler.store.stored_records import (
-    PolicyChoice,
-)
+from scheduler.store.stored_records import PolicyChoice
 from scheduler.wire import model_records
 from scheduler.wire.codec import encoded
 from tests.kit.cores.builders import request

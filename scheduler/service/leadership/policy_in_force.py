@@ -10,12 +10,7 @@ from scheduler import policies
 from scheduler.model.errors import Fenced, SchedulerError, StoreUnavailable
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.recovery import sound_choice
-from scheduler.store.stored_records import (
-    ADMINISTRATOR,
-    CONFIGURATION,
-    POLICY,
-    PolicyChoice,
-)
+from scheduler.store.stored_records import ADMINISTRATOR, CONFIGURATION, POLICY, PolicyChoice
 from scheduler.wire.codec import encoded
 
 _TRY_AGAIN_S = 0.5

@@ -16,9 +16,7 @@ from msgspec import Struct, json
 from scheduler.model.errors import BadValue, DatastoreError
 from scheduler.service.leadership.election import Leadership
 from scheduler.store.datastore import Store, StoreLease
-from scheduler.store.stored_records import (
-    key,
-)
+from scheduler.store.stored_records import key
 from scheduler.wire.codec import encoded, read
 
 CANDIDATES = "candidates/"

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import main
-from scheduler.store.stored_records import (
-    ADMINISTRATOR,
-    POLICY,
-    PolicyChoice,
-)
+from scheduler.store.stored_records import ADMINISTRATOR, POLICY, PolicyChoice
 from scheduler.wire.codec import encoded
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.nodes.manager_client import SealedWeights

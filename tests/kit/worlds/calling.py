@@ -18,13 +18,7 @@ from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.calls.limits import InvokeSettings
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.model import (
-    DEFAULT_NAMESPACE,
-    NO_TROUBLES,
-    Deployment,
-    FunctionId,
-    Troubles,
-)
+from gateway_ext.model import DEFAULT_NAMESPACE, NO_TROUBLES, Deployment, FunctionId, Troubles
 from scheduler.api import (
     Estimate,
     LeaseId,

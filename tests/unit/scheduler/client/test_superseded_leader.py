@@ -12,14 +12,7 @@ from common.time_limits import time_limit
 from gpu_manager.worker.orders import MAX_NUMBER
 from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
-from scheduler.wire.caller_stream import (
-    MOST_TERM,
-    Leads,
-    MetTerm,
-    Present,
-    SentAway,
-    read_down,
-)
+from scheduler.wire.caller_stream import MOST_TERM, Leads, MetTerm, Present, SentAway, read_down
 from scheduler.wire.codec import VERSION, pack
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.fake_node import fake_node

@@ -8,13 +8,7 @@ from cache_manager.model.ids import ModelId
 from scheduler.core.billing.charges import GPU_TIME
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch, Prepare
-from scheduler.model.events import (
-    GpuJoined,
-    GpuSnapshot,
-    LiveLease,
-    ModelRegistered,
-    NodeSnapshot,
-)
+from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, ModelRegistered, NodeSnapshot
 from scheduler.model.values import Configuration, LeaseId, RequestId, SlotId
 from scheduler.service.streams.attached_manager import amended
 from scheduler.wire.codec import pack

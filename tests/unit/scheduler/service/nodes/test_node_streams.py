@@ -22,11 +22,7 @@ from scheduler.model.values import GpuSpec, Placement, RequestId
 from tests.kit.cores.builders import model, request
 from tests.kit.virtual_time import outcome
 from tests.kit.waiting import eventually
-from tests.kit.worlds.cluster_in_process import (
-    ReportingNode,
-    a_node,
-    leases_of,
-)
+from tests.kit.worlds.cluster_in_process import ReportingNode, a_node, leases_of
 from tests.unit.scheduler.service.nodes.steady_streams import a_steady_scheduler, steadily_attached
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
