@@ -55,7 +55,7 @@ class ClosedLoop:
             spec = GpuSpec(GpuId(f"g{number}"), NodeId("n"), ZIPF_ROOM * 100 * MIB)
             self._handle(GpuJoined(spec))
         for model in zipf_models():
-            times = {Tier.DISK: _LOAD_S}, {(1, ANY_GPU_TYPE): _RUN_S}
+            times = {Tier.DISK: _LOAD_S}, ((1, ANY_GPU_TYPE, _RUN_S),)
             self._handle(ModelRegistered(ModelSpec(model.id, 100 * MIB, *times)))
 
     def run(self, clients: int) -> tuple[float, float, float, float]:

@@ -64,7 +64,7 @@ class SteadyOverload:
             model: table[number % len(table)] for number, model in enumerate(self._models)
         }
         for model, like in self._models_like.items():
-            runs = {(1, ANY_GPU_TYPE): like.run_s}
+            runs = ((1, ANY_GPU_TYPE, like.run_s),)
             spec = ModelSpec(model, like.memory_bytes, {Tier.ABSENT: like.load_s}, runs)
             self.scheduler.handle(ModelRegistered(spec), 0.0)
         for number in range(size.gpus):

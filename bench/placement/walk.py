@@ -17,7 +17,7 @@ from scheduler.model.values import ANY_GPU_TYPE, GpuSpec, ModelSpec, Request, Re
 
 _ROOT = str(Path(__file__).parents[2])
 _OURS = tuple(f"{_ROOT}/{room}/" for room in ("common", "cache_manager", "scheduler"))
-_MODEL = ModelSpec(ModelId("m"), 1 << 30, {Tier.DISK: 1.0}, {(1, ANY_GPU_TYPE): 0.1})
+_MODEL = ModelSpec(ModelId("m"), 1 << 30, {Tier.DISK: 1.0}, ((1, ANY_GPU_TYPE, 0.1),))
 
 
 def main() -> None:

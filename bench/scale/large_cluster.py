@@ -87,7 +87,7 @@ class LargeCluster:
         """Let calls come for this long, and count what happens after the warming."""
         for function in range(self._shape.functions):
             times = {Tier.ABSENT: _LOAD_S, Tier.HOST: _LOAD_S / 4, Tier.DISK: _LOAD_S}
-            runs = {(1, ANY_GPU_TYPE): self._shape.run_s}
+            runs = ((1, ANY_GPU_TYPE, self._shape.run_s),)
             model = ModelSpec(ModelId(f"m{function}"), _MODEL_BYTES, times, runs)
             self._handle(ModelRegistered(model))
         for gpu in range(self._shape.gpus):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-import msgpack
+from msgspec import msgpack
 
 from bench.measure.child_process import ChildProcess, ParentPipe, child_process
 from bench.measure.load_figures import LoadFigures
@@ -103,8 +103,8 @@ async def _over_http(port: int, number: int, until_s: float, seen: _LeaseTimings
 async def _over_stream(url: str, clients: int, until_s: float, seen: _LeaseTimings) -> None:
     headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
     async with await dial(url, PATH, headers, MAX_FRAME_BYTES) as line:
-        present = {"version": VERSION, "caller": "bench", "leases": []}
-        line.send(msgpack.packb(["Present", present]))
+        present = {"type": "Present", "version": VERSION, "caller": "bench"}
+        line.send(msgpack.encode(present))
         load = _StreamLoad(line, until_s, seen)
         for number in range(clients):
             load.ask(number)
@@ -131,19 +131,19 @@ class _StreamLoad:
         models = [f"m{(client + call) % MODELS}"]
         request = {"id": f"c{call}", "function": "bench/f", "models": models}
         self.asked[call] = client, time.perf_counter()
-        self._line.send(msgpack.packb(["AskLease", {"call": call, "request": request}]))
+        self._line.send(msgpack.encode({"type": "AskLease", "call": call, "request": request}))
 
     def take(self, frame: bytes) -> None:
         """Give the lease back, and ask anew until the time is up."""
-        name, fields = msgpack.unpackb(frame)
-        if name != "Granted":
-            assert name in {"Leads", "Alive"}, (name, fields)
+        answer = msgpack.decode(frame)
+        if answer["type"] != "Granted":
+            assert answer["type"] in {"Leads", "Alive"}, answer
             return
-        client, asked_s = self.asked.pop(fields["call"])
+        client, asked_s = self.asked.pop(answer["call"])
         now_s = time.perf_counter()
         self._seen.acquires_s.append(now_s - asked_s)
         self._seen.pairs += 1
-        self._line.send(msgpack.packb(["GiveBack", {"lease": fields["placement"]["lease"]}]))
+        self._line.send(msgpack.encode({"type": "GiveBack", "lease": answer["placement"]["lease"]}))
         if now_s < self._until_s:
             self.ask(client)
         elif not self.asked:

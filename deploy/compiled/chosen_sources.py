@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from common.compiled_modules import ROOT
 
-# What a placement runs through. Modules of named tuples and enums stay as they are: mypyc makes
-# ordinary Python classes of them.
+# What a placement runs through. Modules of structs, named tuples and enums stay as they are: mypyc
+# makes ordinary Python classes of them.
 _PATTERNS = (
     "cache_manager/eviction/*.py",
     "cache_manager/model/request_rates.py",
@@ -22,8 +22,8 @@ _PATTERNS = (
     "scheduler/sim/engine.py",
     "scheduler/sim/simulation_tally.py",
 )
-# Rooms' own files look into their folders; recordings need the codec, which makes types as it runs;
-# what a meter collects, every few seconds, is named tuples.
+# Rooms' own files look into their folders; a recording's lines are structs; what a meter collects,
+# every few seconds, is named tuples.
 _LEFT_OUT = frozenset({"__init__.py", "recording.py", "resource_metrics.py", "use_buckets.py"})
 
 

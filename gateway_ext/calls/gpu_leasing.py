@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import TraceContext
@@ -38,7 +40,8 @@ from scheduler.api import (
     RequestWithdrawn,
     SchedulerError,
 )
-from scheduler.client.lease_client import GrantedLease, LeaseKeeper
+from scheduler.client.lease_client import LeaseKeeper
+from scheduler.wire.caller_stream import Granted
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ _CALL_ID_LETTERS = 64
 class LeaseSource(Protocol):
     """Where leases come from and go back to: `scheduler.client.lease_client.LeaseClient`."""
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         """Wait for a lease, for this trace; cancelling the task cancels the request."""
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
@@ -251,7 +254,7 @@ class GpuLeasing:
             lines = given.granted.header_lines()
             return CallLease(given.granted.placement, given.request, lines)
         else:
-            kept = self._keep(kind, instance, given.granted, use._replace(request=given.request))
+            kept = self._keep(kind, instance, given.granted, replace(use, request=given.request))
             if given.request == own:
                 return CallLease(given.granted.placement, given.request, kept.lines, kept)
             # Another call asked for this lease, and no longer needs it.
@@ -264,7 +267,7 @@ class GpuLeasing:
         return CallLease(kept.granted.placement, use.request, kept.lines, kept)
 
     def _keep(
-        self, kind: LeaseKind, instance: str, granted: GrantedLease, first: LeaseUse
+        self, kind: LeaseKind, instance: str, granted: Granted, first: LeaseUse
     ) -> "KeptLease":
         shelf = self._shelf(kind)
         kept = self._kept[granted.placement.lease] = KeptLease(shelf, granted, instance, first)
@@ -333,7 +336,7 @@ class GpuLeasing:
         # While other calls have leases, a question says what is needed, and not for which call.
         request = RequestId(f"{turn.request.id}~ask") if shelf.count else turn.request.id
         turn.asked = turn.asked or request == turn.request.id
-        asked = self._leases.acquire(turn.request._replace(id=request), turn.trace)
+        asked = self._leases.acquire(replace(turn.request, id=request), turn.trace)
         asking = self._tasks.start(asked, failed=_leave_to_call)
         question = turn.question = _Question(request, turn, asking)
         asking.add_done_callback(lambda _: self._answered(shelf, question))
@@ -473,7 +476,8 @@ def _request(
     )
     if part is None:
         return asked
-    return asked._replace(
+    return replace(
+        asked,
         application=part.workflow,
         stage=part.stage,
         slo_s=options.slo_s if part.slo_s is None else part.slo_s,
@@ -504,9 +508,7 @@ class KeptLease:
         "for_a_slice", "recalled", "free_s", "promised", "clean", "uses", "ends", "_running",
     )  # fmt: skip
 
-    def __init__(
-        self, shelf: "_Shelf", granted: GrantedLease, instance: str, first: LeaseUse
-    ) -> None:
+    def __init__(self, shelf: "_Shelf", granted: Granted, instance: str, first: LeaseUse) -> None:
         terms = granted.placement.stands
         assert terms is not None, "only such leases are kept"
         self.shelf = shelf
@@ -545,7 +547,7 @@ class KeptLease:
         if use is None:
             self.ends.append(CallEnd(request, now_s))
         else:
-            self.uses.append(use._replace(ended_s=now_s))
+            self.uses.append(replace(use, ended_s=now_s))
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
@@ -581,7 +583,7 @@ class KeptLease:
 class OwnLease(NamedTuple):
     """A lease that the scheduler gave a question: this call's, or one that it took over."""
 
-    granted: GrantedLease
+    granted: Granted
     request: RequestId
 
 
@@ -593,7 +595,7 @@ class _Question:
 
     __slots__ = ("late", "request", "taken_over", "task", "turn")
 
-    def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[GrantedLease]) -> None:
+    def __init__(self, request: RequestId, turn: "_Turn", task: asyncio.Task[Granted]) -> None:
         self.request = request
         self.task = task
         self.turn: _Turn | None = turn

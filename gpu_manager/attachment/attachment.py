@@ -5,9 +5,10 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count, islice
 from typing import Self
+
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from common.time_limits import time_limit, time_limit_at
@@ -240,10 +241,10 @@ class Attachment:
             model: ModelDemoted(node, None, model, tier) for model, tier in later
         }
         gpus = tuple(
-            state._replace(draining=True) if state.gpu.id in self._drained else state
+            replace(state, draining=True) if state.gpu.id in self._drained else state
             for state in snapshot.gpus
         )
-        return snapshot._replace(gpus=gpus, stored=stored[:_MOST_STORED])
+        return replace(snapshot, gpus=gpus, stored=stored[:_MOST_STORED])
 
     def _tier_pages(self) -> Iterator[list[Report]]:
         """Where the weights of stored models are, of which the snapshot says nothing."""

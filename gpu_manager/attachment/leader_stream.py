@@ -15,7 +15,7 @@ from common.tasks import error_of
 from common.time_limits import time_limit
 from gpu_manager.errors import BadSetting, GpuManagerError, NoScheduler
 from scheduler.api import BadValue, LeaseReleased, NodeId, RequestCancelled
-from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.codec import VERSION, other_version, pack
 from scheduler.wire.node_stream import (
     ACKNOWLEDGED_AT_ONCE,
     MAX_GREETING_BYTES,
@@ -37,7 +37,6 @@ from scheduler.wire.node_stream import (
     UpChannel,
     Welcome,
     is_proven,
-    pack_greeting,
     proven,
     read_greeting,
     stream_path,
@@ -153,7 +152,7 @@ class Dialer:
         line.max_frame_bytes = MAX_MESSAGE_BYTES  # messages may come right behind the Welcome
         nonce = secrets.token_hex(16)
         hello = Hello(VERSION, self._node, self._run, nonce, self.term, resume, self.addresses)
-        line.send(pack_greeting(proven(hello, self._key, challenge.nonce)))
+        line.send(pack(proven(hello, self._key, challenge.nonce)))
         welcome = read_greeting(await line.receive())
         if isinstance(welcome, TurnedAway):
             return welcome
@@ -281,7 +280,7 @@ class LeaderStream:
         with suppress(TimeoutError):
             async with time_limit(self._times.leave_s):
                 while self._line is not None and self._channel is not None:
-                    if self._channel.all_acknowledged:
+                    if not self._channel.unacknowledged_count:
                         break
                     await asyncio.sleep(_POLL_S)
         for task in (self._task, self._paging):

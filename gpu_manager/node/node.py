@@ -7,7 +7,8 @@ always reflect the orders given so far; tasks do the actual work.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import WHOLE

@@ -5,6 +5,8 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import ModelId, NodeId
 from common.telemetry.traces import TraceContext, trace_of
 from common.telemetry.work_context import ABOUT, Work
@@ -252,7 +254,7 @@ class Acquiring:
         asked_s = asyncio.get_running_loop().time()
         since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
         request = _request(session, fields, wanted.models, self._node.name, asked_s)
-        request = request._replace(arrived_s=since_s)
+        request = replace(request, arrived_s=since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
             for held in self._node.leases.held_by(session.key):

@@ -7,17 +7,13 @@ from functools import cache
 from statistics import fmean
 
 from research.esg.applications import Application
-from research.esg.fitted_profiles import (
-    BATCHES,
-    EsgAssumptions,
-    fitted_profiles,
-)
+from research.esg.fitted_profiles import BATCHES, EsgAssumptions, fitted_profiles, seconds_of
 from research.esg.lane_plans import LanePlan, StageCall
+from research.esg.path_search import KEPT_PATHS, PathCurve, path_curve
 from research.esg.printed import esg_paper
 from research.esg.slo_distribution import GROUP_SIZE, SloDistribution, chain, distribute
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch
-from scheduler.workflows.path_search import KEPT_PATHS, PathCurve, path_curve
 from scheduler.workflows.stage_profiles import Choice, StageProfile
 
 # Deviations of the noise; without any, half of the last stages would end late.
@@ -281,7 +277,7 @@ class InflessPlanner(_EnumeratingPlanner):
         preferred: int,  # noqa: ARG002  # no locality
     ) -> NodeChoice | None:
         """The pair of configuration and node with the highest efficiency, on warm nodes first."""
-        times = fitted_profiles(self._assumed)[function].times()
+        times = seconds_of(fitted_profiles(self._assumed)[function])
         for warm in (True, False):
             found: tuple[float, Configuration, int] | None = None
             for place in _different([room if room.is_warm == warm else None for room in rooms]):

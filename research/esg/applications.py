@@ -26,11 +26,16 @@ class Application:
         """Who waits for whom."""
         return _graph_of(self)
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The stages that wait for no other."""
+        return tuple(stage for stage in self.graph.order if not self.graph.before(stage))
+
     def heaviest_path(self, weights: Mapping[str, float], first: str = "") -> Sequence[str]:
         """The stages of the heaviest path, in their order; of those that begin with `first`."""
         graph = self.graph
         weight = graph.longest(weights)
-        path = [first or max(graph.entries, key=weight.__getitem__)]
+        path = [first or max(self.entries, key=weight.__getitem__)]
         while after := graph.after(path[-1]):
             path.append(max(after, key=weight.__getitem__))
         return path

@@ -4,12 +4,7 @@ from collections.abc import Hashable, Sequence
 from functools import cache
 from math import ceil
 
-from research.esg.adaptive_planners import (
-    MARGIN,
-    AppFunctionLanes,
-    beside_s,
-    largest_batch,
-)
+from research.esg.adaptive_planners import MARGIN, AppFunctionLanes, beside_s, largest_batch
 from research.esg.applications import Application
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
 from research.esg.lane_plans import LanePlan, StageCall
@@ -187,11 +182,11 @@ def _moved_s(function: str, assumed: EsgAssumptions) -> float:
 def _path(application: Application, stage: int, assumed: EsgAssumptions) -> tuple[str, ...]:
     """The path from a stage to the end that takes longest, at the fastest."""
     profiles = fitted_profiles(assumed)
-    fastest_s = {each: profiles[each].least_s for each in application.stages}
+    fastest_s = {each: profiles[each].choices[0].time_s for each in application.stages}
     return tuple(application.heaviest_path(fastest_s, application.stages[stage]))
 
 
 @cache
 def _fastest_s(application: Application, stage: int, assumed: EsgAssumptions) -> float:
     profiles = fitted_profiles(assumed)
-    return sum(profiles[each].least_s for each in _path(application, stage, assumed))
+    return sum(profiles[each].choices[0].time_s for each in _path(application, stage, assumed))

@@ -17,6 +17,11 @@ VGPUS = (1, 2, 4, 7)
 LEAST = Configuration(1, 1, 1)
 
 
+def seconds_of(stage: StageProfile) -> Mapping[Configuration, float]:
+    """The times of a stage by configuration."""
+    return {choice.configuration: choice.time_s for choice in stage.choices}
+
+
 class GpuScaling(StrEnum):
     """How a batch uses several vGPUs.
 

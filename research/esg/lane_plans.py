@@ -35,7 +35,7 @@ class WorkflowCall:
 
     def entries(self) -> "list[StageCall]":
         """What it begins with."""
-        return [self._at(stage, (None,)) for stage in self.application.graph.entries]
+        return [self._at(stage, (None,)) for stage in self.application.entries]
 
     def after(self, stage: str, node: int | None) -> "list[StageCall]":
         """What begins as this stage has ended on a node (None: it was skipped).

@@ -16,6 +16,7 @@ from research.esg.fitted_profiles import (
     EsgAssumptions,
     GpuScaling,
     fitted_profiles,
+    seconds_of,
 )
 from research.esg.headlines import judged_esg, verdict_of
 from research.esg.printed import esg_paper
@@ -46,7 +47,7 @@ def profile_table(scalings: Mapping[GpuScaling, EsgAssumptions]) -> str:
     for name, row in esg_paper().table3.items():
         cells = [f"{row.run_ms:g}", f"{row.cold_ms:g}", f"{row.input_mb:g}"]
         for each in scalings.values():
-            times = fitted_profiles(each)[name].times()
+            times = seconds_of(fitted_profiles(each)[name])
             cells += [f"{1e3 * times[one]:.0f}" for one in _SHOWN]
         rows.append([name, *cells])
     heads = [f"{scaling}: {_named(one)}" for scaling in scalings for one in _SHOWN]

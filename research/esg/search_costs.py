@@ -10,13 +10,8 @@ from typing import TypeVar
 from research.esg.adaptive_planners import distribution
 from research.esg.applications import Application
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
+from research.esg.path_search import KEPT_PATHS, ConfigurationPath, cheapest_paths, path_curve
 from research.esg.printed import LoadLevel, esg_paper
-from scheduler.workflows.path_search import (
-    KEPT_PATHS,
-    ConfigurationPath,
-    cheapest_paths,
-    path_curve,
-)
 from scheduler.workflows.stage_profiles import StageProfile
 
 # A search is asked with these parts of its target: later stages and calls that waited have less.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from research.esg.fitted_profiles import seconds_of
 from scheduler.workflows.dag import BadProfile, Workflow, WorkflowError
 from scheduler.workflows.stage_profiles import StageProfile
 
@@ -116,7 +117,7 @@ def dominators(workflow: Workflow) -> Mapping[str, str | None]:
 
 def require_slo(workflow: Workflow, profiles: Mapping[str, StageProfile], slo_s: float) -> None:
     """Raise SloTooShort, with the shortest time possible, if no configurations are fast enough."""
-    fastest = workflow.longest({stage: each.least_s for stage, each in profiles.items()})
+    fastest = workflow.longest({stage: each.choices[0].time_s for stage, each in profiles.items()})
     fastest_s = max(fastest.values())
     if fastest_s >= slo_s:
         raise SloTooShort(workflow.name, slo_s, fastest_s)
@@ -124,7 +125,7 @@ def require_slo(workflow: Workflow, profiles: Mapping[str, StageProfile], slo_s:
 
 def average_normalised_lengths(profiles: Mapping[str, StageProfile]) -> Mapping[str, float]:
     """ANL: a stage's part of all stages' time, on average over the configurations of them all."""
-    times = {stage: each.times() for stage, each in profiles.items()}
+    times = {stage: seconds_of(each) for stage, each in profiles.items()}
     first, *others = times.values()
     shared = [each for each in first if all(each in other for other in others)]
     if not shared:

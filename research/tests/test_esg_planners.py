@@ -23,14 +23,15 @@ from research.esg.fitted_profiles import (
     EsgAssumptions,
     GpuScaling,
     fitted_profiles,
+    seconds_of,
 )
 from research.esg.lane_plans import StageCall, WorkflowCall
+from research.esg.path_search import path_curve
 from research.esg.preplanned import AquatopePlanner, OrionPlanner, best_first, learned
 from research.esg.printed import esg_paper
 from research.esg.search_costs import brute_force, search_study
 from scheduler.model.values import Configuration
 from scheduler.workflows.node_choice import NodeRoom
-from scheduler.workflows.path_search import path_curve
 
 PAPER = esg_paper()
 BOTH = [EsgAssumptions(scaling=scaling) for scaling in GpuScaling]
@@ -50,18 +51,18 @@ def waiting(
 
 def times_of(stages: Sequence[str], plan: Sequence[Configuration]) -> list[float]:
     profiles = fitted_profiles(CHOSEN)
-    return [profiles[each].times()[one] for each, one in zip(stages, plan, strict=True)]
+    return [seconds_of(profiles[each])[one] for each, one in zip(stages, plan, strict=True)]
 
 
 @pytest.mark.parametrize("assumed", BOTH)
 def test_profiles_go_through_table_3(assumed: EsgAssumptions) -> None:
     for name, profile in fitted_profiles(assumed).items():
         assert len(profile.choices) == 256
-        assert profile.times()[LEAST] == pytest.approx(PAPER.table3[name].run_ms / 1e3)
+        assert seconds_of(profile)[LEAST] == pytest.approx(PAPER.table3[name].run_ms / 1e3)
 
 
 def test_one_call_gains_from_a_second_vgpu_only_where_work_divides() -> None:
-    portions, divided = (fitted_profiles(each)["deblur"].times() for each in BOTH)
+    portions, divided = (seconds_of(fitted_profiles(each)["deblur"]) for each in BOTH)
     two = Configuration(1, 1, 2)
 
     assert portions[two] == portions[LEAST]
@@ -95,7 +96,7 @@ def test_esg_spends_more_when_less_time_is_left() -> None:
 
     cost = {each.configuration: each.cost for each in profile.choices}
     assert cost[late] > cost[early]
-    assert profile.times()[late] < profile.times()[early]
+    assert seconds_of(profile)[late] < seconds_of(profile)[early]
 
 
 def test_esg_takes_the_fastest_when_no_path_is_in_time_and_else_the_cheapest() -> None:
@@ -218,13 +219,13 @@ def test_aquatope_learns_a_plan_in_time_and_near_the_cheapest() -> None:
     assert sum(times_of(CLASSIFY.stages, plan)) <= slo_s
     assert sum(costs) > best.cost
     assert sum(costs) < sum(
-        each.fastest_cost for each in map(profiles.get, CLASSIFY.stages) if each
+        each.choices[0].cost for each in map(profiles.get, CLASSIFY.stages) if each
     )
 
 
 def test_our_rule_keeps_a_late_call_cheap_and_an_urgent_one_fast() -> None:
     planner = CostToGoPlanner(CHOSEN)
-    times = fitted_profiles(CHOSEN)[CLASSIFY.stages[2]].times()
+    times = seconds_of(fitted_profiles(CHOSEN)[CLASSIFY.stages[2]])
     calls = waiting(stage=2)
     planner.arrived(calls[0], 0.0)
 
@@ -280,7 +281,7 @@ def test_branch_gets_more_time_by_the_dominator_tree_than_in_a_row() -> None:
         EsgPlanner(CHOSEN, reading).plan(calls, 0.3).options[0] for reading in (None, in_a_row)
     )
 
-    times = fitted_profiles(CHOSEN)["segmentation"].times()
+    times = seconds_of(fitted_profiles(CHOSEN)["segmentation"])
     assert times[chosen] > times[rushed]
     assert PAPER.prices.cost(chosen, times[chosen]) < PAPER.prices.cost(rushed, times[rushed])
 

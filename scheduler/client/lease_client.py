@@ -6,9 +6,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from common.errors import StreamRefused
@@ -20,7 +18,7 @@ from scheduler.client.scheduler_urls import SchedulerUrls
 from scheduler.model.errors import BadValue, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, Placement, Request, RequestId
+from scheduler.model.values import LeaseId, Request, RequestId
 from scheduler.wire.caller_stream import (
     GREETING_S,
     MAX_FRAME_BYTES,
@@ -43,10 +41,9 @@ from scheduler.wire.caller_stream import (
     Refused,
     SentAway,
     ToldTerms,
-    pack_up,
     read_down,
 )
-from scheduler.wire.codec import VERSION
+from scheduler.wire.codec import VERSION, pack
 from scheduler.wire.refusals import error_of
 from scheduler.wire.request_times import relative, shifted
 
@@ -62,31 +59,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedLease:
-    """A lease: where to use it, and which token to present there.
-
-    `addresses` are those of the node's GPU manager; `token` is for the header `X-Gpu-Lease`.
-    """
-
-    placement: Placement
-    term: int
-    addresses: tuple[str, ...]
-    token: str
-
-    def header_lines(self) -> tuple[bytes, ...]:
-        """The lines of an HTTP request's head that pass the lease to a function."""
-        addresses = ",".join(self.addresses).encode("latin-1")
-        token = self.token.encode("latin-1")
-        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
-
-
 class _Question(NamedTuple):
     """An unanswered question; `make` makes its message, for a stream at this time."""
 
     request: RequestId
     make: Callable[[float], AskLease | AskAgain]
-    answer: asyncio.Future[GrantedLease]
+    answer: asyncio.Future[Granted]
     asked_s: float
 
 
@@ -133,12 +111,7 @@ class LeaseClient:
         self._staying = asyncio.create_task(self._stay(), name="caller stream")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         assert self._staying is not None, "it was entered"
         self._staying.cancel()
         await asyncio.wait({self._staying})
@@ -148,7 +121,7 @@ class LeaseClient:
         """Let leases stand from now on; this keeper is told which are wanted back."""
         self._keeper = keeper
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         """Wait for a lease, for this trace; cancelling the task cancels the request.
 
         Raises RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
@@ -165,7 +138,7 @@ class LeaseClient:
 
         return await self._ask(call, request.id, make)
 
-    async def wanted(self, request: RequestId) -> GrantedLease:
+    async def wanted(self, request: RequestId) -> Granted:
         """Wait for another lease after one that was released with `may_return`."""
         call = next(self._numbers)
         return await self._ask(call, request, lambda _: AskAgain(call, request))
@@ -179,10 +152,7 @@ class LeaseClient:
         """
         if not may_return:
             self._drop(lease, request)
-        message = GiveBack(lease, may_return, request)
-        self._repeated.gave_back(message, time.monotonic())
-        self._forget_heard()
-        self._send(message)
+        self._say(GiveBack(lease, may_return, request))
 
     def _drop(self, lease: LeaseId, request: RequestId | None) -> None:
         """Hold a lease no more; of one that others share, only this request's part."""
@@ -207,9 +177,12 @@ class LeaseClient:
             yield shifted(report, by_s)
 
     def cancel(self, request: RequestId) -> None:
-        self._repeated.cancelled(request, time.monotonic())
+        self._say(Cancel(request))
+
+    def _say(self, message: GiveBack | Cancel) -> None:
+        self._repeated.say(message, time.monotonic())
         self._forget_heard()
-        self._send(Cancel(request))
+        self._send(message)
 
     def _forget_heard(self) -> None:
         """Forget what need not be repeated to the next leader."""
@@ -234,8 +207,8 @@ class LeaseClient:
 
     async def _ask(
         self, call: int, request: RequestId, make: Callable[[float], AskLease | AskAgain]
-    ) -> GrantedLease:
-        answer: asyncio.Future[GrantedLease] = asyncio.get_running_loop().create_future()
+    ) -> Granted:
+        answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         self._repeated.asked(request)
         now_s = time.monotonic()
         self._questions[call] = _Question(request, make, answer, now_s)
@@ -252,7 +225,7 @@ class LeaseClient:
 
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
-            self._line.send(pack_up(message))
+            self._line.send(pack(message))
 
     def _end_questions(self, why: str, before_s: float) -> None:
         for question in self._questions.values():
@@ -280,7 +253,9 @@ class LeaseClient:
                     self._keeper.all_recalled(list(self._held))
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
-            self._lose_patience(trouble)
+            before_s = time.monotonic() - self._patience_s
+            if self._without_leader_s <= before_s:
+                self._end_questions(f"no scheduler leads: {trouble}", before_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -289,7 +264,7 @@ class LeaseClient:
         async with time_limit(GREETING_S):
             line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
         async with line:
-            line.send(pack_up(Present(VERSION, self._caller, tuple(self._held))))
+            line.send(pack(Present(VERSION, self._caller, tuple(self._held))))
             async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
@@ -300,7 +275,7 @@ class LeaseClient:
             if not isinstance(first, Leads):
                 raise BadValue("a leader begins by its term")
             if first.term < self._term:
-                line.send(pack_up(MetTerm(self._term)))
+                line.send(pack(MetTerm(self._term)))
                 raise BadValue(f"it leads in term {first.term}, and term {self._term} has begun")
             self._take_up(line, first.term)
             return await self._listen(line, at)
@@ -364,65 +339,44 @@ class LeaseClient:
         self._held.setdefault(lease, {})[question.request] = None
         if len(self._held) > MOST_LEASES:
             del self._held[next(iter(self._held))]
-        question.answer.set_result(
-            GrantedLease(granted.placement, granted.term, granted.addresses, granted.token)
-        )
+        question.answer.set_result(granted)
 
     def _refuse(self, refused: Refused) -> None:
         question = self._questions.get(refused.call)
         if question is not None and not question.answer.done():
             question.answer.set_exception(error_of(refused.refusal))
 
-    # -- looking for the leader -------------------------------------------------------------------
-
-    def _lose_patience(self, trouble: str) -> None:
-        before_s = time.monotonic() - self._patience_s
-        if self._without_leader_s <= before_s:
-            self._end_questions(f"no scheduler leads: {trouble}", before_s)
-
 
 # A leader may die while a release that it took still waits for its node's stream, this long; and
 # what was sent on a line that broke may never have arrived.
 _REPEATED_S = 12.0
-_MOST = 4_000
-
-
-class _Said(NamedTuple):
-    at_s: float
-    message: GiveBack
+_MOST = 8_000
 
 
 class RepeatedMessages:
-    """Leases that were given back and requests that were cancelled, the last ones of each."""
+    """Leases that were given back and requests that were cancelled, the last ones, in order."""
 
     def __init__(self) -> None:
-        self._given_back: deque[_Said] = deque(maxlen=_MOST)
-        self._cancelled: OrderedDict[RequestId, float] = OrderedDict()
+        self._said_s: OrderedDict[GiveBack | Cancel, float] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._given_back) + len(self._cancelled)
+        return len(self._said_s)
 
     def __iter__(self) -> Iterator[GiveBack | Cancel]:
-        yield from [said.message for said in self._given_back]
-        yield from [Cancel(request) for request in self._cancelled]
+        return iter(list(self._said_s))
 
-    def gave_back(self, message: GiveBack, now_s: float) -> None:
-        self._given_back.append(_Said(now_s, message))
-
-    def cancelled(self, request: RequestId, now_s: float) -> None:
-        self._cancelled[request] = now_s
-        self._cancelled.move_to_end(request)
-        if len(self._cancelled) > _MOST:
-            self._cancelled.popitem(last=False)
+    def say(self, message: GiveBack | Cancel, now_s: float) -> None:
+        self._said_s[message] = now_s
+        self._said_s.move_to_end(message)
+        if len(self._said_s) > _MOST:
+            self._said_s.popitem(last=False)
 
     def asked(self, request: RequestId) -> None:
         """A request is asked: a call that is tried again keeps its id."""
-        self._cancelled.pop(request, None)
+        self._said_s.pop(Cancel(request), None)
 
     def forget(self, heard_s: float) -> None:
         """What was said so long before this time, when a leader listened, is not repeated."""
         since_s = heard_s - _REPEATED_S
-        while self._given_back and self._given_back[0].at_s < since_s:
-            self._given_back.popleft()
-        while self._cancelled and next(iter(self._cancelled.values())) < since_s:
-            self._cancelled.popitem(last=False)
+        while self._said_s and next(iter(self._said_s.values())) < since_s:
+            self._said_s.popitem(last=False)

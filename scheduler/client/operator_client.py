@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -51,12 +50,7 @@ class OperatorClient:
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         assert self._session is not None, "it was entered"
         await self._session.close()
 

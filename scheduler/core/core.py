@@ -28,7 +28,7 @@ from scheduler.model.events import (
     TermsSet,
     TimerFired,
 )
-from scheduler.model.owner_terms import OwnerTerms, problem_of
+from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
     CoreSettings,
     LeaseId,
@@ -148,10 +148,6 @@ class Core:
         self.placer.tenancy.set_lead(lead_s, requests, leases)
 
     def _terms_set(self, event: TermsSet, now: float, out: list[Action]) -> None:
-        problem = problem_of(event.terms) if event.terms is not None else ""
-        if problem:
-            out.append(Refuse(event, problem))
-            return
         cluster = self.cluster
         if self.placer.queued > cluster.waiting.count + cluster.held:  # some wait for one slot
             for slot in cluster.slots.values():

@@ -1,7 +1,8 @@
 """GPUs that join, drain, are lost or report; what their models need; orders of administrators."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from cache_manager.residency import idle_contexts

@@ -2,6 +2,8 @@
 
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from cache_manager import exits
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Pending, Standing
@@ -219,7 +221,7 @@ class Lifecycle:
                 continue  # another call has this id, and has not ended
             request = _request(event, use, dispatch, now)
             began_s = min(use.began_s, now)
-            taken = dispatch._replace(requests=(use.request,))
+            taken = replace(dispatch, requests=(use.request,))
             out.append(Taken(request, began_s, taken, use.parent))
             paused = self._placer.tenancy.order.paused.count
             number = self._cluster.accept(request.models, now) - paused
@@ -247,7 +249,7 @@ class Lifecycle:
         profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
         beside = lease.slot.neighbours(lease)
         run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
-        return dispatch._replace(estimate=Estimate(0.0, run_s))
+        return replace(dispatch, estimate=Estimate(0.0, run_s))
 
     def _call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
         """A call runs under this lease, as its caller reports; `number` were accepted before it."""

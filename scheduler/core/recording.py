@@ -4,56 +4,40 @@ Pure: the caller owns the file. A leader's term begins with a line of its own, s
 hold several terms.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cache_manager.model.ids import ModelId, Tier
-from cache_manager.model.request_rates import IdleGaps
+from msgspec import json
+from msgspec.structs import replace
+
+from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core, make_core
-from scheduler.estimates.profiles import Profile
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
-from scheduler.model.values import Configuration, CoreSettings, LeaseId, StandingTerms
-from scheduler.wire.codec import Codec
+from scheduler.model.values import CoreSettings, LeaseId, Number, StandingTerms, Value
+from scheduler.wire.codec import encoded, read
+from scheduler.wire.model_records import ModelRecord, profile_of
 
-VERSION = 1
+VERSION = 2
 _DIGEST_BYTES = 8
-_UNREADABLE = ValueError, TypeError, KeyError, OverflowError, RecursionError, BadValue
 
 
-class RecordedProfile(NamedTuple):
-    """A model's profile as an earlier leader left it."""
-
-    model: ModelId
-    memory_bytes: int
-    measured_bytes: int
-    load_s: Mapping[Tier, float]
-    run_s: Mapping[tuple[int, str], float]
-    measured_loads: tuple[Tier, ...]
-    measured_runs: tuple[tuple[int, str], ...]
-    features: Mapping[str, float]
-    usual_run_s: float | None
-    configured_s: Mapping[tuple[Configuration, str], float] = MappingProxyType({})
-
-
-class Beginning(NamedTuple):
+class Beginning(Value, frozen=True):
     """Everything besides the events that a core's decisions depend on."""
 
     version: int
     policy: str
     eviction: str
-    parameters: Mapping[str, float] = MappingProxyType({})
+    parameters: Mapping[str, Number] = MappingProxyType({})
     max_waiting: int | None = None
     first_lease: LeaseId = LeaseId(1)
     largest_gpu_bytes: int = 0
-    profiles: tuple[RecordedProfile, ...] = ()
+    models: Mapping[ModelId, ModelRecord] = MappingProxyType({})
     standing: StandingTerms | None = None
     exit_rule: str = "never"
-    gaps: Mapping[ModelId, tuple[tuple[int, float], ...]] = MappingProxyType({})
 
     def core(
         self, policy: str | None = None, parameters: Mapping[str, float] | None = None
@@ -68,90 +52,51 @@ class Beginning(NamedTuple):
         )
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)
-        for recorded_profile in self.profiles:
-            core.cluster.profiles.restore(recorded_profile.model, _profile(recorded_profile))
-        for model, counts in self.gaps.items():
-            core.placer.exits.remember(model, IdleGaps.of(counts))
+        for model, record in self.models.items():
+            profile, gaps = profile_of(record)
+            core.cluster.profiles.restore(model, profile)
+            if gaps.total:
+                core.placer.exits.remember(model, gaps)
         return core
 
 
 class RecordedStep(NamedTuple):
     """One event, when the core took it in, and the digest of the resulting actions."""
 
-    at_s: float
+    at_s: Number
     event: Event
     digest: str
 
 
-_BEGINNINGS: Codec[Beginning] = Codec(Beginning)
-_EVENTS: Codec[Event] = Codec(Event)
-_ACTIONS: Codec[Action] = Codec(Action)
-
-
-def recorded_profile(model: ModelId, profile: Profile) -> RecordedProfile:
-    return RecordedProfile(
-        model,
-        profile.memory_bytes,
-        profile.measured_bytes,
-        dict(profile.load_s),
-        dict(profile.run_s),
-        tuple(sorted(profile.measured_loads)),
-        tuple(sorted(profile.measured_runs)),
-        dict(profile.features),
-        profile.usual_run_s,
-        dict(profile.configured_s),
-    )
+_LINES: json.Decoder[Beginning | RecordedStep] = json.Decoder(Beginning | RecordedStep)
 
 
 def digest(actions: Iterable[Action]) -> str:
     """A hash of the actions without their explanations."""
-    plain = [_ACTIONS.to_plain(_bare(action)) for action in actions]
-    if not plain:
-        return ""
-    return blake2b(_line(plain).encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    bare = [_bare(action) for action in actions]
+    return blake2b(encoded(bare), digest_size=_DIGEST_BYTES).hexdigest() if bare else ""
 
 
 def beginning_line(beginning: Beginning) -> str:
-    return _line({"begins": _BEGINNINGS.to_plain(beginning)})
+    return encoded(beginning).decode()
 
 
 def step_line(at_s: float, event: Event, actions: Sequence[Action]) -> str:
-    return _line([at_s, _EVENTS.to_plain(event), digest(actions)])
+    return encoded(RecordedStep(at_s, event, digest(actions))).decode()
 
 
 def parsed(line: str) -> Beginning | RecordedStep:
     """BadRecording if this is no line of a recording."""
     try:
-        found = json.loads(line)
-        if isinstance(found, dict):
-            beginning = _BEGINNINGS.from_plain(found["begins"])
-            if beginning.version != VERSION:
-                raise BadRecording(f"version {beginning.version}; this is version {VERSION}")
-            return beginning
-        at_s, event, answer = found
-        return RecordedStep(float(at_s), _EVENTS.from_plain(event), str(answer))
-    except _UNREADABLE as error:
+        recorded = read(_LINES, line.encode())
+    except (UnicodeEncodeError, BadValue) as error:
         raise BadRecording(f"no line of a recording: {error}") from error
+    if isinstance(recorded, Beginning) and recorded.version != VERSION:
+        raise BadRecording(f"version {recorded.version}; this is version {VERSION}")
+    return recorded
 
 
 def _bare(action: Action) -> Action:
     if isinstance(action, Dispatch | EnqueueLocally) and action.explanation is not None:
-        return action._replace(explanation=None)
+        return replace(action, explanation=None)
     return action
-
-
-def _profile(recorded_profile: RecordedProfile) -> Profile:
-    profile = Profile(recorded_profile.memory_bytes)
-    profile.measured_bytes = recorded_profile.measured_bytes
-    profile.load_s = dict(recorded_profile.load_s)
-    profile.run_s = dict(recorded_profile.run_s)
-    profile.measured_loads = set(recorded_profile.measured_loads)
-    profile.measured_runs = set(recorded_profile.measured_runs)
-    profile.features = dict(recorded_profile.features)
-    profile.usual_run_s = recorded_profile.usual_run_s
-    profile.configured_s = dict(recorded_profile.configured_s)
-    return profile
-
-
-def _line(plain: Any) -> str:
-    return json.dumps(plain, separators=(",", ":"), sort_keys=True)

@@ -3,6 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.model.actions import Dispatch
@@ -141,7 +143,7 @@ class StandingLeases:
         unused = self.unused.pop(lease.id, None)
         if unused is not None:
             self._doubt(unused)
-        self._ended[lease.id] = now, lease.dispatch._replace(explanation=None)
+        self._ended[lease.id] = now, replace(lease.dispatch, explanation=None)
         self._forget_ended(now)
 
     def _forget_ended(self, now: float) -> None:
@@ -159,7 +161,7 @@ class StandingLeases:
             _, given = self._ended[number]
         else:
             return None
-        return given._replace(hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
+        return replace(given, hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
 
     # -- recalls ----------------------------------------------------------------------------------
 

@@ -131,12 +131,13 @@ class Profiles:
         for tier, load_s in spec.load_s.items():
             if tier not in profile.measured_loads:
                 profile.load_s[tier] = load_s
-        for key, run_s in spec.run_s.items():
+        for batch, gpu_type, run_s in spec.run_s:
+            key = batch, gpu_type
             if key not in profile.measured_runs and profile.has_room(key):
                 profile.stand_ins.discard(key)
                 profile.keep_run(key, run_s)
         if spec.run_s and not profile.measured_runs:
-            profile.usual_run_s = spec.run_s[min(spec.run_s)]
+            profile.usual_run_s = min(spec.run_s)[-1]  # of the smallest batch
         features = {**profile.features, **spec.features}
         profile.features = dict(islice(features.items(), MOST_FEATURES))
 

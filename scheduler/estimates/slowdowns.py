@@ -13,6 +13,8 @@ LEAST, MOST = 0.9, 8.0
 # Predictions are of use if their mean square error is at most this part of that of the belief that
 # nothing slows anything down.
 _WORTH = 0.5
+# How good the predictions are is looked at after so many further runs.
+_REVIEW = 8
 _RIDGE = 1e-3
 
 
@@ -28,16 +30,13 @@ Row = tuple[float, ...]
 
 
 class RidgeRegression:
-    """Weights that minimise the squared errors of the latest observations and `ridge` times theirs.
+    """Weights that minimise the squared errors of the latest observations and `_RIDGE` of theirs.
 
     The inverse of the normal matrix is kept, so that an observation costs the square of the number
     of inputs. Rounding adds up over updates: after as many as the window holds, it is made anew.
     """
 
-    def __init__(self, inputs: int, *, ridge: float = 1e-3, window: int = 1024) -> None:
-        if inputs < 1 or window < 1 or not ridge > 0:
-            raise ValueError("a regression needs inputs, a window and a positive ridge")
-        self._ridge = ridge
+    def __init__(self, inputs: int, *, window: int = 1024) -> None:
         self._window = window
         self._seen: deque[tuple[Row, float]] = deque()
         self._inverse: list[list[float]] = []
@@ -58,8 +57,6 @@ class RidgeRegression:
 
     def observe(self, row: Row, value: float) -> None:
         """Count an observation; beyond the window the oldest one is forgotten."""
-        if len(row) != self._inputs:
-            raise ValueError(f"a row of {self._inputs} inputs, not {len(row)}")
         self._seen.append((row, value))
         self._count(row, value, +1.0)
         if len(self._seen) > self._window:
@@ -90,7 +87,7 @@ class RidgeRegression:
 
     def _begin(self) -> None:
         size = range(self._inputs)
-        self._inverse = [[1.0 / self._ridge if i == j else 0.0 for j in size] for i in size]
+        self._inverse = [[1.0 / _RIDGE if i == j else 0.0 for j in size] for i in size]
         self._moments = [0.0 for _ in size]
         self._updates = 0
         self._weights = None
@@ -134,6 +131,8 @@ class Slowdowns:
         self._rows: list[tuple[Metrics, Metrics, float]] = []
         self._regression = self._anew()
         self._sum = 0.0
+        self._observed = 0
+        self.is_of_use = False  # predictions are much better than to expect no slowdown
 
     def observe(self, own: Metrics, neighbours: Sequence[Metrics], slowdown: float) -> None:
         """A run took `slowdown` times as long as alone while these ran beside it."""
@@ -150,6 +149,9 @@ class Slowdowns:
                 self._regression.observe(self._row(seen_own, seen_beside), seen)
         else:
             self._regression.observe(self._row(own, beside), slowdown)
+        self._observed += 1
+        if self._observed % _REVIEW == 0:  # it costs a look at all
+            self.is_of_use = self._review()
 
     def predict(self, own: Metrics, neighbours: Sequence[Metrics]) -> float:
         """How many times as long a run takes beside these; 1 while too little is known."""
@@ -163,8 +165,7 @@ class Slowdowns:
         mean = self._sum / observed if observed else 1.0
         return Fit(observed, self._regression.left_out_mse(), mean)
 
-    def is_of_use(self) -> bool:
-        """Whether predictions are much better than to expect no slowdown; costs a look at all."""
+    def _review(self) -> bool:
         error = self._regression.left_out_mse()
         if error is None or len(self._rows) < LEAST_OBSERVED:
             return False
@@ -172,8 +173,7 @@ class Slowdowns:
         return error <= _WORTH * ignored
 
     def _anew(self) -> RidgeRegression:
-        inputs = 1 + 3 * len(METRICS)
-        return RidgeRegression(inputs, ridge=_RIDGE, window=self._window)
+        return RidgeRegression(1 + 3 * len(METRICS), window=self._window)
 
     def _grew(self, seen: Iterable[Metrics]) -> bool:
         grew = False
@@ -205,8 +205,6 @@ def _together(neighbours: Sequence[Metrics]) -> Metrics:
 _MOST_TYPES = 16
 # Runs that one regression is fitted to: it is made anew at times, of all of them.
 _WINDOW = 256
-# How good the predictions are is looked at after so many further runs.
-_REVIEW = 8
 
 
 class Interference:
@@ -218,8 +216,6 @@ class Interference:
 
     def __init__(self) -> None:
         self._learned: dict[str, Slowdowns] = {}
-        self._trusted: dict[str, bool] = {}
-        self._seen: dict[str, int] = {}
 
     def observe(
         self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics], slowdown: float
@@ -233,15 +229,13 @@ class Interference:
                 return
             learned = self._learned[gpu_type] = Slowdowns(window=_WINDOW)
         learned.observe(own, neighbours, slowdown)
-        seen = self._seen[gpu_type] = self._seen.get(gpu_type, 0) + 1
-        if seen % _REVIEW == 0:
-            self._trusted[gpu_type] = learned.is_of_use()
 
     def slowdown(self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics]) -> float:
         """How many times as long a run should take beside these; 1 while that is not known."""
-        if not neighbours or not self._trusted.get(gpu_type, False):
+        learned = self._learned.get(gpu_type)
+        if learned is None or not learned.is_of_use:
             return 1.0
-        return self._learned[gpu_type].predict(own, neighbours)
+        return learned.predict(own, neighbours)
 
     def fit(self, gpu_type: str) -> Fit | None:
         """How good the predictions are there; None before the first run beside another."""

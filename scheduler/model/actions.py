@@ -1,7 +1,5 @@
 """All actions that the core can return; its driver carries them out in order."""
 
-from typing import NamedTuple
-
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.events import Event
 from scheduler.model.values import (
@@ -9,7 +7,10 @@ from scheduler.model.values import (
     Estimate,
     Explanation,
     LeaseId,
+    Many,
+    Message,
     ModelLoad,
+    Number,
     Request,
     RequestId,
     RequestOutcome,
@@ -18,7 +19,7 @@ from scheduler.model.values import (
 )
 
 
-class Prepare(NamedTuple):
+class Prepare(Message, frozen=True):
     """To the GPU manager: evict the victims, then load; a prefetch has a lease of its own.
 
     `emptied` names models whose empty processes must end as well. Other leases of the slot may run
@@ -29,16 +30,16 @@ class Prepare(NamedTuple):
     slot: SlotId
     gpu: GpuId
     lease: LeaseId
-    victims: tuple[ModelId, ...]
-    loads: tuple[ModelLoad, ...]
+    victims: Many[ModelId]
+    loads: Many[ModelLoad]
     prefetch: bool = False
-    emptied: tuple[ModelId, ...] = ()
+    emptied: Many[ModelId] = ()
     beside: bool = False
-    more_slots: tuple[SlotId, ...] = ()
+    more_slots: Many[SlotId] = ()
     configuration: Configuration | None = None
 
 
-class Dispatch(NamedTuple):
+class Dispatch(Message, frozen=True):
     """To the callers and the GPU manager: these requests now hold this lease on these models.
 
     `function` is the one that a caller passes the lease on to; empty if nobody is between the
@@ -52,39 +53,39 @@ class Dispatch(NamedTuple):
     slot: SlotId
     gpu: GpuId
     node: NodeId
-    requests: tuple[RequestId, ...]
+    requests: Many[RequestId]
     hit: bool
     held_elsewhere: bool
     estimate: Estimate
     rule: str
     explanation: Explanation | None = None
-    models: tuple[ModelId, ...] = ()
+    models: Many[ModelId] = ()
     stands: StandingTerms | None = None
     function: str = ""
-    more_slots: tuple[SlotId, ...] = ()
+    more_slots: Many[SlotId] = ()
     configuration: Configuration | None = None
     own: bool = False
 
 
-class Taken(NamedTuple):
+class Taken(Message, frozen=True):
     """To observers: a call ran, or runs, under a lease that its caller kept.
 
     `dispatch` is what an own lease of the call would have been given by.
     """
 
     request: Request
-    began_s: float
+    began_s: Number
     dispatch: Dispatch
     parent: str = ""
 
 
-class Recall(NamedTuple):
+class Recall(Message, frozen=True):
     """To the caller that keeps this lease: begin no further call under it, and give it back."""
 
     lease: LeaseId
 
 
-class EnqueueLocally(NamedTuple):
+class EnqueueLocally(Message, frozen=True):
     """A request waits for one busy slot from now on."""
 
     request: RequestId
@@ -93,7 +94,7 @@ class EnqueueLocally(NamedTuple):
     explanation: Explanation | None = None
 
 
-class Demote(NamedTuple):
+class Demote(Message, frozen=True):
     """To the GPU manager: evict this model from this GPU.
 
     With `keeps_context` its process stays, empty, for the next model of the same tenant.
@@ -105,7 +106,7 @@ class Demote(NamedTuple):
     keeps_context: bool = False
 
 
-class EndContext(NamedTuple):
+class EndContext(Message, frozen=True):
     """To the GPU manager: end the empty process that this model left on this GPU."""
 
     gpu: GpuId
@@ -113,7 +114,7 @@ class EndContext(NamedTuple):
     reason: str
 
 
-class DemoteStored(NamedTuple):
+class DemoteStored(Message, frozen=True):
     """To the GPU manager: move these weights down to this tier, unless something needs them."""
 
     node: NodeId
@@ -122,7 +123,7 @@ class DemoteStored(NamedTuple):
     reason: str
 
 
-class EndLease(NamedTuple):
+class EndLease(Message, frozen=True):
     """To the GPU manager: admit no further call, let the one in flight end, report the slot.
 
     With `recalled` its holder may still be at work: the call in flight has as long as any call.
@@ -134,7 +135,7 @@ class EndLease(NamedTuple):
     recalled: bool = False
 
 
-class Finish(NamedTuple):
+class Finish(Message, frozen=True):
     """To the caller: this request has ended for good, with this outcome.
 
     `at_s` is set if it ended before the core heard of it. A quota that refused it may have room in
@@ -144,18 +145,18 @@ class Finish(NamedTuple):
     request: RequestId
     outcome: RequestOutcome
     reason: str = ""
-    at_s: float | None = None
-    again_s: float | None = None
+    at_s: Number | None = None
+    again_s: Number | None = None
 
 
-class SetTimer(NamedTuple):
+class SetTimer(Message, frozen=True):
     """Report this event to the core at that time."""
 
-    at_s: float
+    at_s: Number
     event: Event
 
 
-class Refuse(NamedTuple):
+class Refuse(Message, frozen=True):
     """An event that was refused, and why."""
 
     event: Event

@@ -9,27 +9,27 @@ SchedulerError
 ├── BadValue             a value from outside that does not decode
 ├── BadToken             a lease token that is forged or expired
 ├── BadRecording         a file that is no recording of a live run, or cannot be written
-├── Refused              an event that could not be carried out, or not everywhere
-├── StoreError           the datastore refused or failed an operation
+├── EventRefused         an event that could not be carried out, or not everywhere
+├── DatastoreError       the datastore refused or failed an operation
 │   ├── StoreUnavailable it is unreachable or does not answer; a write may have happened
 │   ├── Fenced           a write of a scheduler that no longer leads
 │   └── LeaseGone        the datastore's lease has expired, with every key that was under it
 ├── ServiceError         the service, or its client, cannot carry a call out
 │   ├── MalformedRequest the body or query of a call is invalid
 │   │   └── BodyTooLarge the body is larger than the scheduler reads
-│   ├── NotAllowed       no credentials, wrong ones, or insufficient rights
-│   ├── Unknown          no object of that name
+│   ├── CallerNotAllowed no credentials, wrong ones, or insufficient rights
+│   ├── UnknownName      no object of that name
 │   │   └── UnknownModel no model of that name, nor one of a function
 │   ├── NotLeading       another scheduler leads, or none
 │   ├── NoGpus           no GPU is attached
-│   └── Unreachable      no scheduler answered
+│   └── SchedulerUnreachable no scheduler answered
 └── RequestEnded         a request ended while its caller waited for a GPU
     ├── QueueFull        too many requests wait already
     ├── OverQuota        its namespace or function has used up a quota
-    ├── TooLarge         no GPU can hold its models
-    ├── Expired          its deadline passed
-    ├── Cancelled        its caller or the scheduler cancelled it
-    ├── Failed           its GPU work failed or its GPU was lost
+    ├── ModelsTooLarge   no GPU can hold its models
+    ├── RequestExpired   its deadline passed
+    ├── RequestWithdrawn its caller or the scheduler cancelled it
+    ├── RequestFailed    its GPU work failed or its GPU was lost
     └── GivenBack        its last lease was released for good
 """
 
@@ -44,8 +44,6 @@ class UnknownPolicy(SchedulerError):
     """No policy has this name, or its file is none."""
 
     def __init__(self, name: str, known: tuple[str, ...], detail: str = "") -> None:
-        self.name = name
-        self.known = known
         super().__init__(
             f"policy {name!r}: {detail}"
             if detail
@@ -57,8 +55,6 @@ class AmbiguousPolicy(SchedulerError):
     """Two installed policies have this name, so nobody could say which one decides."""
 
     def __init__(self, name: str, owners: tuple[str, str]) -> None:
-        self.name = name
-        self.owners = owners
         super().__init__(
             f"policy {name!r} is given twice, by {owners[0]} and by {owners[1]}: "
             "uninstall one of them, or have it take another name"
@@ -69,8 +65,6 @@ class BadParameter(SchedulerError):
     """A policy has no such parameter, or the value is outside its range."""
 
     def __init__(self, policy: str, parameter: str, detail: str) -> None:
-        self.policy = policy
-        self.parameter = parameter
         super().__init__(f"policy {policy!r}, parameter {parameter!r}: {detail}")
 
 
@@ -78,8 +72,6 @@ class BadEvent(SchedulerError):
     """The driver reported something about a slot, GPU or lease that does not exist."""
 
     def __init__(self, what: str, identity: object) -> None:
-        self.what = what
-        self.identity = identity
         super().__init__(f"no {what} {identity!r}")
 
 
@@ -129,8 +121,6 @@ class Fenced(DatastoreError):
     """Nothing was written: the key of the fence is gone, or another process made it again."""
 
     def __init__(self, key: str, revision: int) -> None:
-        self.key = key
-        self.revision = revision
         super().__init__(f"{key!r} is no longer the one that was made at revision {revision}")
 
 
@@ -138,7 +128,6 @@ class LeaseGone(DatastoreError):
     """The datastore's lease has expired or was revoked, and its keys went with it."""
 
     def __init__(self, lease: int) -> None:
-        self.lease = lease
         super().__init__(f"lease {lease:x} is gone")
 
 
@@ -226,8 +215,6 @@ class UnknownName(ServiceError):
     """There is no object of that name."""
 
     def __init__(self, what: str, name: str, detail: str = "") -> None:
-        self.what = what
-        self.name = name
         super().__init__(f"no {what} {name!r}{detail}")
 
 

@@ -1,9 +1,13 @@
 """The scheduler's values: requests, GPUs and slots, placements and how a request may end."""
 
+import sys
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from types import MappingProxyType
+from typing import Annotated, NamedTuple, NewType, TypeVar
+
+from msgspec import Meta, Struct
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 
@@ -12,6 +16,24 @@ SlotId = NewType("SlotId", str)
 LeaseId = NewType("LeaseId", int)
 
 ANY_GPU_TYPE = "any"
+
+T = TypeVar("T")
+# Lists as others may send them: what a caller asks for and reports, and what a node has.
+Few = Annotated[tuple[T, ...], Meta(max_length=1 << 12)]
+Many = Annotated[tuple[T, ...], Meta(max_length=1 << 18)]
+# A number that others may send is finite: no comparison would refuse NaN later.
+Number = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
+class Value(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """What is sent and recorded: an object of its fields, without those at their default.
+
+    Values refer to no cycle of objects, so that the garbage collector need not look at them.
+    """
+
+
+class Message(Value, frozen=True, tag=True):
+    """One of several kinds of values: its object says the name of its class, too."""
 
 
 class RequestOutcome(StrEnum):
@@ -33,24 +55,24 @@ class AfterLoss(StrEnum):
     REQUEUE = "requeue"
 
 
-class Request(NamedTuple):
+class Request(Value, frozen=True):
     """One request for GPU time; its models are placed together, on one GPU."""
 
     id: RequestId
     function: str  # as `namespace/function`; requests of one function alone can share a lease
-    models: tuple[ModelId, ...]
+    models: Few[ModelId]
     batch: int = 1  # the batch size of its inference
-    deadline_s: float | None = None  # the time at which it ends, placed or not, as expired
+    deadline_s: Number | None = None  # the time at which it ends, placed or not, as expired
     priority: int = 0  # each step is a head start of a second; its owners' steps add to it
-    arrived_s: float | None = None  # None: when the core hears of it
+    arrived_s: Number | None = None  # None: when the core hears of it
     application: str = ""  # the workflow that `stage` is a part of; empty: none
     stage: str = ""
-    slo_s: float | None = None  # within how many seconds of its arrival it should be done
+    slo_s: Number | None = None  # within how many seconds of its arrival it should be done
     near: NodeId | None = None  # the node that has its data or its function
     # It fails at once if no node has registered one of the models: its caller has their names from
     # a function, which could invent names to have memory reserved for them.
     registered_only: bool = False
-    max_wait_s: float | None = None  # it is refused on arrival if it should wait for longer
+    max_wait_s: Number | None = None  # it is refused on arrival if it should wait for longer
     caller: str = ""  # who can keep the lease for further calls, reports these, and hears recalls
     # The rule by which its models leave from now on when they are idle; empty: the cluster's own
     # rule; None: the rule as before.
@@ -68,25 +90,25 @@ class StandingTerms(NamedTuple):
     while others waited stands `for_a_slice`, and is not kept without a call.
     """
 
-    seconds: float
+    seconds: Number
     calls: int
-    slice_s: float = 0.0
+    slice_s: Number = 0.0
 
     @property
     def for_a_slice(self) -> bool:
         return self.seconds <= self.slice_s
 
 
-class LeaseUse(NamedTuple):
+class LeaseUse(Value, frozen=True):
     """A call that its caller ran under a lease that stands; without `ended_s` it still runs.
 
     `parent` is the span, as a `traceparent`, that the use belongs to.
     """
 
     request: RequestId
-    arrived_s: float
-    began_s: float
-    ended_s: float | None = None
+    arrived_s: Number
+    began_s: Number
+    ended_s: Number | None = None
     parent: str = ""
 
 
@@ -94,7 +116,7 @@ class CallEnd(NamedTuple):
     """The end of a call that was known to run under a lease."""
 
     request: RequestId
-    ended_s: float
+    ended_s: Number
 
 
 class Configuration(NamedTuple):
@@ -105,8 +127,7 @@ class Configuration(NamedTuple):
     vgpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSpec:
+class SlotSpec(Value, frozen=True):
     """The schedulable unit: room for `leases` leases at a time on its GPU.
 
     Their calls run `at_once`, or else in turns. A slot that is a part of its GPU has turns.
@@ -117,8 +138,7 @@ class SlotSpec:
     at_once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSpec:
+class GpuSpec(Value, frozen=True):
     """One GPU, or one slice with memory of its own; by default it is one slot of its own name.
 
     `context_bytes` is the memory of a process there that holds no model. `vcpus` are those that its
@@ -129,7 +149,7 @@ class GpuSpec:
     node: NodeId
     memory_bytes: int
     gpu_type: str = ANY_GPU_TYPE
-    slots: tuple[SlotSpec, ...] = ()
+    slots: Many[SlotSpec] = ()
     context_bytes: int = 0
     vcpus: int = 0
 
@@ -137,34 +157,33 @@ class GpuSpec:
         return self.slots or (SlotSpec(SlotId(self.id)),)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Value, frozen=True):
     """The declaration of a model, before any measurement; every part may be left out.
 
-    `memory_bytes` are those that it needs on a GPU, `weights_bytes` those of its stored image.
+    `memory_bytes` are those that it needs on a GPU, `weights_bytes` those of its stored image,
+    `run_s` its times by batch and type of GPU.
     """
 
     id: ModelId
     memory_bytes: int | None = None
-    load_s: Mapping[Tier, float] = field(default_factory=dict)
-    run_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
-    features: Mapping[str, float] = field(default_factory=dict)
+    load_s: Mapping[Tier, Number] = MappingProxyType({})
+    run_s: Many[tuple[int, str, Number]] = ()
+    features: Annotated[Mapping[str, Number], Meta(max_length=1 << 18)] = MappingProxyType({})
     weights_bytes: int = 0
 
 
 class Estimate(NamedTuple):
     """The expected seconds of one dispatch on one slot."""
 
-    load_s: float
-    run_s: float
+    load_s: Number
+    run_s: Number
 
     @property
     def total_s(self) -> float:
         return self.load_s + self.run_s
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Value, frozen=True):
     """A lease in force on one slot; on a miss its models are being loaded meanwhile.
 
     With `stands` its caller may keep it for its next calls of the same function and models.
@@ -174,14 +193,13 @@ class Placement:
     gpu: GpuId
     node: NodeId
     slot: SlotId
-    models: tuple[ModelId, ...]
+    models: Many[ModelId]
     hit: bool
     estimate: Estimate
     stands: StandingTerms | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelLoad(Value, frozen=True):
     """One model to bring into GPU memory, and the nearest tier that has it.
 
     `emptied` names the model whose empty process takes it; without one, a process of the pool does.

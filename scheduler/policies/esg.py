@@ -19,8 +19,7 @@ from scheduler.policies.weighing import (
     rooms_for,
 )
 from scheduler.workflows.node_choice import NodeRoom, dispatch
-from scheduler.workflows.path_search import cheapest_paths
-from scheduler.workflows.stage_profiles import Choice
+from scheduler.workflows.stage_profiles import Choice, undominated
 
 # Where a GPU's leases are given no vCPUs, they are no reason against it.
 _VCPUS_FREE = 1 << 30
@@ -138,17 +137,19 @@ class Policy:
         most = self.most_batch if self.fill_share else waiting
         profile = profile_of(view, first, nodes, most, PRICES)
         now = profile.up_to(waiting)
-        paths = cheapest_paths([now], queue.slack_s, _KEPT)
-        if not paths:
+        choices = undominated(now.choices, _KEPT)
+        in_time = [choice for choice in choices if choice.time_s < queue.slack_s]
+        if not in_time:
             late = min(now.choices, key=_cost) if self.late else now.choices[0]
             return _Plan((late.configuration,), None, "too late")
-        best = paths[0].choices[0]
+        cheapest = sorted(in_time, key=_cost)[:_KEPT]  # equally cheap ones by time
+        best = cheapest[0]
         until_s = self._fills_until(view, queue, best)
         if until_s > view.now and waiting < self.most_batch:
             larger = [choice for choice in profile.choices if choice.configuration.batch > waiting]
             if larger and min(choice.cost for choice in larger) <= best.cost * (1.0 + _DEARER):
                 return _Plan((), until_s, "")
-        chosen = [path.choices[0].configuration for path in paths]
+        chosen = [choice.configuration for choice in cheapest]
         waited = until_s > 0.0 and view.now > first.arrived_s
         return _Plan(chosen, None, "in time, after its batch could fill" if waited else "in time")
 

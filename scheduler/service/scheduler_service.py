@@ -42,9 +42,10 @@ from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
-from scheduler.store.stored_records import PolicyChoice
+from scheduler.store.stored_records import CONFIGURATION, PolicyChoice
 from scheduler.store.use_records import mark_lost, read_use, write_use
 from scheduler.wire import caller_stream
+from scheduler.wire.codec import pack
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.wire.node_stream import node_of_path
 
@@ -171,7 +172,7 @@ class SchedulerService:
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         recovered = recovered or Recovered()
-        choice = recovered.begin_with(PolicyChoice(self.settings.policy, self.settings.parameters))
+        choice = recovered.begin_with(self._configured())
         settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
         lines = CallerLines(self.leases)
         office = Office(
@@ -238,6 +239,9 @@ class SchedulerService:
             await mark_lost(self._store, buckets)
             self._billed_under = fence
         return await write_use(self._store, buckets, fence)
+
+    def _configured(self) -> PolicyChoice:
+        return PolicyChoice(self.settings.policy, self.settings.parameters, CONFIGURATION)
 
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
@@ -323,7 +327,7 @@ class SchedulerService:
         if request.path != caller_stream.PATH or role is None:
             line.refuse()
         elif reign is None:
-            line.send(caller_stream.pack_down(caller_stream.SentAway(self._elsewhere())))
+            line.send(pack(caller_stream.SentAway(self._elsewhere())))
             await line.flush()
         else:
             await reign.callers.serve(line)

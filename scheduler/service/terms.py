@@ -10,6 +10,8 @@ from itertools import islice
 from logging import Logger
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.core.core import Core
@@ -17,8 +19,9 @@ from scheduler.core.tenants.owners import Owner
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
-from scheduler.store.stored_records import TERMS, encoded, terms_key, terms_record
+from scheduler.store.stored_records import TERMS, terms_key
 from scheduler.wire.caller_stream import ToldTerms
+from scheduler.wire.codec import encoded
 
 OPERATOR, FUNCTION = "operator", "function"
 # Functions whose own terms are kept; those of further ones are left out.
@@ -201,7 +204,7 @@ class KeptTerms:
             if terms is not None and owner not in of_operators and len(of_operators) >= MOST_OWNERS:
                 raise MalformedRequest(f"at most {MOST_OWNERS} owners have terms")
             key = terms_key(owner)
-            puts = {} if terms is None else {key: encoded(terms_record(terms))}
+            puts = {} if terms is None else {key: encoded(terms)}
             try:
                 await self._store.write(puts, (key,) if terms is None else (), self._fence())
             except Fenced as error:
@@ -237,8 +240,7 @@ class KeptTerms:
     async def _write_differences(self) -> None:
         stored = (await self._store.list(TERMS)).values
         in_force = {
-            terms_key(owner): encoded(terms_record(terms))
-            for owner, terms in self._book.of_operators.items()
+            terms_key(owner): encoded(terms) for owner, terms in self._book.of_operators.items()
         }
         changed = [key for key, value in in_force.items() if stored.get(key) != value]
         changed += [key for key in stored if key not in in_force]
@@ -295,10 +297,11 @@ def owner_rows(book: TermsBook, core: Core, now: float, most: int | None = None)
 def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
     """One owner, with or without terms."""
     in_force = book.get(owner)
-    terms = TermsShown(*(OwnerTerms() if in_force is None else in_force.terms))
+    terms = OwnerTerms() if in_force is None else in_force.terms
     use = _use(core, owner, now)
     use.refused = dict(book.refused.get(owner, ()))
-    return OwnerRow(owner, "" if in_force is None else in_force.set_by, terms, use)
+    set_by = "" if in_force is None else in_force.set_by
+    return OwnerRow(owner, set_by, TermsShown(**asdict(terms)), use)
 
 
 def _use(core: Core, name: str, now: float) -> OwnerUse:

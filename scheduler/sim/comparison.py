@@ -8,6 +8,8 @@ from heapq import heappop, heappush
 from statistics import fmean
 from typing import Any
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
@@ -375,8 +377,8 @@ class Rerun:
                 continue
             first = self._world.beginning.first_lease
             of_old = tuple(lease for lease in snapshot.leases if lease.lease < first)
-            gpus.append(snapshot._replace(leases=of_old))
-        return event._replace(gpus=tuple(gpus))
+            gpus.append(replace(snapshot, leases=of_old))
+        return replace(event, gpus=tuple(gpus))
 
     # -- what a GPU manager does ----------------------------------------------------------------
 
@@ -420,7 +422,7 @@ class Rerun:
         self._failed[model] = self._failed.get(model, 0) + 1
         again = self._failed[model] < self._times.failures[model]
         waiting = failed.waiting if again else AfterLoss.FAIL
-        return failed._replace(gpu=action.gpu, lease=action.lease, waiting=waiting)
+        return replace(failed, gpu=action.gpu, lease=action.lease, waiting=waiting)
 
     def _leaves(self, gpu: GpuId, model: ModelId) -> None:
         """A model moves from a GPU's memory to the tier where its node kept it, if known."""

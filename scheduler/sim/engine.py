@@ -5,9 +5,11 @@ orders a load beside runs. A slot computes for one lease at a time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Protocol
+
+from msgspec import structs
 
 from scheduler.model.actions import Action, Demote, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import (
@@ -172,11 +174,13 @@ class Engine:
 
     def _declared(self, model: SimModel) -> ModelSpec:
         """What the core is given beforehand: where batches save time, also how much."""
-        run_s = {
-            (BATCH * many, ANY_GPU_TYPE): self._hardware.run_s(model.run_s, many) + self._overhead_s
-            for many in (_BATCHES if self._hardware.merged else _ALONE)
-        }
-        return replace(model.spec(), run_s=run_s)
+        batches = _BATCHES if self._hardware.merged else _ALONE
+        times = [self._hardware.run_s(model.run_s, many) + self._overhead_s for many in batches]
+        run_s = [
+            (BATCH * many, ANY_GPU_TYPE, time_s)
+            for many, time_s in zip(batches, times, strict=True)
+        ]
+        return structs.replace(model.spec(), run_s=tuple(run_s))
 
     def _push(self, at_s: float, events: tuple[Event, ...], loaded: Dispatch | None = None) -> None:
         """Have these events happen then; after them a lease is `loaded` that was beside runs."""

@@ -34,7 +34,7 @@ class SimModel:
             self.id,
             self.memory_bytes,
             {Tier.DISK: self.load_s},
-            {(BATCH, ANY_GPU_TYPE): self.run_s},
+            ((BATCH, ANY_GPU_TYPE, self.run_s),),
         )
 
 

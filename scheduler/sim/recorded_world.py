@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.core.recording import Beginning
@@ -422,7 +424,7 @@ class RecordingReader:
             return None
         name = self._names.of(request.id)
         assert name is not None, "the request has just arrived"
-        recorded = RecordedRequest(at_s, request._replace(id=name, caller=""))
+        recorded = RecordedRequest(at_s, structs.replace(request, id=name, caller=""))
         self._world.requests[name] = recorded
         return recorded
 

@@ -1,7 +1,7 @@
 """The datastore etcd, reached through aetcd's calls."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from logging import Logger
 from typing import Any, Self
@@ -28,6 +28,15 @@ _TRY_AGAIN_S = 0.25
 # within the time limit of a call.
 _LISTED_FIRST, _LISTED_AT_ONCE = 16, 1000
 _LISTED_BYTES = 1 << 20
+
+# Some client writes a heartbeat every second: a stream that brings none for this long is dead.
+SILENCE_S = 4.0
+
+_WATCHED, _BEATS = 1, 2  # the ids of the two watches on one stream
+
+
+class Compacted(DatastoreError):
+    """The changes from that revision on are no longer available."""
 
 
 class EtcdStore:
@@ -95,8 +104,7 @@ class EtcdStore:
                     yield KeyChanges(listing.revision, listing.values, complete=True)
                 calls = self._channel.calls
                 await self._channel.enter(calls)
-                stream = EtcdWatch(calls, self._root, HEARTBEAT)
-                async with aclosing(stream.changes(prefix, wanted)) as watched:
+                async with aclosing(self._changes(calls, prefix, wanted)) as watched:
                     async for changes in watched:
                         wanted = changes.revision + 1
                         yield changes
@@ -106,6 +114,53 @@ class EtcdStore:
             except StoreUnavailable as error:
                 self._log.debug("the watch of %s broke: %s", prefix, error)
                 await asyncio.sleep(_TRY_AGAIN_S)
+
+    async def _changes(
+        self, calls: EtcdStubs, prefix: str, from_revision: int
+    ) -> AsyncGenerator[KeyChanges, None]:
+        """Changes until the stream breaks (StoreUnavailable or Compacted).
+
+        The stream also watches the heartbeats: that of a stopped etcd stays open without messages,
+        and only a missing heartbeat shows that it is not just idle.
+        """
+        # With `hasleader` a member that lost its cluster ends the stream instead of keeping it.
+        metadata = (*calls.metadata, ("hasleader", "true"))
+        stream = calls.watch.Watch(metadata=metadata)
+        begin = self._key(prefix)
+        try:
+            with explained(calls):
+                await _ask(
+                    stream,
+                    _create(_WATCHED, begin, prefix_end(begin), from_revision),
+                    _create(_BEATS, self._key(HEARTBEAT), b"", 0),
+                )
+            while True:
+                with explained(calls):
+                    answer = await _next(stream)
+                for changes in self._read(answer, from_revision):
+                    yield changes
+        finally:
+            stream.cancel()
+
+    def _read(self, answer: Any, from_revision: int) -> Iterator[KeyChanges]:
+        if answer is grpc.aio.EOF:
+            raise StoreUnavailable("the watch was ended")
+        if answer.created and answer.header.revision < from_revision - 1:
+            # The datastore was replaced by an empty one: no change would come up to this revision.
+            raise Compacted(f"only at revision {answer.header.revision}, not {from_revision - 1}")
+        if answer.compact_revision:
+            raise Compacted(f"compacted up to revision {answer.compact_revision}")
+        if answer.canceled:
+            raise StoreUnavailable(answer.cancel_reason or "the watch was cancelled")
+        if answer.watch_id != _WATCHED:
+            return
+        # An answer may hold several revisions, in order and each complete. Its header's revision is
+        # the datastore's, and more changes up to that revision may follow.
+        by_revision: dict[int, dict[str, bytes | None]] = {}
+        for event in answer.events:
+            by_revision.setdefault(event.kv.mod_revision, {})[self._name(event.kv)] = _value(event)
+        for revision, values in by_revision.items():
+            yield KeyChanges(revision, values)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -249,75 +304,13 @@ class EtcdStore:
         )
 
 
-# Some client writes a heartbeat every second: a stream that brings none for this long is dead.
-SILENCE_S = 4.0
-
-_WATCHED, _BEATS = 1, 2  # the ids of the two watches on one stream
-
-
-class Compacted(DatastoreError):
-    """The changes from that revision on are no longer available."""
-
-
-class EtcdWatch:
-    """Changes under one prefix from a revision on, on one stream.
-
-    The stream also watches the key to which heartbeats are written: the stream of a stopped etcd
-    stays open without messages, and only a missing heartbeat shows that it is not just idle.
-    """
-
-    def __init__(self, calls: EtcdStubs, root: str, heartbeat: str) -> None:
-        self._calls = calls
-        self._root = root
-        self._heartbeat = (root + heartbeat).encode()
-
-    async def changes(self, prefix: str, from_revision: int) -> AsyncGenerator[KeyChanges, None]:
-        """Yield changes until the stream breaks (StoreUnavailable or Compacted)."""
-        # With `hasleader` a member that lost its cluster ends the stream instead of keeping it.
-        metadata = (*self._calls.metadata, ("hasleader", "true"))
-        stream = self._calls.watch.Watch(metadata=metadata)
-        try:
-            with explained(self._calls):
-                await self._begin(stream, prefix, from_revision)
-            while True:
-                with explained(self._calls):
-                    answer = await _next(stream)
-                for changes in self._read(answer, from_revision):
-                    yield changes
-        finally:
-            stream.cancel()
-
-    async def _begin(self, stream: Any, prefix: str, from_revision: int) -> None:
-        begin = (self._root + prefix).encode()
-        try:
-            async with time_limit(CALL_S):
-                await stream.write(_create(_WATCHED, begin, prefix_end(begin), from_revision))
-                await stream.write(_create(_BEATS, self._heartbeat, b"", 0))
-        except TimeoutError:
-            raise StoreUnavailable("etcd did not confirm the watch") from None
-
-    def _read(self, answer: Any, from_revision: int) -> list[KeyChanges]:
-        if answer is grpc.aio.EOF:
-            raise StoreUnavailable("the watch was ended")
-        if answer.created and answer.header.revision < from_revision - 1:
-            # The datastore was replaced by an empty one: no change would come up to this revision.
-            raise Compacted(f"only at revision {answer.header.revision}, not {from_revision - 1}")
-        if answer.compact_revision:
-            raise Compacted(f"compacted up to revision {answer.compact_revision}")
-        if answer.canceled:
-            raise StoreUnavailable(answer.cancel_reason or "the watch was cancelled")
-        if answer.watch_id != _WATCHED:
-            return []
-        # An answer may hold several revisions, in order and each complete. Its header's revision is
-        # the datastore's, and more changes up to that revision may follow.
-        by_revision: dict[int, dict[str, bytes | None]] = {}
-        for event in answer.events:
-            by_revision.setdefault(event.kv.mod_revision, {})[self._key(event.kv)] = _value(event)
-        return [KeyChanges(revision, values) for revision, values in by_revision.items()]
-
-    def _key(self, entry: Any) -> str:
-        key: str = entry.key.decode()
-        return key.removeprefix(self._root)
+async def _ask(stream: Any, *requests: Any) -> None:
+    try:
+        async with time_limit(CALL_S):
+            for request in requests:
+                await stream.write(request)
+    except TimeoutError:
+        raise StoreUnavailable("etcd did not confirm the watch") from None
 
 
 async def _next(stream: Any) -> Any:

@@ -13,22 +13,20 @@ from cache_manager.model.ids import ModelId
 from common.clock import Clock
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
-from scheduler.model.errors import DatastoreError, Fenced, StoreUnavailable
+from scheduler.model.errors import BadValue, DatastoreError, Fenced, StoreUnavailable
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
 from scheduler.store.stored_records import (
     HOUR_S,
     MODELS,
     OF_GPUS,
-    BadRecord,
-    StoredRecord,
-    encoded,
     gpu_records,
     is_unused,
     key,
-    last_used_unix_s,
     name,
-    profile_record,
+    stored_model,
 )
+from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 
 # Changes are collected for this long, so that what is written is at most 50 ms behind.
 COLLECT_S = 0.04
@@ -76,7 +74,7 @@ class Keeper:
         self._touched_s: float | None = None
         self._surveyed: Fence | None = None
         self._stored: dict[str, bytes] = {}
-        self._records: dict[str, StoredRecord] = {}
+        self._records: dict[str, object] = {}
         self._unwritten: set[str] = set()
         self._next_try_s = 0.0
         self._looked_through: tuple[int, int] | None = None
@@ -144,7 +142,9 @@ class Keeper:
                 await asyncio.sleep(_TRY_AGAIN_S)
             except StoreUnavailable as error:
                 self._log.debug("not written: %s", error)
-                await self._back()
+                await asyncio.sleep(_TRY_AGAIN_S)
+                while not self._store.healthy:
+                    await asyncio.sleep(_TRY_AGAIN_S)
             except DatastoreError as error:
                 self._log.error("not written: %s", error)
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -154,11 +154,6 @@ class Keeper:
         if healthy:
             self._surveyed = None
             self.touched()
-
-    async def _back(self) -> None:
-        await asyncio.sleep(_TRY_AGAIN_S)
-        while not self._store.healthy:
-            await asyncio.sleep(_TRY_AGAIN_S)
 
     # -- what differs ---------------------------------------------------------------------------
 
@@ -172,29 +167,25 @@ class Keeper:
         self._hour = 0
         self._looked_through = None
         for stored_key, value in stored.items():
-            if stored_key.startswith(MODELS):
-                self._note_use(ModelId(name(MODELS, stored_key)), value)
-
-    def _note_use(self, model: ModelId, value: bytes) -> None:
-        with suppress(BadRecord):  # recovery logged the record; the model's next use replaces it
-            used_unix_s = last_used_unix_s(value)
-            self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
+            if not stored_key.startswith(MODELS):
+                continue
+            with suppress(BadValue):  # recovery logged the record; the model's next use replaces it
+                used_unix_s = stored_model(value).used_unix_s
+                model = ModelId(name(MODELS, stored_key))
+                self._used_unix_s[model] = max(used_unix_s, self._used_unix_s.get(model, 0))
 
     def _differences(self) -> tuple[dict[str, bytes], list[str]]:
         puts: dict[str, bytes] = {}
         current: set[str] = set()
-        for stored_key, record in self._of_gpus():
-            current.add(stored_key)
-            self._differs(stored_key, record, puts)
+        for gpu in self._core.cluster.gpus.values():
+            for stored_key, record in gpu_records(gpu, self._unix_offset_s):
+                current.add(stored_key)
+                self._differs(stored_key, record, puts)
         for stored_key, record in self._of_models():
             self._differs(stored_key, record, puts)
         return puts, [*self._left(current), *self._unused(puts)]
 
-    def _of_gpus(self) -> Iterator[tuple[str, StoredRecord]]:
-        for gpu in self._core.cluster.gpus.values():
-            yield from gpu_records(gpu, self._unix_offset_s)
-
-    def _of_models(self) -> Iterator[tuple[str, StoredRecord]]:
+    def _of_models(self) -> Iterator[tuple[str, object]]:
         """Records of changed and used models; after a survey, of all models that are kept."""
         profiles = self._core.cluster.profiles
         known, used = profiles.known(), profiles.take_changed()
@@ -208,7 +199,7 @@ class Keeper:
             used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
             if not self._is_unused(used_unix_s):
                 gaps = self._core.placer.exits.gaps(model)
-                yield key(MODELS, model), profile_record(known[model], used_unix_s, gaps)
+                yield key(MODELS, model), model_record(known[model], used_unix_s, gaps)
 
     def _unused(self, puts: Mapping[str, bytes]) -> list[str]:
         """The stored keys of models that were not used for too long, or are forgotten."""
@@ -236,7 +227,7 @@ class Keeper:
     def _now_unix_s(self) -> int:
         return int(self._clock.now_s() + self._unix_offset_s)
 
-    def _differs(self, stored_key: str, record: StoredRecord, puts: dict[str, bytes]) -> None:
+    def _differs(self, stored_key: str, record: object, puts: dict[str, bytes]) -> None:
         if self._records.get(stored_key) == record:
             return
         self._records[stored_key] = record

@@ -68,7 +68,8 @@ class MemoryStore:
                 yield KeyChanges(listing.revision, listing.values, complete=True)
             elif after < self._revision:
                 after += 1
-                changes = _under(prefix, self._history[after])
+                history = self._history[after].items()
+                changes = {key: value for key, value in history if key.startswith(prefix)}
                 if changes:
                     yield KeyChanges(after, changes)
             else:
@@ -166,8 +167,10 @@ class MemoryStore:
         self._revision += 1
         changes: dict[str, bytes | None] = dict.fromkeys(gone)
         changes.update(puts)
-        for key in changes:
-            self._detach(key)
+        for key in changes:  # what is written again or deleted leaves its old lease
+            before = self._entries.get(key)
+            if before is not None and before.lease is not None:
+                self._leases[before.lease].keys.discard(key)
         for key in gone:
             del self._entries[key]
         for key, value in puts.items():
@@ -181,12 +184,6 @@ class MemoryStore:
             self._compacted = min(self._history)
             del self._history[self._compacted]
         self._wake()
-
-    def _detach(self, key: str) -> None:
-        """A key that is written again or deleted no longer belongs to its old lease."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.lease is not None:
-            self._leases[entry.lease].keys.discard(key)
 
     def _expire_later(self, lease: StoreLease, ttl_s: int) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(ttl_s, self._end_lease, lease)
@@ -202,7 +199,3 @@ class MemoryStore:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _under(prefix: str, changes: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
-    return {key: value for key, value in changes.items() if key.startswith(prefix)}

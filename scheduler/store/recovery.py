@@ -6,6 +6,8 @@ from functools import partial
 from logging import Logger
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import GpuId, ModelId
 from cache_manager.model.request_rates import IdleGaps
 from scheduler import policies
@@ -21,18 +23,14 @@ from scheduler.store.stored_records import (
     MODELS,
     POLICY,
     TERMS,
-    BadRecord,
     GpuOrder,
     PolicyChoice,
-    gpu_of,
     gpu_order,
-    idle_gaps,
     is_unused,
-    last_used_unix_s,
     name,
     owner_terms,
     policy_choice,
-    profile,
+    stored_model,
 )
 
 _Value = TypeVar("_Value")
@@ -71,64 +69,54 @@ class Recovered:
         gpus: list[GpuSnapshot] = []
         for state in snapshot.gpus:
             order = self.orders.pop(state.gpu.id, _NO_ORDER)
-            ranks = {model: rank for rank, model in enumerate(order.models)}
+            ranks = {listed.model: rank for rank, listed in enumerate(order.models)}
+            pinned = {listed.model for listed in order.models if listed.pinned}
             unlisted = -1 if order.older else len(ranks)
             residents = sorted(state.residents, key=partial(_rank, ranks, unlisted))
-            gpus.append(state._replace(residents=tuple(residents)))
-            pins += [PinAsked(m, state.gpu.id) for m, _ in residents if m in order.pinned]
-        return snapshot._replace(gpus=tuple(gpus)), pins
+            gpus.append(replace(state, residents=tuple(residents)))
+            pins += [PinAsked(m, state.gpu.id) for m, _ in residents if m in pinned]
+        return replace(snapshot, gpus=tuple(gpus)), pins
 
 
 def _rank(ranks: Mapping[ModelId, int], unlisted: int, resident: tuple[ModelId, int]) -> int:
     return ranks.get(resident[0], unlisted)
 
 
-_NO_ORDER = GpuOrder((), frozenset())
+_NO_ORDER = GpuOrder(())
 
 
 async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
     """Read all records but bad ones, which are logged, and models last used before that time."""
 
-    def sound(stored_key: str, value: bytes, read: Callable[[bytes], _Value]) -> _Value | None:
-        try:
-            return read(value)
-        except (BadRecord, SchedulerError) as error:
-            log.warning("ignoring %s in the datastore: %s", stored_key, error)
-            return None
+    async def sound(prefix: str, read: Callable[[bytes], _Value]) -> dict[str, _Value]:
+        values: dict[str, _Value] = {}
+        for stored_key, value in (await store.list(prefix)).values.items():
+            try:
+                values[name(prefix, stored_key)] = read(value)
+            except SchedulerError as error:
+                log.warning("ignoring %s in the datastore: %s", stored_key, error)
+        return values
 
-    profiles: dict[ModelId, Profile] = {}
-    used: dict[ModelId, int] = {}
-    gaps: dict[ModelId, IdleGaps] = {}
-    for stored_key, value in (await store.list(MODELS)).values.items():
-        used_unix_s = sound(stored_key, value, last_used_unix_s)
-        if used_unix_s is not None and is_unused(used_unix_s, models_since_unix_s):
-            continue  # the keeper deletes it
-        model_profile = sound(stored_key, value, profile)
-        if model_profile is not None:
-            model = ModelId(name(MODELS, stored_key))
-            profiles[model], used[model] = model_profile, used_unix_s or 0
-            seen = sound(stored_key, value, idle_gaps)
-            if seen is not None and seen.total:
-                gaps[model] = seen
-    orders: dict[GpuId, GpuOrder] = {}
-    for stored_key, value in (await store.list(LRU)).values.items():
-        order = sound(stored_key, value, gpu_order)
-        if order is not None:
-            orders[gpu_of(stored_key)] = order
-    terms: dict[str, OwnerTerms] = {}
-    for stored_key, value in (await store.list(TERMS)).values.items():
-        found_terms = sound(stored_key, value, owner_terms)
-        if found_terms is not None:
-            terms[name(TERMS, stored_key)] = found_terms
-    stored = await store.get(POLICY)
-    policy = None if stored is None else sound(POLICY, stored, sound_choice)
+    stored = {
+        ModelId(model): record
+        for model, record in (await sound(MODELS, stored_model)).items()
+        if not is_unused(record.used_unix_s, models_since_unix_s)  # the keeper deletes it
+    }
     # The core forgets the first ones first, where there are too many.
-    by_use = sorted(profiles, key=lambda model: (used[model], model))
-    return Recovered({model: profiles[model] for model in by_use}, orders, policy, gaps, terms)
+    by_use = sorted(stored, key=lambda model: (stored[model].used_unix_s, model))
+    orders = await sound(LRU, gpu_order)
+    choices = await sound(POLICY, sound_choice)
+    return Recovered(
+        {model: stored[model].profile for model in by_use},
+        {GpuId(gpu): order for gpu, order in orders.items()},
+        choices.get(""),
+        {model: record.gaps for model, record in stored.items() if record.gaps.total},
+        await sound(TERMS, owner_terms),
+    )
 
 
 def sound_choice(value: bytes) -> PolicyChoice:
-    """A stored policy that can be made; raises BadRecord or SchedulerError for any other."""
+    """A stored policy that can be made; raises SchedulerError for any other."""
     choice = policy_choice(value)
     policies.make(choice.name, choice.parameters)
     return choice

@@ -1,30 +1,24 @@
 """The hours and days of the bill as they are stored: read back, and written where they changed."""
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from logging import Logger
+from typing import Annotated
+
+from msgspec import Meta, Struct, json
 
 from cache_manager.model.ids import ModelId
 from common.numerals import natural
-from scheduler.core.billing.charges import CHARGES, LOADING
-from scheduler.core.billing.use_buckets import (
-    DAY_S,
-    HOUR_S,
-    Period,
-    UseBucket,
-    UseBuckets,
-    UseKey,
-)
-from scheduler.model.errors import DatastoreError, Fenced, StoreUnavailable
+from scheduler.core.billing.charges import LOADING
+from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, Period, UseBucket, UseBuckets, UseKey
+from scheduler.model.errors import BadValue, DatastoreError, Fenced, StoreUnavailable
 from scheduler.store.datastore import Fence, Store
-from scheduler.store.stored_records import UNREADABLE, BadRecord, StoredRecord, encoded
+from scheduler.wire.codec import encoded, read
 
 BILLS = "bills/"
 _ALL_FAIL = (Fenced, StoreUnavailable)
 _KINDS = {"hour": HOUR_S, "day": DAY_S}
-_PARTS = CHARGES - LOADING
 _DIGITS = 12  # of seconds since 1970
 _NAMES = {length_s: kind for kind, length_s in _KINDS.items()}
 
@@ -35,7 +29,7 @@ async def read_use(store: Store, buckets: UseBuckets, log: Logger) -> None:
         try:
             buckets.of[_period(key)] = use_bucket(value)
             await asyncio.sleep(0)  # each may take milliseconds
-        except BadRecord as error:
+        except BadValue as error:
             log.warning("ignoring %s in the datastore: %s", key, error)
 
 
@@ -100,11 +94,26 @@ def use_key(period: Period) -> str:
     return f"{BILLS}{_NAMES[period.length_s]}/{period.begin_unix_s}"
 
 
-def use_record(bucket: UseBucket) -> StoredRecord:
+_Whole = Annotated[int, Meta(ge=0)]
+_Four = tuple[_Whole, _Whole, _Whole, _Whole]
+
+
+class UseRecord(Struct, frozen=True):
     """An hour or a day: microseconds, and bytes times microseconds, in whole numbers.
 
-    `parts` has the rest of each row.
+    A row begins with a function, a model and a type of GPU; `parts` has the rest of each row.
     """
+
+    rows: tuple[tuple[str, ModelId, str, _Whole, _Whole, _Whole, _Whole, _Whole, _Whole], ...]
+    parts: tuple[_Four, ...]
+    gpus: tuple[tuple[str, _Whole, _Whole, _Whole, _Whole], ...]
+
+
+_RECORDS = json.Decoder(UseRecord)
+
+
+def use_record(bucket: UseBucket) -> Mapping[str, object]:
+    """What a UseRecord is read from."""
     return {
         "rows": [[*key, *amounts[:LOADING]] for key, amounts in bucket.rows.items()],
         "parts": [amounts[LOADING:] for amounts in bucket.rows.values()],
@@ -113,17 +122,14 @@ def use_record(bucket: UseBucket) -> StoredRecord:
 
 
 def use_bucket(value: bytes) -> UseBucket:
+    record = read(_RECORDS, value)
+    if len(record.rows) != len(record.parts):
+        raise BadValue(f"{len(record.rows)} rows and {len(record.parts)} parts")
     bucket = UseBucket()
-    try:
-        record = json.loads(value)
-        rows, parts = record["rows"], record["parts"]
-        for (function, model, gpu_type, *amounts), rest in zip(rows, parts, strict=True):
-            key = UseKey(str(function), ModelId(str(model)), str(gpu_type))
-            bucket.rows[key] = _whole(amounts, LOADING) + _whole(rest, _PARTS)
-        for gpu_type, *amounts in record["gpus"]:
-            bucket.gpus[str(gpu_type)] = _whole(amounts, 4)
-    except UNREADABLE as error:
-        raise BadRecord(str(error)) from error
+    for (function, model, gpu_type, *amounts), rest in zip(record.rows, record.parts, strict=True):
+        bucket.rows[UseKey(function, model, gpu_type)] = [*amounts, *rest]
+    for gpu_type, *amounts in record.gpus:
+        bucket.gpus[gpu_type] = amounts
     return bucket
 
 
@@ -131,11 +137,5 @@ def _period(key: str) -> Period:
     kind, _, begin = key.removeprefix(BILLS).partition("/")
     begin_unix_s = natural(begin, _DIGITS)
     if kind not in _KINDS or begin_unix_s is None:
-        raise BadRecord("neither an hour nor a day")
+        raise BadValue("neither an hour nor a day")
     return Period(_KINDS[kind], begin_unix_s)
-
-
-def _whole(amounts: list[object], count: int) -> list[int]:
-    if len(amounts) != count or not all(type(amount) is int and amount >= 0 for amount in amounts):
-        raise BadRecord(f"{count} whole numbers are expected")
-    return [int(str(amount)) for amount in amounts]

@@ -5,14 +5,12 @@ caller asks for leases and gives them back, in any order. Nothing is numbered bu
 a break the caller asks again over the next stream, with the same ids. Pure.
 """
 
-from typing import NamedTuple
-
-import msgpack
+from msgspec import msgpack
 
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, Placement, Request, RequestId
-from scheduler.wire.codec import Codec, unpacked
+from scheduler.model.values import Few, LeaseId, Message, Placement, Request, RequestId, Value
+from scheduler.wire.codec import read
 from scheduler.wire.refusals import CallRefusal
 
 PATH = "/callers/stream"
@@ -26,15 +24,15 @@ BEAT_S, SILENCE_S = 1.0, 3.0
 GREETING_S = 2.0
 
 
-class Present(NamedTuple):
+class Present(Message, frozen=True):
     """Up, first: who speaks, and the leases that it holds already; they end with this caller."""
 
     version: int
     caller: str
-    leases: tuple[LeaseId, ...] = ()
+    leases: Few[LeaseId] = ()
 
 
-class AskLease(NamedTuple):
+class AskLease(Message, frozen=True):
     """Up: asks for a lease; the request's times are relative to now.
 
     `keeps`: the answer may say that the lease stands. `parent` and `state` are those of the trace
@@ -48,14 +46,14 @@ class AskLease(NamedTuple):
     keeps: bool = False
 
 
-class AskAgain(NamedTuple):
+class AskAgain(Message, frozen=True):
     """Up: asks for another lease, after one that was given back early."""
 
     call: int
     request: RequestId
 
 
-class GiveBack(NamedTuple):
+class GiveBack(Message, frozen=True):
     """Up: the caller needs the lease no longer, or (with `may_return`) perhaps again.
 
     Of a lease that several requests have, only the named one gives it back; without a name, all.
@@ -66,54 +64,54 @@ class GiveBack(NamedTuple):
     request: RequestId | None = None
 
 
-class Holds(NamedTuple):
+class Holds(Message, frozen=True):
     """Up, after the greeting: which request has which of the leases that the caller holds."""
 
-    requests: tuple[tuple[LeaseId, RequestId], ...]
+    requests: Few[tuple[LeaseId, RequestId]]
 
 
-class Ran(NamedTuple):
+class Ran(Message, frozen=True):
     """Up: what ran under leases that the caller keeps; the times are relative to now."""
 
-    reports: tuple[LeaseUsed, ...]
+    reports: Few[LeaseUsed]
 
 
-class FunctionTerms(NamedTuple):
+class FunctionTerms(Value, frozen=True):
     """What a function says of itself by its annotations; None: nothing any more."""
 
     function: str
     terms: OwnerTerms | None
 
 
-class ToldTerms(NamedTuple):
+class ToldTerms(Message, frozen=True):
     """Up: the own terms of functions, from now on.
 
     If it `begins`, the caller begins anew: what it told before of other functions holds no longer.
     """
 
-    functions: tuple[FunctionTerms, ...]
+    functions: Few[FunctionTerms]
     begins: bool = False
 
 
-class Cancel(NamedTuple):
+class Cancel(Message, frozen=True):
     """Up: ends the request, wherever it is; its question is not answered any more."""
 
     request: RequestId
 
 
-class MetTerm(NamedTuple):
+class MetTerm(Message, frozen=True):
     """Up, last: the caller has met a leader of this higher term, so that this one leads no more."""
 
     term: int
 
 
-class Leads(NamedTuple):
+class Leads(Message, frozen=True):
     """Down, first: this scheduler leads in this term."""
 
     term: int
 
 
-class SentAway(NamedTuple):
+class SentAway(Message, frozen=True):
     """Down, last: this scheduler does not lead, or no longer; perhaps the one at this URL does.
 
     With a `refusal` it serves this caller in no term: that says what to do.
@@ -123,56 +121,50 @@ class SentAway(NamedTuple):
     refusal: str = ""
 
 
-class Granted(NamedTuple):
+class Granted(Message, frozen=True):
     """Down: the lease; `addresses` are its node's, `token` is for the header `X-Gpu-Lease`."""
 
     call: int
     placement: Placement
     term: int
-    addresses: tuple[str, ...]
+    addresses: Few[str]
     token: str
 
+    def header_lines(self) -> tuple[bytes, ...]:
+        """The lines of an HTTP request's head that pass the lease to a function."""
+        addresses = ",".join(self.addresses).encode("latin-1")
+        token = self.token.encode("latin-1")
+        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
 
-class Refused(NamedTuple):
+
+class Refused(Message, frozen=True):
     """Down: the request has ended without a lease."""
 
     call: int
     refusal: CallRefusal
 
 
-class Recalled(NamedTuple):
+class Recalled(Message, frozen=True):
     """Down: the caller begins no further call under the lease, and gives it back."""
 
     lease: LeaseId
 
 
-class Alive(NamedTuple):
+class Alive(Message, frozen=True):
     """Down: the leader lives."""
 
 
 CallerUp = Present | AskLease | AskAgain | GiveBack | Holds | Ran | Cancel | ToldTerms | MetTerm
 CallerDown = Leads | SentAway | Granted | Refused | Recalled | Alive
-_UP: Codec[CallerUp] = Codec(CallerUp)
-_DOWN: Codec[CallerDown] = Codec(CallerDown)
-# A list's header makes its reader allocate it; neither binary data nor extension types come.
-_STRICT = {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": MOST_LEASES, "max_map_len": 256}
-
-
-def pack_up(message: CallerUp) -> bytes:
-    packed: bytes = msgpack.packb(_UP.to_plain(message))
-    return packed
+_UP: msgpack.Decoder[CallerUp] = msgpack.Decoder(CallerUp)
+_DOWN: msgpack.Decoder[CallerDown] = msgpack.Decoder(CallerDown)
 
 
 def read_up(frame: bytes) -> CallerUp:
     """Read a caller's message; BadValue if the frame holds none."""
-    return _UP.from_plain(unpacked(frame, _STRICT))
-
-
-def pack_down(message: CallerDown) -> bytes:
-    packed: bytes = msgpack.packb(_DOWN.to_plain(message))
-    return packed
+    return read(_UP, frame)
 
 
 def read_down(frame: bytes) -> CallerDown:
     """Read a leader's message; BadValue if the frame holds none."""
-    return _DOWN.from_plain(unpacked(frame, _STRICT))
+    return read(_DOWN, frame)

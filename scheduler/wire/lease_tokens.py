@@ -1,26 +1,22 @@
 """Signed lease tokens: what a caller presents to a GPU manager to use its lease."""
 
 import hmac
-import json
-import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from msgspec import json
 
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.model.errors import BadToken, BadValue
-from scheduler.model.values import LeaseId, RequestId, SlotId
-from scheduler.wire.codec import Codec
+from scheduler.model.values import Few, LeaseId, Number, RequestId, SlotId, Value
+from scheduler.wire.codec import encoded, read
 
 _MOST_CHARACTERS = 4096
 # The most bytes of addresses in a token, which has to fit into a header with its other fields.
 _MOST_ADDRESS_CHARACTERS = 1024
-_quoted = json.encoder.encode_basestring_ascii
-_STANDS = ',"stands":true'
-_AHEAD = ',"ahead":true'
 
 
-class LeaseClaims(NamedTuple):
+class LeaseClaims(Value, frozen=True):
     """Who may use which lease, and until when the use may begin, in seconds since 1970.
 
     `function` is `tenant/function`; `term` is that of the leader that gave the lease; `addresses`
@@ -36,13 +32,13 @@ class LeaseClaims(NamedTuple):
     gpu: GpuId
     slot: SlotId
     term: int
-    expires_s: float
-    addresses: tuple[str, ...] = ()
+    expires_s: Number
+    addresses: Few[str] = ()
     stands: bool = False
     ahead: bool = False
 
 
-_CLAIMS: Codec[LeaseClaims] = Codec(LeaseClaims)
+_CLAIMS = json.Decoder(LeaseClaims)
 
 
 class LeaseTokens:
@@ -53,7 +49,7 @@ class LeaseTokens:
 
     def sign(self, claims: LeaseClaims) -> str:
         """A token for these claims: text that fits into an HTTP header."""
-        body = _text(_json(claims).encode())
+        body = _text(encoded(claims))
         return f"{body}.{self._mac(body)}"
 
     def verify(self, token: str, now_s: float) -> LeaseClaims:
@@ -63,8 +59,8 @@ class LeaseTokens:
         if not right or not hmac.compare_digest(mac, self._mac(body)):
             raise BadToken("it was not signed by this cluster")
         try:
-            claims = _CLAIMS.from_plain(json.loads(urlsafe_b64decode(body + "==")))
-        except (ValueError, RecursionError, BadValue) as error:
+            claims = read(_CLAIMS, urlsafe_b64decode(body + "=="))
+        except (ValueError, BadValue) as error:
             raise BadToken(f"its claims cannot be read: {error}") from error
         if now_s >= claims.expires_s:
             raise BadToken(f"it expired {now_s - claims.expires_s:.1f} s ago", late=True)
@@ -81,39 +77,11 @@ def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
     fitting: list[str] = []
     room = _MOST_ADDRESS_CHARACTERS
     for address in addresses:
-        room -= len(_quoted(address)) + 1
+        room -= len(encoded(address)) + 1
         if room < 0:
             break
         fitting.append(address)
     return tuple(fitting)
-
-
-def sign(claims: LeaseClaims, secret: bytes) -> str:
-    return LeaseTokens(secret).sign(claims)
-
-
-def verify(token: str, secret: bytes, now_s: float) -> LeaseClaims:
-    """The claims of a token under a cluster's secret; BadToken if it is forged or expired."""
-    return LeaseTokens(secret).verify(token, now_s)
-
-
-def _json(claims: LeaseClaims) -> str:
-    """The same JSON as `_CLAIMS` at a third of the cost: one token is signed for every lease."""
-    if not math.isfinite(claims.expires_s):
-        return json.dumps(_CLAIMS.to_plain(claims), separators=(",", ":"))
-    return (
-        f'{{"lease":{claims.lease},"request":{_quoted(claims.request)},'
-        f'"function":{_quoted(claims.function)},"node":{_quoted(claims.node)},'
-        f'"gpu":{_quoted(claims.gpu)},"slot":{_quoted(claims.slot)},'
-        f'"term":{claims.term},"expires_s":{claims.expires_s!r}{_addresses(claims)}'
-        f"{_STANDS if claims.stands else ''}{_AHEAD if claims.ahead else ''}}}"
-    )
-
-
-def _addresses(claims: LeaseClaims) -> str:
-    """The field of the addresses; left out if there are none, as the codec does."""
-    quoted = ",".join(map(_quoted, claims.addresses))
-    return f',"addresses":[{quoted}]' if claims.addresses else ""
 
 
 def _text(data: bytes) -> str:

@@ -5,21 +5,21 @@ Pure: connections and time belong to the two ends, `scheduler/service/streams/` 
 """
 
 import hmac
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-import msgpack
+from msgspec import Meta, msgpack
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.model import events
 from scheduler.model.actions import Order
 from scheduler.model.errors import BadValue
-from scheduler.model.values import Placement, Request, RequestId
+from scheduler.model.values import Few, Message, Placement, Request, RequestId, Value
 from scheduler.wire.cluster_status import Status
-from scheduler.wire.codec import Codec, unpacked
+from scheduler.wire.codec import pack, read
 from scheduler.wire.lease_tokens import derived_key
 from scheduler.wire.refusals import CallRefusal
 
@@ -31,17 +31,6 @@ _NODE = re.compile(r"[A-Za-z0-9._-]{1,253}")
 # it is acknowledged, which the scheduler does at once.
 PAGE_MODELS = 1000
 ACKNOWLEDGED_AT_ONCE = PAGE_MODELS // 2
-# A list's header makes its reader allocate it. A greeting comes from whoever connects; the longest
-# list of a message is that of a node's models.
-_GREETING_ENTRIES = 64
-_MESSAGE_ENTRIES = 1 << 18
-_GREETING_BOUNDS, _MESSAGE_BOUNDS = (
-    # Neither binary data nor extension types come.
-    {"max_ext_len": 0, "max_bin_len": 0, "max_array_len": most, "max_map_len": most}
-    for most in (_GREETING_ENTRIES, _MESSAGE_ENTRIES)
-)
-_MESSAGE_PARTS = 3
-_PACKER = msgpack.Packer()  # to make one costs more than to pack a message
 # An end that has kept this much for an absent peer gives up: a new snapshot is cheaper.
 _MOST_KEPT = 20_000
 _MOST_KEPT_BYTES = 64 << 20
@@ -69,7 +58,7 @@ class StreamTimes:
 # -- the greeting -------------------------------------------------------------------------------
 
 
-class Challenge(NamedTuple):
+class Challenge(Message, frozen=True):
     """The scheduler's first message: it leads in this term; `run` identifies its process."""
 
     version: int
@@ -79,14 +68,14 @@ class Challenge(NamedTuple):
     proof: str = ""
 
 
-class Resume(NamedTuple):
+class Resume(Value, frozen=True):
     """The stream that a manager wants to resume, and the last message of it that it took."""
 
     run: str
     seen: int
 
 
-class Hello(NamedTuple):
+class Hello(Message, frozen=True):
     """The manager's answer; `run` identifies its process, `term` is the highest it has met.
 
     `addresses` are those at which it listens for functions.
@@ -98,11 +87,11 @@ class Hello(NamedTuple):
     nonce: str
     term: int
     resume: Resume | None = None
-    addresses: tuple[str, ...] = ()
+    addresses: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     proof: str = ""
 
 
-class Welcome(NamedTuple):
+class Welcome(Message, frozen=True):
     """The manager is accepted; its earlier stream resumes after `seen`, or a new one begins."""
 
     resumed: bool
@@ -110,7 +99,7 @@ class Welcome(NamedTuple):
     proof: str = ""
 
 
-class TurnedAway(NamedTuple):
+class TurnedAway(Message, frozen=True):
     """The manager is refused; another scheduler may lead."""
 
     reason: str
@@ -119,7 +108,7 @@ class TurnedAway(NamedTuple):
 
 Greeting = Challenge | Hello | Welcome | TurnedAway
 Provable = TypeVar("Provable", Challenge, Hello, Welcome)
-_GREETINGS: Codec[Greeting] = Codec(Greeting)
+_GREETINGS: msgpack.Decoder[Greeting] = msgpack.Decoder(Greeting)
 
 
 def is_node_name(name: str) -> bool:
@@ -143,32 +132,24 @@ def stream_key(secret: bytes) -> bytes:
     return derived_key(secret, "node streams")
 
 
-def pack_greeting(greeting: Greeting) -> bytes:
-    packed: bytes = msgpack.packb(_GREETINGS.to_plain(greeting))
-    return packed
-
-
 def read_greeting(data: bytes) -> Greeting:
     """Read a greeting; BadValue if the data holds none."""
     if len(data) > MAX_GREETING_BYTES:
         raise BadValue(f"a greeting of {len(data)} bytes")
-    return _GREETINGS.from_plain(unpacked(data, _GREETING_BOUNDS))
+    return read(_GREETINGS, data)
 
 
 def proven(greeting: Provable, key: bytes, *about: str) -> Provable:
     """The greeting with the proof that its sender knows the key, for this node and nonces."""
-    return greeting._replace(proof=_proof(greeting, key, about))
+    return replace(greeting, proof=_proof(greeting, key, about))
 
 
 def is_proven(greeting: Provable, key: bytes, *about: str) -> bool:
     return hmac.compare_digest(greeting.proof.encode(), _proof(greeting, key, about).encode())
 
 
-def _proof(greeting: Greeting, key: bytes, about: tuple[str, ...]) -> str:
-    name, fields = _GREETINGS.to_plain(greeting)
-    fields.pop("proof", None)
-    text = json.dumps([name, fields, about], sort_keys=True)
-    return hmac.digest(key, text.encode(), "sha256").hex()
+def _proof(greeting: Provable, key: bytes, about: tuple[str, ...]) -> str:
+    return hmac.digest(key, pack((replace(greeting, proof=""), about)), "sha256").hex()
 
 
 # -- messages -----------------------------------------------------------------------------------
@@ -192,27 +173,27 @@ NodeReport = (
 )
 
 
-class Report(NamedTuple):
+class Report(Message, frozen=True):
     """Up: an event of the node."""
 
     event: NodeReport
 
 
-class Acquire(NamedTuple):
+class Acquire(Message, frozen=True):
     """Up: asks for a lease; its times are seconds from now on (of an arrival: negative)."""
 
     call: int
     request: Request
 
 
-class Wanted(NamedTuple):
+class Wanted(Message, frozen=True):
     """Up: asks for another lease, after one that was released early."""
 
     call: int
     request: RequestId
 
 
-class Ask(NamedTuple):
+class Ask(Message, frozen=True):
     """Up: `pin`, `unpin` or `evict` a model."""
 
     call: int
@@ -221,53 +202,53 @@ class Ask(NamedTuple):
     gpu: GpuId | None = None
 
 
-class Survey(NamedTuple):
+class Survey(Message, frozen=True):
     """Up: asks for the counts of the cluster and the status of this node's GPUs."""
 
     call: int
 
 
-class Locate(NamedTuple):
+class Locate(Message, frozen=True):
     """Up: asks for the addresses of another node, which has data."""
 
     call: int
     node: NodeId
 
 
-class Leave(NamedTuple):
+class Leave(Message, frozen=True):
     """Up: the node leaves; no message follows."""
 
 
-class Superseded(NamedTuple):
+class Superseded(Message, frozen=True):
     """Up: the manager has met a leader of this higher term, and attaches there."""
 
     term: int
 
 
-class Given(NamedTuple):
+class Given(Message, frozen=True):
     """Down: an order, by the leader of this term."""
 
     term: int
     order: Order
 
 
-class Answer(NamedTuple):
+class Answer(Message, frozen=True):
     """Down: the result of a call; `addresses` are those of the placement's or the asked node."""
 
     call: int
     placement: Placement | None = None
     status: Status | None = None
     refusal: CallRefusal | None = None
-    addresses: tuple[str, ...] = ()
+    addresses: Few[str] = ()
 
 
-class Contended(NamedTuple):
+class Contended(Message, frozen=True):
     """Down: whether requests wait for a GPU."""
 
     waiting: bool
 
 
-class Beat(NamedTuple):
+class Beat(Message, frozen=True):
     """Both: a heartbeat, which acknowledges what was received."""
 
 
@@ -280,15 +261,14 @@ Received = TypeVar("Received")
 class MessageChannel(Generic[Sent, Received]):
     """One end of a stream that may break and resume: numbers and keeps messages until acknowledged.
 
-    A message is `[number, seen, [name, fields]]` in a frame of its own, with number 0 if it may be
+    A message is `[number, seen, fields]` in a frame of its own, with number 0 if it may be
     lost. `seen` is the last message that the sender had taken when it packed this one, not when it
     sent it.
     """
 
-    def __init__(self, sent_codec: Codec[Sent], received_codec: Codec[Received]) -> None:
+    def __init__(self, numbered: msgpack.Decoder[tuple[int, int, Received]]) -> None:
         self.seen = 0
-        self._sent_codec = sent_codec
-        self._received_codec = received_codec
+        self._numbered = numbered
         self._last = 0
         self._told = 0
         self._kept: dict[int, tuple[bytes, Sent]] = {}
@@ -307,10 +287,6 @@ class MessageChannel(Generic[Sent, Received]):
     @property
     def unacknowledged_count(self) -> int:
         return len(self._kept)
-
-    @property
-    def all_acknowledged(self) -> bool:
-        return not self._kept
 
     def pack(self, message: Sent) -> bytes:
         """The next message as bytes, kept until it is acknowledged."""
@@ -336,17 +312,13 @@ class MessageChannel(Generic[Sent, Received]):
 
     def unpack(self, frame: bytes) -> Received | None:
         """The message in a frame, or None for one that was taken before; BadValue without one."""
-        plain = unpacked(frame, _MESSAGE_BOUNDS)
-        if type(plain) is not list or len(plain) != _MESSAGE_PARTS:
-            raise BadValue("a message is [number, seen, [name, fields]]")
-        number, seen, body = plain
-        if type(number) is not int or type(seen) is not int or not 0 <= seen <= self._last:
-            raise BadValue(f"numbers of messages are whole, and {self._last} were sent at most")
+        number, seen, message = read(self._numbered, frame)
+        if not 0 <= seen <= self._last:
+            raise BadValue(f"{self._last} messages were sent at most")
         if 0 < number <= self.seen:
             return None
         if number and number != self.seen + 1:
             raise BadValue(f"message {number} after {self.seen}")
-        message = self._received_codec.from_plain(body)
         self.seen = number or self.seen
         if self._kept:
             self._forget(seen)
@@ -359,27 +331,26 @@ class MessageChannel(Generic[Sent, Received]):
             self._kept_bytes -= len(data)
 
     def _packed(self, number: int, message: Sent) -> bytes:
-        packed: bytes = _PACKER.pack([number, self.seen, self._sent_codec.to_plain(message)])
         self._told = self.seen
-        return packed
+        return pack((number, self.seen, message))
 
 
-_UP: Codec[Up] = Codec(Up)
-_DOWN: Codec[Down] = Codec(Down)
+_NUMBERED_UP: msgpack.Decoder[tuple[int, int, Up]] = msgpack.Decoder(tuple[int, int, Up])
+_NUMBERED_DOWN: msgpack.Decoder[tuple[int, int, Down]] = msgpack.Decoder(tuple[int, int, Down])
 
 
 class UpChannel(MessageChannel[Up, Down]):
     """The manager's end."""
 
     def __init__(self) -> None:
-        super().__init__(_UP, _DOWN)
+        super().__init__(_NUMBERED_DOWN)
 
 
 class DownChannel(MessageChannel[Down, Up]):
     """The scheduler's end."""
 
     def __init__(self) -> None:
-        super().__init__(_DOWN, _UP)
+        super().__init__(_NUMBERED_UP)
 
     def unacknowledged_orders(self) -> list[Order]:
         """Orders that the node had not taken when it packed its last message."""

@@ -8,19 +8,13 @@ wait for more calls is asked of the same number, with the calls that are expecte
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from scheduler.model.values import Configuration
-from scheduler.workflows.path_search import path_curve
-from scheduler.workflows.stage_profiles import (
-    Choice,
-    Prices,
-    StageProfile,
-    undominated,
-)
+from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, undominated
 
 # A missed deadline counts as so many times what the call costs, alone, at its cheapest.
 MISS_WORTH = 20.0
@@ -50,10 +44,25 @@ class CostToGo:
 
 def cost_to_go(stages: Sequence[StageProfile]) -> CostToGo:
     """The cost to go through these stages; nothing is left to pay after the last one."""
-    if not stages:
-        return CostToGo((0.0,), (0.0,))
-    curve = path_curve(stages, kept=1)
-    return CostToGo(curve.times_s, tuple(best[0].cost for best in curve.answers))
+    ways = [(0.0, 0.0)]
+    for stage in stages:
+        longer = (
+            (time_s + choice.time_s, cost + choice.cost)
+            for time_s, cost in ways
+            for choice in undominated(stage.choices)
+        )
+        ways = list(_ever_cheaper(sorted(longer)))
+    times_s, costs = zip(*ways, strict=True)
+    return CostToGo(times_s, costs)
+
+
+def _ever_cheaper(ways: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Of ways by time those that cost less than all faster ones."""
+    lowest = inf
+    for time_s, cost in ways:
+        if cost < lowest:
+            lowest = cost
+            yield time_s, cost
 
 
 def scarcity_prices(prices: Prices, vcpus_used: float, vgpus_used: float) -> Prices:

@@ -32,11 +32,6 @@ class Workflow:
     def before(self, stage: str) -> tuple[str, ...]:
         return tuple(start for start, to in self.edges if to == stage)
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The stages that wait for no other."""
-        return tuple(stage for stage in self.order if not self.before(stage))
-
     def longest(self, weights: Mapping[str, float]) -> Mapping[str, float]:
         """For each stage the weight of the heaviest path that begins with it."""
         heaviest: dict[str, float] = {}

@@ -48,24 +48,9 @@ class StageProfile:
                 raise BadProfile(f"{choice.configuration} has a part below 1")
         object.__setattr__(self, "choices", tuple(sorted(self.choices)))
 
-    @property
-    def least_s(self) -> float:
-        return self.choices[0].time_s
-
-    @property
-    def least_cost(self) -> float:
-        return min(choice.cost for choice in self.choices)
-
-    @property
-    def fastest_cost(self) -> float:
-        return self.choices[0].cost
-
     def up_to(self, batch: int) -> "StageProfile":
         """The choices with at most this batch; BadProfile if there is none."""
         return StageProfile(tuple(c for c in self.choices if c.configuration.batch <= batch))
-
-    def times(self) -> Mapping[Configuration, float]:
-        return {choice.configuration: choice.time_s for choice in self.choices}
 
 
 def profile(times_s: Mapping[Configuration, float], prices: Prices) -> StageProfile:

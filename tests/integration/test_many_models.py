@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from gpu_manager.attachment.attachment import Attachment
@@ -128,7 +129,7 @@ class FullNode(ReportingNode):
 
     def whole_state(self) -> list[NodeSnapshot]:
         stored = tuple((name_of(number), Tier.DISK) for number in range(12_000))
-        return [each._replace(stored=stored) for each in super().whole_state()]
+        return [replace(each, stored=stored) for each in super().whole_state()]
 
 
 async def test_stored_models_beyond_one_message_follow_the_snapshot() -> None:

@@ -17,7 +17,7 @@ from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.node.tenant_models import model_id
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import ModelSpec, Placement, Request, RequestId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens
 from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient
@@ -28,7 +28,7 @@ NAMES = "gateway/1", "gateway/2"
 FUNCTION = "team/function"
 # On one slot two take too long; on two slots they take as long as one, with half of the vCPUs.
 # All of it is so long that it does not matter how long the requests are held up.
-SLO_S, RUN_S = 250.0, {(1, "any"): 100.0, (2, "any"): 400.0}
+SLO_S, RUN_S = 250.0, ((1, "any", 100.0), (2, "any", 400.0))
 # The first request waits for the second one.
 FILLING = {"most_batch": 2.0, "fill_share": 0.05}
 CALLS = 10
@@ -94,7 +94,7 @@ def token(placement: Placement, request: str, secret: bytes) -> str:
     place = placement.node, placement.gpu, placement.slot
     until_s = time.time() + 300.0
     claims = LeaseClaims(placement.lease, RequestId(request), FUNCTION, *place, 1, until_s)
-    return sign(claims, secret)
+    return LeaseTokens(secret).sign(claims)
 
 
 def call_together(it: Shared) -> list[list[list[float]]]:

@@ -10,9 +10,10 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpufaas.stack.held_ports import HeldPort
-from scheduler.client.lease_client import GrantedLease, LeaseClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.access import ApiRole, token
+from scheduler.wire.caller_stream import Granted
 from tests.kit.network.certificates import self_signed
 from tests.kit.nodes.manager_client import model
 from tests.kit.processes.two_nodes import TwoNodes
@@ -175,13 +176,13 @@ def calling(cluster: TwoNodes) -> LeaseClient:
     return LeaseClient([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
 
 
-async def placed(client: LeaseClient, wanted: ModelId) -> list[GrantedLease]:
+async def placed(client: LeaseClient, wanted: ModelId) -> list[Granted]:
     """Leases for two requests of the program's at once."""
     wishes = [Request(RequestId(name), "team/program", (wanted,)) for name in ("r1", "r2")]
     return list(await asyncio.gather(*map(client.acquire, wishes)))
 
 
-async def ended(cluster: TwoNodes, granted: list[GrantedLease]) -> None:
+async def ended(cluster: TwoNodes, granted: list[Granted]) -> None:
     """Wait until these leases have ended."""
     leases = {it.placement.lease for it in granted}
 

@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import make_core
 from scheduler.estimates.resource_metrics import METRICS, Metrics
@@ -63,14 +65,7 @@ from scheduler.model.events import (
     SlotFreed,
     UnpinAsked,
 )
-from scheduler.model.values import (
-    ANY_GPU_TYPE,
-    AfterLoss,
-    GpuSpec,
-    ModelSpec,
-    RequestId,
-    SlotId,
-)
+from scheduler.model.values import ANY_GPU_TYPE, AfterLoss, GpuSpec, ModelSpec, RequestId, SlotId
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World
 
@@ -183,8 +178,8 @@ class _Stage:
         asked = request(name, *models, near=None if near is None else gpu(near).node)
         slo_s = float(given["slo"]) if "slo" in given else None
         function = f"function-of-{'-'.join(models)}"  # else no two requests could share a lease
-        asked = asked._replace(function=function, application=application, stage=stage)
-        return self._there.send(RequestArrived(asked._replace(slo_s=slo_s)))
+        asked = replace(asked, function=function, application=application, stage=stage)
+        return self._there.send(RequestArrived(replace(asked, slo_s=slo_s)))
 
     def _do_cancel(self, name: str) -> list[Action]:
         return self._there.send(RequestCancelled(RequestId(name)))

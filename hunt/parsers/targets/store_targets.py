@@ -4,22 +4,22 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
-
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.core import recording
-from scheduler.core.recording import Beginning, RecordedStep, recorded_profile
+from scheduler.core.recording import Beginning, RecordedStep
 from scheduler.estimates.profiles import Profile
 from scheduler.model import events
-from scheduler.model.errors import BadRecording, MalformedRequest
+from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
 from scheduler.service.http import lease_routes
 from scheduler.service.leadership.election import LeaderInfo, decoded
 from scheduler.store import stored_records, use_records
-from scheduler.store.stored_records import BadRecord, PolicyChoice
+from scheduler.store.stored_records import PolicyChoice
+from scheduler.wire import model_records
+from scheduler.wire.codec import encoded
 from tests.kit.cores.builders import request
 
 _RECORD = "1.5 MB, etcd's own bound on a value"
@@ -37,51 +37,39 @@ def targets() -> list[Target]:
 def _record(
     name: str,
     parse: Callable[[bytes], T],
-    encode: Callable[[T], Any] | None,
+    encode: Callable[[T], Any],
     *seeds: Any,
     reads: str = "scheduler/store/stored_records.py",
 ) -> Target:
     return Target(
-        name, parse, (BadRecord,), lambda: [json.dumps(each).encode() for each in seeds],
+        name, parse, (BadValue,), lambda: [encoded(each) for each in seeds],
         InputForm.JSON, (reads,), _WRITER, _RECORD,
-        encode=None if encode is None else lambda found: json.dumps(encode(found)).encode(),
+        encode=lambda found: encoded(encode(found)),
     )  # fmt: skip
 
 
+def _same(record: T) -> T:
+    return record
+
+
 def _records() -> list[Target]:
-    lru = {"models": [{"model": "a", "pinned": True}, {"model": "b", "pinned": False}], "older": 3}
+    listed = stored_records.ListedModel(ModelId("a"), 5, pinned=True)
+    lru = stored_records.GpuOrder((listed, listed), 3)
+    gaps = IdleGaps.of([(3, 1.5), (7, 0.25)])
     choice = PolicyChoice("lalbo3", {"limit": 25.0}, "administrator")
     terms = OwnerTerms(2.0, 3, 10.0, 60.0, 1 << 30, 4, 5)
     leader = LeaderInfo("a", "http://h:1", 3, "id", "pid")
     used = {"rows": [_ROW], "parts": [[7, 8, 9, 10]], "gpus": [["t4", 1, 2, 3, 4]]}
     return [
-        _record("stored-lru-list", stored_records.gpu_order, None, lru),
+        _record("stored-lru-list", stored_records.gpu_order, _same, lru),
         _record(
             "stored-profile",
-            lambda data: stored_records.profile_record(stored_records.profile(data), 0, IdleGaps()),
-            lambda record: record,
-            stored_records.profile_record(_profile(), 7200, IdleGaps()),
+            lambda data: _record_of(stored_records.stored_model(data)),
+            _same,
+            model_records.model_record(_profile(), 7200, gaps),
         ),
-        _record(
-            "stored-gaps",
-            lambda data: stored_records.idle_gaps(data).counts,
-            lambda counts: {"gaps": counts},
-            {"gaps": [[3, 1.5], [7, 0.25]]},
-        ),
-        _record("stored-last-use", stored_records.last_used_unix_s, None, {"used_unix_s": 7200}),
-        _record(
-            "stored-policy",
-            stored_records.policy_choice,
-            stored_records.policy_record,
-            stored_records.policy_record(choice),
-        ),
-        _record(
-            "stored-terms",
-            stored_records.owner_terms,
-            stored_records.terms_record,
-            stored_records.terms_record(terms),
-            reads="scheduler/store/stored_records.py",
-        ),
+        _record("stored-policy", stored_records.policy_choice, _same, choice),
+        _record("stored-terms", stored_records.owner_terms, _same, terms),
         _record(
             "stored-use",
             use_records.use_bucket,
@@ -92,11 +80,15 @@ def _records() -> list[Target]:
         _record(
             "stored-leader",
             decoded,
-            lambda found: None if found is None else msgspec.structs.asdict(found),
-            msgspec.structs.asdict(leader),
+            _same,
+            leader,
             reads="scheduler/service/leadership/election.py",
         ),
     ]
+
+
+def _record_of(stored: stored_records.StoredModel) -> model_records.ModelRecord:
+    return model_records.model_record(stored.profile, stored.used_unix_s, stored.gaps)
 
 
 def _profile() -> Profile:
@@ -115,8 +107,8 @@ def _profile() -> Profile:
 def _recordings() -> list[Target]:
     beginning = Beginning(
         recording.VERSION, "lalbo3", "lru", {"limit": 25.0}, 100, LeaseId(5), 1 << 34,
-        (recorded_profile(ModelId("bert"), _profile()),), StandingTerms(30.0, 10), "fixed:10",
-        {ModelId("bert"): ((3, 1.0),)},
+        {ModelId("bert"): model_records.model_record(_profile(), 0, IdleGaps.of([(3, 1.0)]))},
+        StandingTerms(30.0, 10), "fixed:10",
     )  # fmt: skip
     steps = (
         events.RequestArrived(request("r1", deadline_s=4.0)),
@@ -129,8 +121,7 @@ def _recordings() -> list[Target]:
     def encode(found: Beginning | RecordedStep) -> bytes:
         if isinstance(found, Beginning):
             return recording.beginning_line(found).encode()
-        plain = json.loads(recording.step_line(found.at_s, found.event, []))
-        return json.dumps([*plain[:2], found.digest]).encode()
+        return encoded(found)
 
     return [
         Target(

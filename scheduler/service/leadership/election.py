@@ -22,13 +22,15 @@ from typing import Self
 from uuid import uuid4
 
 import aiohttp
-import msgspec
+from msgspec import Struct, json
+from msgspec.structs import replace
 
 from common.numerals import natural
 from common.time_limits import time_limit
-from scheduler.model.errors import DatastoreError, Fenced, LeaseGone, StoreUnavailable
+from scheduler.model.errors import BadValue, DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.store.datastore import Fence, Store, StoreLease
-from scheduler.store.stored_records import UNREADABLE, key
+from scheduler.store.stored_records import key
+from scheduler.wire.codec import encoded, read
 
 LEADER = "leader"
 ELECTION = "election"
@@ -41,7 +43,7 @@ _TRY_AGAIN_S = 0.5
 _GIVE_WAY_S = 2.0
 
 
-class LeaderInfo(msgspec.Struct, frozen=True):
+class LeaderInfo(Struct, frozen=True):
     """The leader's record; `id` is new with every candidacy, `process` may be empty."""
 
     name: str
@@ -49,6 +51,9 @@ class LeaderInfo(msgspec.Struct, frozen=True):
     term: int
     id: str
     process: str = ""
+
+
+_LEADERS = json.Decoder(LeaderInfo)
 
 
 class Leadership:
@@ -160,7 +165,7 @@ class Leadership:
 
     def _without_term(self) -> bytes:
         """With term 0 other schedulers do not treat this candidate as the leader yet."""
-        return msgspec.json.encode(msgspec.structs.replace(self._me, term=0))
+        return encoded(replace(self._me, term=0))
 
     async def _take_office(self, lease: StoreLease, fence: Fence) -> None:
         """Publish the new term: one above the highest term recorded or met.
@@ -172,9 +177,9 @@ class Leadership:
         highest = max(0 if latest is None else latest.term, self.term, self._seen_term)
         leaps = latest is None and self._leaps
         leap = int.from_bytes(secrets.token_bytes(_LEAP_BYTES), "big") if leaps else 0
-        me = msgspec.structs.replace(self._me, term=highest + leap + 1)
-        await self._store.write({ELECTION: msgspec.json.encode(me)}, fence=fence)
-        await self._store.write({LEADER: msgspec.json.encode(me)}, fence=fence, lease=lease)
+        me = replace(self._me, term=highest + leap + 1)
+        await self._store.write({ELECTION: encoded(me)}, fence=fence)
+        await self._store.write({LEADER: encoded(me)}, fence=fence, lease=lease)
         self._me, self._lease, self.fence = me, lease, fence
         self.confirmed = True
         self._log.info("%s leads in term %d", me.name, me.term)
@@ -188,7 +193,7 @@ class Leadership:
                     return
                 leader = decoded(value)
                 if value is not None and leader is not None:
-                    self._me = msgspec.structs.replace(self._me, term=max(self.term, leader.term))
+                    self._me = replace(self._me, term=max(self.term, leader.term))
                     if has_ended(leader.process):
                         await self._depose(leader, value)
 
@@ -291,8 +296,8 @@ def decoded(value: bytes | None) -> LeaderInfo | None:
     if value is None:
         return None
     try:
-        return msgspec.json.decode(value, type=LeaderInfo)
-    except UNREADABLE:
+        return read(_LEADERS, value)
+    except BadValue:
         return None
 
 
@@ -340,11 +345,14 @@ _LISTED_AGAIN_S = 3.0
 _LOOK_S = 1.0
 
 
-class _Candidate(msgspec.Struct):
+class _Candidate(Struct, frozen=True):
     """The record of a scheduler that stands by."""
 
     name: str
     url: str
+
+
+_CANDIDATES = json.Decoder(_Candidate)
 
 
 # The term in which the scheduler at this URL leads; 0 if it does not lead or does not answer.
@@ -381,7 +389,7 @@ async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logg
 
 async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
     lease: StoreLease | None = None
-    record = msgspec.json.encode(_Candidate(name, url))
+    record = encoded(_Candidate(name, url))
     while True:
         try:
             if lease is None or not await store.refresh(lease):
@@ -396,8 +404,8 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
 def _urls(values: Iterable[bytes]) -> list[str]:
     urls: list[str] = []
     for value in values:
-        with suppress(*UNREADABLE):
-            urls.append(msgspec.json.decode(value, type=_Candidate).url)
+        with suppress(BadValue):
+            urls.append(read(_CANDIDATES, value).url)
     return urls
 
 

@@ -10,15 +10,8 @@ from scheduler import policies
 from scheduler.model.errors import Fenced, SchedulerError, StoreUnavailable
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.recovery import sound_choice
-from scheduler.store.stored_records import (
-    ADMINISTRATOR,
-    CONFIGURATION,
-    POLICY,
-    BadRecord,
-    PolicyChoice,
-    encoded,
-    policy_record,
-)
+from scheduler.store.stored_records import ADMINISTRATOR, CONFIGURATION, POLICY, PolicyChoice
+from scheduler.wire.codec import encoded
 
 _TRY_AGAIN_S = 0.5
 
@@ -86,7 +79,7 @@ async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -
     policies.make(name, parameters)
     choice = PolicyChoice(name, dict(parameters), ADMINISTRATOR)
     try:
-        return Written(choice, await store.put(POLICY, encoded(policy_record(choice))))
+        return Written(choice, await store.put(POLICY, encoded(choice)))
     except StoreUnavailable as error:
         why = f"{error}; once etcd answers, the policy may be in force nevertheless"
         raise StoreUnavailable(why) from error
@@ -123,7 +116,7 @@ def _chosen(value: bytes | None, log: Logger) -> PolicyChoice | None:
         return None
     try:
         return sound_choice(value)
-    except (BadRecord, SchedulerError) as error:
+    except SchedulerError as error:
         log.warning("the stored policy is replaced: %s", error)
         return None
 
@@ -138,6 +131,6 @@ async def _keep(
     if choice == stored:
         return
     try:
-        await store.write({POLICY: encoded(policy_record(choice))}, fence=fence)
+        await store.write({POLICY: encoded(choice)}, fence=fence)
     except Fenced as error:
         log.debug("the policy is not stored: %s", error)

@@ -8,7 +8,7 @@ from functools import partial
 from common.telemetry.traces import Sink
 from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core, make_core
-from scheduler.core.recording import VERSION, Beginning, recorded_profile
+from scheduler.core.recording import VERSION, Beginning
 from scheduler.core.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
@@ -34,6 +34,7 @@ from scheduler.service.settings import Settings
 from scheduler.service.terms import TermsBook
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
+from scheduler.wire.model_records import model_record
 
 log = logging.getLogger("scheduler")
 
@@ -164,7 +165,6 @@ class Office:
             await self._grace.wait()
 
     def _beginning(self, settings: Settings) -> Beginning:
-        profiles = self.core.cluster.profiles.known()
         return Beginning(
             version=VERSION,
             policy=settings.policy,
@@ -173,10 +173,12 @@ class Office:
             max_waiting=settings.scheduler.max_waiting,
             first_lease=first_lease(self.term),
             largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
-            profiles=tuple(recorded_profile(model, profile) for model, profile in profiles.items()),
+            models={
+                model: model_record(profile, 0, self.core.placer.exits.gaps(model))
+                for model, profile in self.core.cluster.profiles.known().items()
+            },
             standing=settings.scheduler.standing,
             exit_rule=settings.exit_rule,
-            gaps=self.core.placer.exits.all_gaps(),
         )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:

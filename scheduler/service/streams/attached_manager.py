@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.frame_line import FrameLine
 from common.tasks import BackgroundTasks
@@ -160,7 +162,7 @@ class AttachedManager:
     # -- orders of the driver -------------------------------------------------------------------
 
     def grant(self, order: Dispatch) -> None:
-        self._send_order(order._replace(explanation=None))
+        self._send_order(structs.replace(order, explanation=None))
 
     def _send_order(self, order: Order) -> None:
         self._send(Given(self._leader.term(), order))
@@ -297,7 +299,8 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
     for order in orders:
         _enter(order, books)
     gpus = tuple(
-        state._replace(
+        structs.replace(
+            state,
             residents=tuple(books[state.gpu.id].residents.items()),
             leases=tuple(books[state.gpu.id].leases.values()),
             contexts=tuple(books[state.gpu.id].contexts.items()),
@@ -305,7 +308,7 @@ def amended(snapshot: NodeSnapshot, orders: Iterable[Order]) -> NodeSnapshot:
         )
         for state in snapshot.gpus
     )
-    return snapshot._replace(gpus=gpus)
+    return structs.replace(snapshot, gpus=gpus)
 
 
 def _enter(order: Order, books: dict[GpuId, _Books]) -> None:

@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from common.frame_line import LineBroken
 from common.http.server_protocol import AcceptedLine
 from common.tasks import BackgroundTasks
@@ -41,10 +43,9 @@ from scheduler.wire.caller_stream import (
     Refused,
     SentAway,
     ToldTerms,
-    pack_down,
     read_up,
 )
-from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.codec import VERSION, other_version, pack
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute, shifted
 
@@ -162,7 +163,7 @@ class CallerLines:
             self.early.append(lease)
         for line, name in self.open.items():
             if name == caller:
-                line.send(pack_down(Recalled(lease)))
+                line.send(pack(Recalled(lease)))
 
 
 class CallerStreams:
@@ -205,7 +206,7 @@ class CallerStreams:
             if self._closed:  # since it was dialled
                 await self._send_away([line])
                 return
-            line.send(pack_down(Leads(self.office.term)))
+            line.send(pack(Leads(self.office.term)))
             self.lines[line] = present.caller
             with (
                 self.leases.present(self.office, present.caller, present.leases),
@@ -226,12 +227,12 @@ class CallerStreams:
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
         log.warning("a caller's stream: %s", refusal)
-        line.send(pack_down(SentAway(refusal=refusal)))
+        line.send(pack(SentAway(refusal=refusal)))
         await line.flush()
 
     async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
-            line.send(pack_down(SentAway(self._elsewhere())))
+            line.send(pack(SentAway(self._elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
@@ -260,9 +261,9 @@ class _CallerStream:
         """Take a message in; BadValue ends the stream."""
         message = read_up(frame)
         if isinstance(message, GiveBack):
-            lease, may_return, request = message
-            self._office.driver.release(lease, request, may_return=may_return)
-            if not may_return:
+            lease, request = message.lease, message.request
+            self._office.driver.release(lease, request, may_return=message.may_return)
+            if not message.may_return:
                 self._streams.leases.released(lease, request)
             self._streams.meters.answered["/release", _OK] += 1
         elif isinstance(message, Ran):
@@ -334,15 +335,15 @@ class _CallerStream:
             self._line.abort()  # the caller would wait for ever
             raise
         self._streams.meters.answered[path, status] += 1
-        self._line.send(pack_down(answer))
+        self._line.send(pack(answer))
         if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
-            self._line.send(pack_down(Recalled(answer.placement.lease)))
+            self._line.send(pack(Recalled(answer.placement.lease)))
 
     async def _granted(self, question: AskLease | AskAgain) -> Granted:
         office = self._office
         if isinstance(question, AskLease):
             request = absolute(check_request(question.request), office.clock.now_s())
-            request = request._replace(caller=self._caller if question.keeps else "")
+            request = replace(request, caller=self._caller if question.keeps else "")
             trace = trace_of(question.parent, question.state) if question.parent else None
             ABOUT.set(Work(trace, function=request.function, request=request.id))
             placement = await office.acquire(request)
@@ -368,7 +369,7 @@ def _status(error: SchedulerError) -> int:
 
 async def _beat(line: AcceptedLine) -> None:
     """Show that the leader lives; hang up on a caller that takes nothing."""
-    alive = pack_down(Alive())
+    alive = pack(Alive())
     while True:
         await asyncio.sleep(BEAT_S)
         line.send(alive)

@@ -14,7 +14,7 @@ from common.time_limits import time_limit
 from scheduler.model.errors import BadValue
 from scheduler.service.driver import Driver
 from scheduler.service.streams.attached_manager import AttachedManager, Leader
-from scheduler.wire.codec import VERSION, other_version
+from scheduler.wire.codec import VERSION, other_version, pack
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
     Challenge,
@@ -23,7 +23,6 @@ from scheduler.wire.node_stream import (
     TurnedAway,
     Welcome,
     is_proven,
-    pack_greeting,
     proven,
     read_greeting,
     stream_key,
@@ -87,7 +86,7 @@ class NodeStreams:
             await self._serve_stream(line, self._resume_or_begin(name, hello, line))
         except _Refused as error:
             self._strangers.warn("turned node %s away: %s", name, error)
-            line.send(pack_greeting(TurnedAway(str(error))))
+            line.send(pack(TurnedAway(str(error))))
             await line.flush()
         except (LineBroken, BadValue) as error:
             level = DEBUG if hello is None else WARNING  # managers probe for the leader
@@ -109,7 +108,7 @@ class NodeStreams:
     async def _greet(self, line: AcceptedLine, name: NodeId) -> Hello:
         nonce = secrets.token_hex(16)
         challenge = Challenge(VERSION, nonce, self._term(), self._run)
-        line.send(pack_greeting(proven(challenge, self._key, name)))
+        line.send(pack(proven(challenge, self._key, name)))
         hello = read_greeting(await line.receive())
         if not isinstance(hello, Hello):
             raise BadValue("it sent no Hello")
@@ -143,7 +142,7 @@ class NodeStreams:
             welcome = Welcome(resumed=False)
         else:
             node, welcome = earlier, Welcome(resumed=True, seen=earlier.seen)
-        line.send(pack_greeting(proven(welcome, self._key, name, hello.nonce)))
+        line.send(pack(proven(welcome, self._key, name, hello.nonce)))
         node.connect(line, unsent or [])
         self._log.info(
             "the stream of node %s %s", name, "resumes" if unsent is not None else "begins"
@@ -188,7 +187,7 @@ class NodeStreams:
 
 
 async def turn_away(line: AcceptedLine, leader: str | None) -> None:
-    line.send(pack_greeting(TurnedAway("it does not lead", leader)))
+    line.send(pack(TurnedAway("it does not lead", leader)))
     await line.flush()
 
 

@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 
 from gpufaas.cli import main
-from scheduler.store.stored_records import (
-    ADMINISTRATOR,
-    POLICY,
-    PolicyChoice,
-    encoded,
-    policy_record,
-)
+from scheduler.store.stored_records import ADMINISTRATOR, POLICY, PolicyChoice
+from scheduler.wire.codec import encoded
 from tests.kit.engines.real_etcd import LOG, needs_etcd
 from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.processes.live_callers import calling, check
@@ -32,7 +27,7 @@ async def test_nobody_is_lost_when_the_policy_is_changed_under_load(
             LOG.info("%s, asked at %s, after %.2f s", policy, asked, _in_force(cluster, policy))
             callers.more(20)
         choice = PolicyChoice("lalb", {}, ADMINISTRATOR)
-        cluster.put_stored(POLICY, encoded(policy_record(choice)))
+        cluster.put_stored(POLICY, encoded(choice))
         LOG.info("%s, put into etcd, after %.2f s", choice.name, _in_force(cluster, choice.name))
         callers.more(20)
         assert main(cluster.command("policy", "set", "lalbo3", first=leader)) == 0

@@ -11,7 +11,7 @@ from common.time_limits import time_limit
 from scheduler.model.errors import StoreUnavailable
 from scheduler.store.datastore import KeyChanges
 from scheduler.store.etcd_channel import EtcdChannel, EtcdSettings
-from scheduler.store.etcd_store import HEARTBEAT, EtcdStore, EtcdWatch
+from scheduler.store.etcd_store import HEARTBEAT, EtcdStore
 from tests.kit.engines.real_etcd import LOG, EtcdWorld, an_etcd, needs_etcd, patiently
 from tests.kit.network.cut_wire import Wire
 from tests.kit.waiting import PATIENCE_S, eventually
@@ -207,12 +207,14 @@ async def test_many_watches_and_calls_end_in_order_when_the_store_is_closed(tmp_
 
 async def test_a_stream_counts_as_dead_when_no_heartbeat_comes_through_it(tmp_path: Path) -> None:
     async def test(world: EtcdWorld, _: EtcdStore) -> None:
-        channel = EtcdChannel(EtcdSettings((world.url,)), LOG)
-        watch = EtcdWatch(channel.calls, "/gpufaas/", "a key that nobody writes")
+        settings = EtcdSettings((world.url,), prefix="/where nobody writes a heartbeat/")
+        alone, channel = EtcdStore(settings, LOG), EtcdChannel(settings, LOG)
+        changes = alone._changes(channel.calls, "m/", 1)  # noqa: SLF001  # a watch would try again
         with pytest.raises(StoreUnavailable, match="silent"):
-            async with time_limit(NOTICED_S), aclosing(watch.changes("m/", 1)) as found:
+            async with time_limit(NOTICED_S), aclosing(changes) as found:
                 await anext(found)
         await channel.close()
+        await alone.close()
 
     await _world_and_store(tmp_path, test)
 

@@ -52,11 +52,12 @@ def model(
     run_s: float | Mapping[tuple[int, str], float] = 1.0,
 ) -> ModelSpec:
     """A model; plain seconds hold for a load from nowhere and a run of one on any GPU."""
+    runs = run_s if isinstance(run_s, Mapping) else {(1, ANY_GPU_TYPE): run_s}
     return ModelSpec(
         id=ModelId(name),
         memory_bytes=None if memory_mb is None else memory_mb * MIB,
         load_s=load_s if isinstance(load_s, Mapping) else {Tier.ABSENT: load_s},
-        run_s=run_s if isinstance(run_s, Mapping) else {(1, ANY_GPU_TYPE): run_s},
+        run_s=tuple((*key, seconds) for key, seconds in runs.items()),
     )
 
 

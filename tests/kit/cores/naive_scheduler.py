@@ -388,9 +388,12 @@ class NaiveScheduler:
         return self._models[model].load_s[Tier.ABSENT]
 
     def _run_s(self, request: NaiveRequest, gpu: NaiveGpu) -> float:
-        known = self._models[request.model].run_s
-        own_type = known.get((request.batch, gpu.gpu_type))
-        return known[(request.batch, ANY_GPU_TYPE)] if own_type is None else own_type
+        known = {
+            kind: run_s
+            for batch, kind, run_s in self._models[request.model].run_s
+            if batch == request.batch
+        }
+        return known.get(gpu.gpu_type, known[ANY_GPU_TYPE])
 
     def _wait_s(self, gpu: NaiveGpu) -> float:
         local_s = sum(self._run_s(request, gpu) for request in gpu.local)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier, tenant_of
 from scheduler import policies
@@ -110,10 +111,10 @@ class Chaos:
             max_wait_s=how / 20 if how % 3 == 0 else None,
         )
         if who % 2:  # its caller keeps leases
-            asked = asked._replace(caller=f"gw{how % 2}", function=f"f{who % 3}")
+            asked = structs.replace(asked, caller=f"gw{how % 2}", function=f"f{who % 3}")
         elif who % 3 == 0:  # a function's own process does
-            asked = asked._replace(own=True)
-        asked = asked._replace(exit_rule=_OWN_RULES[(who + how) % len(_OWN_RULES)])
+            asked = structs.replace(asked, own=True)
+        asked = structs.replace(asked, exit_rule=_OWN_RULES[(who + how) % len(_OWN_RULES)])
         return events.RequestArrived(asked)
 
     def _again(self, who: int, how: int) -> Event | None:

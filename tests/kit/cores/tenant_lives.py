@@ -3,6 +3,7 @@
 from random import Random
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, tenant_of
 from scheduler import policies
@@ -67,7 +68,8 @@ class TenantChaos(Chaos):
         own = tuple(each for each in request.models if tenant_of(each) == space)
         slo_s = how / 8 if how % 5 == 0 else None
         return events.RequestArrived(
-            request._replace(
+            replace(
+                request,
                 models=own,
                 function=f"{space}/f{who % 2}" if who % 9 else "alone",
                 priority=(0, 0, 0, 2, -1, 30)[how % 6],

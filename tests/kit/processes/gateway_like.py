@@ -18,7 +18,7 @@ from gpu_manager.node.settings import EmulatedTimes
 from scheduler.model.actions import Action, Dispatch, Finish
 from scheduler.model.events import Event, LeaseReleased
 from scheduler.model.values import LeaseId, Placement, Request, RequestId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.programs.torch_forks import ForkedProgram
 
@@ -153,7 +153,7 @@ class GatewayLike:
             term=1,
             expires_s=time.time() + 60.0,
         )
-        return sign(claims, self._secret)
+        return LeaseTokens(self._secret).sign(claims)
 
     def _read(self) -> None:
         for line in self._program.stdout:

@@ -16,8 +16,9 @@ from itertools import count
 from typing import NamedTuple
 
 from gpu_manager.node.leases import MOST_HALVINGS, EndReason, LeaseTimes
-from scheduler.client.lease_client import GrantedLease, LeaseClient
+from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
+from scheduler.wire import caller_stream
 from tests.kit.engines.real_etcd import LOG
 from tests.kit.nodes.manager_client import SealedWeights
 from tests.kit.nodes.worker_client import FunctionClient
@@ -151,7 +152,10 @@ class Callers:
         )
 
     def _compute(
-        self, granted: GrantedLease, image: SealedWeights, functions: dict[str, FunctionClient]
+        self,
+        granted: caller_stream.Granted,
+        image: SealedWeights,
+        functions: dict[str, FunctionClient],
     ) -> None:
         """As a function does: show the token, and call.
 
@@ -178,7 +182,7 @@ class Callers:
 @asynccontextmanager
 async def holding(
     cluster: LiveCluster, image: SealedWeights, *, on: str = ""
-) -> AsyncIterator[GrantedLease]:
+) -> AsyncIterator[caller_stream.Granted]:
     """A lease, on this very node if one is named: one that has the model, or it takes for ever.
 
     A second after this context it ends, as its caller is gone.

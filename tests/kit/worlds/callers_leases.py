@@ -5,7 +5,7 @@ import os
 import time
 
 from scheduler.model.values import Placement, Request, RequestId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens
 from tests.kit.nodes.manager_client import ManagerClient, SealedWeights, weights
 from tests.kit.worlds.cluster_in_process import SECRET, Scheduler
 from tests.kit.worlds.joined_manager import Joined, model_of
@@ -40,7 +40,7 @@ def token(
         stands=placement.stands is not None,
         ahead=ahead,
     )
-    return sign(claims, SECRET)
+    return LeaseTokens(SECRET).sign(claims)
 
 
 async def uploaded(node: Joined) -> tuple[ManagerClient, SealedWeights]:

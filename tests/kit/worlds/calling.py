@@ -18,13 +18,7 @@ from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.model import (
-    DEFAULT_NAMESPACE,
-    NO_TROUBLES,
-    Deployment,
-    FunctionId,
-    Troubles,
-)
+from gateway_ext.model import DEFAULT_NAMESPACE, NO_TROUBLES, Deployment, FunctionId, Troubles
 from scheduler.api import (
     Estimate,
     LeaseId,
@@ -36,7 +30,8 @@ from scheduler.api import (
     SlotId,
     StandingTerms,
 )
-from scheduler.client.lease_client import GrantedLease, LeaseKeeper
+from scheduler.client.lease_client import LeaseKeeper
+from scheduler.wire.caller_stream import Granted
 from tests.kit.fakes.fake_function import FakeFunction
 
 
@@ -191,7 +186,7 @@ class FakeLeases:
     def let_stand(self, keeper: LeaseKeeper) -> None:
         self.keeper = keeper
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> GrantedLease:
+    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
         self.asked.append(request)
         self.traces.append(trace)
         try:
@@ -212,7 +207,7 @@ class FakeLeases:
             estimate=Estimate(0.0, 0.0),
             stands=self.terms,
         )
-        return GrantedLease(placement, 1, ("unix:/run/n0", "tcp:n0:1"), f"token{lease}")
+        return Granted(1, placement, 1, ("unix:/run/n0", "tcp:n0:1"), f"token{lease}")
 
     def report(self, reports: Sequence[LeaseUsed]) -> None:
         self.reports += reports

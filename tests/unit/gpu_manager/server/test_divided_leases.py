@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures(
 
 NAMES = ("gateway/1", "gateway/2")
 # Two requests take no longer than one.
-RUN_S = {(batch, "any"): 0.5 for batch in (1, 2)}
+RUN_S = tuple((batch, "any", 0.5) for batch in (1, 2))
 
 
 @dataclass

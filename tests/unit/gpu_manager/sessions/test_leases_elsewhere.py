@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_manager.sessions import leases
 from scheduler.model.events import LoadFailed, RequestArrived
-from scheduler.wire.lease_tokens import sign, verify
+from scheduler.wire.lease_tokens import LeaseTokens
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.callers_leases import given, token, uploaded
@@ -114,9 +115,9 @@ async def test_token_says_where_its_lease_is_when_the_own_manager_is_asked(tmp_p
             where, _ = await client.ask(FrameKind.WHERE, {"token": away["token"]})
             assert where == {"lease": answer["lease"], "node": "n1", "addresses": at}
 
-            claims = verify(away["token"], SECRET, 0.0)
+            claims = LeaseTokens(SECRET).verify(away["token"], 0.0)
             assert claims.addresses == tuple(at)
-            older = sign(claims._replace(addresses=()), SECRET)
+            older = LeaseTokens(SECRET).sign(replace(claims, addresses=()))
             assert (await client.ask(FrameKind.WHERE, {"token": older}))[
                 0
             ] == where  # it knows n1 now

@@ -14,10 +14,9 @@ from scheduler.wire.caller_stream import (
     Leads,
     Present,
     SentAway,
-    pack_up,
     read_down,
 )
-from scheduler.wire.codec import VERSION
+from scheduler.wire.codec import VERSION, pack
 from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import leading
@@ -67,13 +66,13 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
 async def test_caller_connects_again_however_many_leases_it_holds() -> None:
     leases = tuple(LeaseId((7 << 32) + number) for number in range(MOST_LEASES))
     async with leading() as world, await world.dialed() as line:
-        line.send(pack_up(Present(VERSION, "caller", leases)))
+        line.send(pack(Present(VERSION, "caller", leases)))
         assert isinstance(read_down(await line.receive()), Leads)
 
 
 async def test_caller_of_another_version_is_told_both_versions_and_what_to_upgrade() -> None:
     async with leading() as world, await world.dialed() as line:
-        line.send(pack_up(Present(VERSION - 1, "caller")))
+        line.send(pack(Present(VERSION - 1, "caller")))
         answer = read_down(await line.receive())
         assert isinstance(answer, SentAway)
         both = f"the caller speaks version {VERSION - 1} and this scheduler version {VERSION}"

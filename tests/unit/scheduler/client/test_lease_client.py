@@ -32,10 +32,9 @@ from scheduler.wire.caller_stream import (
     Leads,
     Present,
     Refused,
-    pack_up,
     read_down,
 )
-from scheduler.wire.codec import VERSION
+from scheduler.wire.codec import VERSION, pack
 from tests.kit.cores.builders import gpu, request
 from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.nodes.fake_node import FakeNode, fake_node
@@ -262,8 +261,8 @@ async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> Non
     [
         b"\xc1",
         b"\x93\x01\x02\x03",
-        pack_up(Present(VERSION, "")),
-        pack_up(GiveBack(LeaseId(1))),
+        pack(Present(VERSION, "")),
+        pack(GiveBack(LeaseId(1))),
         bytes(20 << 10),
     ],
 )
@@ -278,16 +277,16 @@ async def test_caller_is_hung_up_on_when_it_begins_with_anything_else(frame: byt
 async def test_bad_question_is_refused_and_an_open_number_ends_the_stream() -> None:
     async with leading() as world:
         line = await world.dialed()
-        line.send(pack_up(Present(VERSION, "a caller")))
+        line.send(pack(Present(VERSION, "a caller")))
         assert isinstance(read_down(await line.receive()), Leads)
-        line.send(pack_up(AskLease(1, request("r0", "m" * 600))))
+        line.send(pack(AskLease(1, request("r0", "m" * 600))))
         refused = await answer_of(line)
         assert isinstance(refused, Refused)
         assert "printable" in refused.refusal.reason
-        line.send(pack_up(AskLease(2, request("r1"))))
+        line.send(pack(AskLease(2, request("r1"))))
         assert isinstance(await answer_of(line), Granted)
-        line.send(pack_up(AskLease(3, request("r2"))))
-        line.send(pack_up(AskLease(3, request("r3"))))
+        line.send(pack(AskLease(3, request("r2"))))
+        line.send(pack(AskLease(3, request("r3"))))
         with pytest.raises(LineBroken):
             await answer_of(line)
 

@@ -12,8 +12,8 @@ BACK = GiveBack(LeaseId(1), may_return=False, request=R0)
 
 def said(at_s: float) -> RepeatedMessages:
     repeated = RepeatedMessages()
-    repeated.gave_back(BACK, at_s)
-    repeated.cancelled(R1, at_s)
+    repeated.say(BACK, at_s)
+    repeated.say(Cancel(R1), at_s)
     return repeated
 
 
@@ -35,8 +35,8 @@ def test_request_that_is_asked_again_is_not_cancelled_again() -> None:
 
 def test_request_that_is_cancelled_twice_counts_from_the_second_time() -> None:
     repeated = said(100.0)
-    repeated.cancelled(R0, 101.0)
-    repeated.cancelled(R1, 110.0)
+    repeated.say(Cancel(R0), 101.0)
+    repeated.say(Cancel(R1), 110.0)
     repeated.forget(120.0)
     assert list(repeated) == [Cancel(R1)]
 
@@ -44,7 +44,7 @@ def test_request_that_is_cancelled_twice_counts_from_the_second_time() -> None:
 def test_first_messages_are_forgotten_when_there_are_very_many() -> None:
     repeated = said(0.0)
     for number in range(5000):
-        repeated.gave_back(GiveBack(LeaseId(number), False, None), 0.0)
-        repeated.cancelled(RequestId(f"x{number}"), 0.0)
+        repeated.say(GiveBack(LeaseId(number), False, None), 0.0)
+        repeated.say(Cancel(RequestId(f"x{number}")), 0.0)
     assert len(repeated) == 8000
     assert BACK not in list(repeated)

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.events import ModelRegistered
@@ -26,15 +26,15 @@ def waiting_at(world: World) -> int:
 @asynccontextmanager
 async def two_callers() -> AsyncIterator[tuple[World, list[LeaseClient], LeaseId]]:
     """One lease of requests r1 and r2, which two callers asked for."""
-    run_s = {(batch, "any"): 0.5 for batch in (1, 2)}
+    run_s = tuple((batch, "any", 0.5) for batch in (1, 2))
     async with leading() as world, world.leases() as one, world.leases() as two:
         assert world.office is not None
         driver = world.office.driver
         await driver.set_policy("togo")
         driver.report(ModelRegistered(replace(model("bert"), run_s=run_s)))
-        first = await one.acquire(request("r0")._replace(function="t/f"))
+        first = await one.acquire(replace(request("r0"), function="t/f"))
         asked = [
-            asyncio.create_task(client.acquire(request(name)._replace(function="t/f")))
+            asyncio.create_task(client.acquire(replace(request(name), function="t/f")))
             for client, name in ((one, "r1"), (two, "r2"))
         ]
         await eventually(lambda: waiting_at(world) == len(asked))

@@ -12,16 +12,8 @@ from common.time_limits import time_limit
 from gpu_manager.worker.orders import MAX_NUMBER
 from scheduler.service.leadership.term import first_lease
 from scheduler.store.memory_store import MemoryStore
-from scheduler.wire.caller_stream import (
-    MOST_TERM,
-    Leads,
-    MetTerm,
-    Present,
-    SentAway,
-    pack_up,
-    read_down,
-)
-from scheduler.wire.codec import VERSION
+from scheduler.wire.caller_stream import MOST_TERM, Leads, MetTerm, Present, SentAway, read_down
+from scheduler.wire.codec import VERSION, pack
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
@@ -32,7 +24,7 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 
 async def term_of(line: FrameLine) -> int:
     """Present a caller; the term in which it is served."""
-    line.send(pack_up(Present(VERSION, "a caller", ())))
+    line.send(pack(Present(VERSION, "a caller", ())))
     first = read_down(await line.receive())
     assert isinstance(first, Leads)
     return first.term
@@ -56,7 +48,7 @@ async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() 
         callers = world.service.reign.callers
         async with await world.dialed() as line:
             await callers.close()
-            line.send(pack_up(Present(VERSION, "late", ())))
+            line.send(pack(Present(VERSION, "late", ())))
             assert isinstance(read_down(await line.receive()), SentAway)
             assert not callers.lines
 
@@ -97,7 +89,7 @@ async def test_leader_leads_on_when_a_caller_names_a_term_that_supersedes_none(t
     async with leading(term=7) as world:
         async with await world.dialed() as line:
             assert await term_of(line) == 7
-            line.send(pack_up(MetTerm(term)))
+            line.send(pack(MetTerm(term)))
             with pytest.raises(LineBroken):
                 await line.receive()
         async with await world.dialed() as line:

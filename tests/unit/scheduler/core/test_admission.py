@@ -1,6 +1,7 @@
 """Which requests are accepted, and which expire: bounds, waits, GPUs yet to join, old timers."""
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
@@ -59,7 +60,7 @@ def test_request_for_registered_models_fails_when_no_node_has_registered_one(pol
     world.arrive(request("r0"))
     world.free("g0")
     residents = dict(world.core.cluster.gpus[GpuId("g0")].cache.residents)
-    invented = request("r1", "bert", "invented")._replace(registered_only=True)
+    invented = replace(request("r1", "bert", "invented"), registered_only=True)
 
     actions = world.arrive(invented)
 
@@ -68,7 +69,7 @@ def test_request_for_registered_models_fails_when_no_node_has_registered_one(pol
     assert world.core.cluster.gpus[GpuId("g0")].cache.residents == residents
     assert ModelId("invented") not in world.core.cluster.profiles.known()
     world.send(ModelRegistered(model("invented", memory_mb=100)))
-    assert ("r2", "g0") in placements(world.arrive(invented._replace(id=RequestId("r2"))))
+    assert ("r2", "g0") in placements(world.arrive(replace(invented, id=RequestId("r2"))))
 
 
 def test_request_stays_when_the_timer_is_of_an_earlier_one_of_its_name() -> None:

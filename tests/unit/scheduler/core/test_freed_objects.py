@@ -1,5 +1,7 @@
 """What comes and goes is freed at once: the collector of cycles runs seldom, by a large number."""
 
+from msgspec.structs import replace
+
 from scheduler.model.events import PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from tests.kit.cores.builders import a_core, gpu, model, request
@@ -18,7 +20,7 @@ def test_owners_are_freed_when_terms_come_and_go() -> None:
         for owner in ("a", "a/f"):
             world.send(TermsSet(owner, OwnerTerms(gpu_s=50.0, leases=1)))
         functions = ("a/f", "a/g", "b/f")
-        world.arrive(*(request(f"{each}{number}")._replace(function=each) for each in functions))
+        world.arrive(*(replace(request(f"{each}{number}"), function=each) for each in functions))
         while world.leases:
             world.free("g0", world.now + 1.0)
         for owner in ("a", "a/f"):
@@ -37,7 +39,7 @@ def test_bills_of_models_are_freed_when_the_models_leave() -> None:
 
     def load_and_evict(number: int) -> None:
         for _ in range(2):
-            world.arrive(request(f"r{world.now}", f"m{number % 2}")._replace(function="a/f"))
+            world.arrive(replace(request(f"r{world.now}", f"m{number % 2}"), function="a/f"))
             world.free("g0", world.now + 3.0)
 
     with without_collector() as garbage:

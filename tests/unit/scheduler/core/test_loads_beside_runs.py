@@ -3,6 +3,8 @@
 g0 has room for two models of 4 GiB; a load takes 2 s and a run 1 s.
 """
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.core import Core
 from scheduler.model.actions import Dispatch, EndLease, Finish, Prepare, Recall
@@ -147,7 +149,7 @@ def test_copy_engine_stays_busy_when_the_request_of_a_load_goes_away() -> None:
     world = a_world()
     world.arrive(request("r0", B), at=10.0)
     before_s = free_s(world.core)
-    assert only(EndLease, world.send(RequestCancelled(RequestId("r0"))))
+    only(EndLease, world.send(RequestCancelled(RequestId("r0"))))
     world.send(SlotFreed(SLOT, world.lease_of("r0")), 10.5)
     assert free_s(world.core) == before_s
     world.arrive(request("r1", C))
@@ -255,8 +257,8 @@ def test_load_beside_runs_goes_on_when_the_policy_changes() -> None:
 def test_kept_lease_is_recalled_when_a_loaded_request_waits_for_its_slot() -> None:
     settings = CoreSettings(standing=StandingTerms(5.0, 100))
     world = a_world(settings=settings)
-    world.arrive(request("r0", A)._replace(caller="gateway"), at=10.0)
-    found = world.arrive(request("r1", B)._replace(caller="gateway"))
+    world.arrive(replace(request("r0", A), caller="gateway"), at=10.0)
+    found = world.arrive(replace(request("r1", B), caller="gateway"))
     assert only(Dispatch, found).stands is None, "a lease is kept for calls, not for a load"
     assert not [each for each in found if isinstance(each, Recall)]
     recalls = world.send(ModelLoaded(G0, B, 2.0, Tier.ABSENT), 12.0)

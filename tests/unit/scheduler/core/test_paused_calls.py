@@ -1,6 +1,7 @@
 """Calls that have used a GPU and need one again, while a quota of GPU time is used up."""
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.core.tenants.owners import MOST_PAUSED
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
@@ -25,11 +26,11 @@ ROOM_S = 67.1
 
 
 def new(function: str, name: str) -> Request:
-    return request(name)._replace(function=function)
+    return replace(request(name), function=function)
 
 
 def going_on(function: str, name: str, deadline_s: float | None = None) -> Request:
-    return new(function, name)._replace(goes_on=True, deadline_s=deadline_s)
+    return replace(new(function, name), goes_on=True, deadline_s=deadline_s)
 
 
 def used_up(owner: str = "a", *, gpus: int = 2, settings: CoreSettings | None = None) -> World:
@@ -155,7 +156,7 @@ def test_paused_calls_refuse_nobody_where_namespaces_take_turns() -> None:
         world.arrive(new("a/g", f"g{number}"), at=10.0 + 10.0 * number)
         world.free("g0", world.now + 1.0)
     world.arrive(new(B, "busy"))
-    bounded = [new("a/g", "soon")._replace(max_wait_s=5.0), new(B, "b")._replace(max_wait_s=5.0)]
+    bounded = [replace(new("a/g", "soon"), max_wait_s=5.0), replace(new(B, "b"), max_wait_s=5.0)]
     assert outcomes(world.arrive(*bounded)) == {}
     assert world.core.placer.tenancy.order.paused.count == 5
 
@@ -185,7 +186,7 @@ def test_head_of_the_queue_is_overtaken_no_more_often_while_others_are_paused() 
         world.arrive(new(A, "first"))
         world.free("g0", 6.0)
         world.arrive(new(B, "busy"), *(going_on(A, f"on{number}") for number in range(paused)))
-        world.arrive(request("head", "other")._replace(function=B))
+        world.arrive(replace(request("head", "other"), function=B))
         found = []
         for number in range(20):
             world.arrive(new(B, f"b{number}"))

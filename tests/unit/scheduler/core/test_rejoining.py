@@ -137,7 +137,9 @@ def early(*released: LeaseReleased) -> tuple[Core, list[Action]]:
 
 def test_lease_ends_when_it_was_released_before_its_node_reported_it_to_the_new_leader() -> None:
     core, actions = early(LeaseReleased(LEASE))
-    assert [(type(action), action[:2]) for action in actions] == [(EndLease, (SLOT, LEASE))]
+    (end,) = actions
+    assert isinstance(end, EndLease)
+    assert (end.slot, end.lease) == (SLOT, LEASE)
     core.handle(SlotFreed(SLOT, LEASE), 2.0)
     assert [given.slot for given in dispatches(core, "r2")] == [SLOT]
 

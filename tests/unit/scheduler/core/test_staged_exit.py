@@ -1,8 +1,7 @@
 """Staged exit: idle models step down by time, and a call stops them wherever they are."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import (
@@ -46,7 +45,7 @@ def a_world(exit_rule: str = STAGES, *, memory_mb: int = 4000) -> World:
 
 def used(world: World, name: str, at: float, until: float, *, rule: str | None = None) -> None:
     """A request uses a model from now on; it is idle from then on."""
-    world.arrive(request(f"{name}@{at}", name)._replace(exit_rule=rule), at=at)
+    world.arrive(replace(request(f"{name}@{at}", name), exit_rule=rule), at=at)
     world.free("g0", at=until)
 
 
@@ -228,7 +227,7 @@ def test_own_rule_holds_until_its_function_names_another() -> None:
 
 def test_unknown_rule_is_refused() -> None:
     world = a_world()
-    actions = world.arrive(request("bad", BERT)._replace(exit_rule="soon"), at=0.0)
+    actions = world.arrive(replace(request("bad", BERT), exit_rule="soon"), at=0.0)
     assert refused(actions) == ["no exit rule 'soon'"]
 
 

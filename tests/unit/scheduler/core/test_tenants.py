@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
@@ -45,7 +46,7 @@ A, B = "a/f", "b/f"
 def of(function: str, name: str, *models: str, priority: int = 0, **more: float) -> Request:
     """A request of a function."""
     asked = request(name, *models, priority=priority)
-    return asked._replace(function=function, **more)  # type: ignore[arg-type]
+    return replace(asked, function=function, **more)
 
 
 def fair(terms: Mapping[str, OwnerTerms] = MappingProxyType({}), *, gpus: int = 1) -> World:
@@ -278,7 +279,7 @@ def kept_from(at_s: float, policy: str = "lalbo3") -> World:
     settings = CoreSettings(standing=StandingTerms(60.0, 1000))
     world = World(a_core(policy, models=["a/m", "b/m"], settings=settings))
     world.send(TermsSet("a", OwnerTerms(gpu_s=30.0)))
-    world.arrive(of(A, "a0", "a/m")._replace(caller="gw"))
+    world.arrive(replace(of(A, "a0", "a/m"), caller="gw"))
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("a0"), at_s),)), at_s)
     return world
@@ -289,7 +290,7 @@ def own_lease(terms: OwnerTerms | None = None) -> World:
     world = World(a_core("lalbo3", models=["a/m", "b/m"]))
     if terms is not None:
         world.send(TermsSet("a", terms))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.arrive(replace(of(A, "a0", "a/m"), own=True))
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     return world
 
@@ -310,7 +311,7 @@ def test_kept_time_counts_for_no_quota_when_nobody_waits() -> None:
 
 def test_kept_time_counts_for_a_quota_while_others_wait_for_the_slot() -> None:
     world = kept_from(3.0)
-    world.arrive(of(B, "b0", "b/m")._replace(caller="gw"), at=10.0)
+    world.arrive(replace(of(B, "b0", "b/m"), caller="gw"), at=10.0)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 12.0)
     assert gpu_time_used_s(world) == pytest.approx(5.0)
 
@@ -358,7 +359,7 @@ def test_quota_does_not_count_what_was_kept_from_nobody_when_its_gateway_reports
     world = kept_from(3.0)
     world.send(LeaseUsed(LeaseId(1), A, (LeaseUse(RequestId("u"), 4.0, 4.0, None),)), 4.0)
     if waited_s:
-        world.arrive(of(B, "b0", "b/m")._replace(caller="gw"), at=9.0 - waited_s)
+        world.arrive(replace(of(B, "b0", "b/m"), caller="gw"), at=9.0 - waited_s)
     world.send(LeaseUsed(LeaseId(1), A, (), (CallEnd(RequestId("u"), 4.5),)), 9.0)
     assert gpu_time_used_s(world) == pytest.approx(3.0 + 0.5 + waited_s)
 
@@ -385,7 +386,7 @@ def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
 
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
     world = quotas(a=OwnerTerms(gpu_s=60.0))
-    world.arrive(of(A, "a0", "a/m")._replace(own=True))
+    world.arrive(replace(of(A, "a0", "a/m"), own=True))
     lease = world.core.placer.leases[LeaseId(1)]
     world.core.placer.tenancy.granted(lease, lease.requests, 3.0)
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
@@ -399,7 +400,7 @@ def test_lease_that_stood_aside_leaves_no_rate_when_its_call_had_ended(*, comes:
     settings = CoreSettings(standing=StandingTerms(60.0, 1000))
     world = World(a_core("lalbo3", gpus=["g0", "g1"], models=["a/m", "a/n"], settings=settings))
     world.send(TermsSet("a", OwnerTerms(gpu_s=300.0)))
-    world.arrive(of(A, "n0", "a/n"), of(A, "a0", "a/m")._replace(caller="gw"))
+    world.arrive(of(A, "n0", "a/n"), replace(of(A, "a0", "a/m"), caller="gw"))
     world.send(LeaseUsed(LeaseId(2), A, (), (CallEnd(RequestId("a0"), 2.0),)), 2.0)
     known, held = world.core.cluster.gpus[GpuId("g1")], world.leases[LeaseId(2)]
     model = ModelId("a/m")
@@ -433,7 +434,7 @@ def test_kept_lease_is_recalled_when_its_calls_have_used_up_the_gpu_time() -> No
     settings = CoreSettings(standing=StandingTerms(60.0, 1000))
     world = World(a_core("lalbo3", settings=settings))
     world.send(TermsSet("a", OwnerTerms(gpu_s=10.0)))
-    dispatch = only(Dispatch, world.arrive(of(A, "a0")._replace(caller="gw"))[1:])
+    dispatch = only(Dispatch, world.arrive(replace(of(A, "a0"), caller="gw"))[1:])
     assert dispatch.stands is not None
     used = LeaseUse(RequestId("u0"), 4.0, 4.0, 5.0)
     assert not any(

@@ -12,6 +12,7 @@ from collections import defaultdict
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Standing
@@ -70,7 +71,7 @@ class FloodedCluster:
         chosen = self.random.randrange(_FUNCTIONS)
         priority = self.random.randint(-self.head_s, self.head_s)
         asked = request(f"r{self._number}", f"t{space}/m{chosen}", priority=priority)
-        self._send(RequestArrived(asked._replace(function=f"t{space}/f{chosen}")))
+        self._send(RequestArrived(replace(asked, function=f"t{space}/f{chosen}")))
 
     def next(self) -> None:
         """The lease that is due first ends; its namespace sends as many requests as it lacks."""

@@ -6,6 +6,8 @@ A throw-away policy sends pairs of requests of the same models to the two slots 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from cache_manager import eviction
 from scheduler.cluster.view import View
 from scheduler.core.core import Core
@@ -41,7 +43,7 @@ class Pairs:
 
 def request(name: str, *models: str) -> Request:
     """One of the same function as all others."""
-    return builders.request(name, *models)._replace(function="t/f")
+    return replace(builders.request(name, *models), function="t/f")
 
 
 def half_gpus() -> World:

@@ -1,5 +1,7 @@
 """ESG and TOGO on the core: batches, configurations, budgets to wait, and nobody starves."""
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import NodeId
 from scheduler.model.actions import Dispatch, SetTimer
 from scheduler.model.events import GpuJoined, TimerFired
@@ -13,7 +15,7 @@ BERT = model("bert", load_s=2.0, run_s={(1, "any"): 1.0, (2, "any"): 1.4, (4, "a
 
 def asked(name: str, stage: str = "", slo_s: float | None = None, near: str = "") -> Request:
     wanted = request(name, "bert", near=near or None)
-    return wanted._replace(function="t/f", application="app", stage=stage, slo_s=slo_s)
+    return replace(wanted, function="t/f", application="app", stage=stage, slo_s=slo_s)
 
 
 def world(policy: str = "esg", *, slots: int = 1, vcpus: int = 0, **parameters: float) -> World:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from gpufaas.output.request_text import decision_text
@@ -172,7 +173,7 @@ def test_configuration_goes_to_another_gpu_when_the_least_used_one_lacks_its_vcp
     world = world_of((wide("g0"), HOT), (wide("g1"), HOT))
     fast = Configuration(1, 4, 1)
     world.send(RunFinished(SlotId("g0.0"), ModelId(HOT), 1, 0.1, None, fast))
-    urgent = [request(f"r{number}", HOT)._replace(slo_s=0.3) for number in range(2)]
+    urgent = [replace(request(f"r{number}", HOT), slo_s=0.3) for number in range(2)]
     first, second = (only(Dispatch, world.arrive(each)) for each in urgent)
     assert (first.configuration, second.configuration) == (fast, fast)
     assert {first.gpu, second.gpu} == {"g0", "g1"}
@@ -182,7 +183,7 @@ def test_explanation_has_what_the_batch_and_the_deadline_are_worth() -> None:
     world = world_of((wide("g0"), HOT), watched="r")
     fast = Configuration(1, 4, 1)
     world.send(RunFinished(SlotId("g0.0"), ModelId(HOT), 1, 0.1, None, fast))
-    dispatch = only(Dispatch, world.arrive(request("r", HOT)._replace(slo_s=0.3)))
+    dispatch = only(Dispatch, world.arrive(replace(request("r", HOT), slo_s=0.3)))
     assert dispatch.configuration == fast
     (terms,) = [each.terms for each in why(dispatch).candidates if each.slot == dispatch.slot]
     assert terms is not None
@@ -197,7 +198,7 @@ def test_requests_share_a_lease_when_a_batch_saves_time(most_batch: int, many: i
     world.send(ModelRegistered(model(HOT, load_s=9.0, run_s=times)))
     world.send(holding(gpu("g0"), HOT))
     for number in range(5):
-        world.arrive(request(f"r{number}", HOT)._replace(function="t/f"))
+        world.arrive(replace(request(f"r{number}", HOT), function="t/f"))
     freed = only(Dispatch, world.free("g0", at=1.0))
     assert len(freed.requests) == many
 
@@ -207,9 +208,9 @@ def test_calm_namespace_goes_first_when_another_one_floods_the_queue(
     lead_s: float, first: str
 ) -> None:
     world = world_of((gpu("g0"), HOT), parameters={"lead_s": lead_s})
-    flood = [request(f"f{n}", HOT)._replace(function="flood/f") for n in range(60)]
+    flood = [replace(request(f"f{n}", HOT), function="flood/f") for n in range(60)]
     world.arrive(*flood)
-    world.arrive(request("calm", HOT)._replace(function="calm/f"))
+    world.arrive(replace(request("calm", HOT), function="calm/f"))
     served: list[str] = []
     while not any(name.startswith("calm") for name in served):
         world.now += 1.0

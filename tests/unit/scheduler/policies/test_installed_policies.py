@@ -114,10 +114,8 @@ def test_name_is_refused_when_two_distributions_have_it(install: Install) -> Non
     install("one", "newest = policies_of_one", NEWEST)
     install("two", "newest = policies_of_two", NEWEST)
 
-    with pytest.raises(AmbiguousPolicy) as raised:
+    with pytest.raises(AmbiguousPolicy, match=r"'newest' .*\b(one|two)\b .*\b(one|two)\b "):
         policies.available()
-    assert raised.value.name == "newest"
-    assert {"distribution one" in each for each in raised.value.owners} == {True, False}
 
 
 def test_folder_and_entry_points_are_read_once_when_asked_often(

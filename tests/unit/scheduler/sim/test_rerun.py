@@ -1,6 +1,7 @@
 """A recorded run under another policy, one thing at a time: what happens again, and when."""
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler import policies
@@ -80,7 +81,7 @@ def test_deadline_passes_at_its_time_though_it_was_not_recorded() -> None:
     world = rebuilt(recording)
     (at_s, everything) = world.outside[0]
     assert isinstance(everything, NodeSnapshot)
-    world.outside[0] = at_s, everything._replace(gpus=everything.gpus[:1])
+    world.outside[0] = at_s, replace(everything, gpus=everything.gpus[:1])
     watch = rerun(world, world.beginning.core())
     assert watch.outcomes == {RequestOutcome.COMPLETED: 1, RequestOutcome.EXPIRED: 1}
     found = against(recording, "lalb")
@@ -178,7 +179,7 @@ def test_request_that_was_refused_and_sent_again_is_sent_once_where_it_is_taken(
     assert found.happened.requests == found.recorded.figures.requests == 5
     assert found.happened.ended_otherwise == {"queue full": 1}
     world = rebuilt(recording)
-    watch = rerun(world, world.beginning._replace(max_waiting=10).core())
+    watch = rerun(world, replace(world.beginning, max_waiting=10).core())
     assert (watch.requests, watch.outcomes) == (4, {RequestOutcome.COMPLETED: 4})
 
 
@@ -232,7 +233,7 @@ def test_policy_changes_count_for_the_recorded_column_alone() -> None:
 
 def test_calls_under_a_kept_lease_have_leases_of_their_own_elsewhere() -> None:
     recording = two_gpus("lalb", standing=StandingTerms(60.0, 100))
-    asked = request("r0", "a", arrived_s=1.0)._replace(caller="gateway")
+    asked = replace(request("r0", "a", arrived_s=1.0), caller="gateway")
     granted = recording.handle(RequestArrived(asked), 1.0)
     dispatch = next(each for each in granted if isinstance(each, Dispatch))
     lease, spot = dispatch.lease, dispatch.slot
@@ -244,7 +245,7 @@ def test_calls_under_a_kept_lease_have_leases_of_their_own_elsewhere() -> None:
     recording.happens(
         6.0,
         LeaseUsed(lease, asked.function, uses[:2], (CallEnd(RequestId("r0"), 2.5),)),
-        LeaseUsed(lease, asked.function, (uses[2]._replace(ended_s=None),)),
+        LeaseUsed(lease, asked.function, (replace(uses[2], ended_s=None),)),
     )
     recording.happens(7.0, LeaseUsed(lease, asked.function, (), (CallEnd(RequestId("u2"), 5.5),)))
     recording.frees(20.0, spot, lease)

@@ -3,11 +3,11 @@
 import time
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
-from scheduler.core.recording import RecordedProfile
 from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
@@ -21,7 +21,9 @@ from scheduler.model.values import Configuration, CoreSettings, SlotId
 from scheduler.store.keeper import RETURN_S
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
-from scheduler.store.stored_records import HOUR_S, encoded, key, profile_record
+from scheduler.store.stored_records import HOUR_S, key
+from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
@@ -199,8 +201,8 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     found.restore(new)
     before, after = old.cluster.profiles, new.cluster.profiles
     for each in (ModelId("a"), ModelId("b"), odd):
-        for field in RecordedProfile._fields[1:]:
-            assert getattr(after.of(each), field) == getattr(before.of(each), field), field
+        again, known = (model_record(them.of(each), 0, IdleGaps()) for them in (after, before))
+        assert again == known
     configured = after.of(ModelId("b")).configured_s
     assert len(configured) == 2
     assert list(configured) == list(before.of(ModelId("b")).configured_s)  # the oldest leaves first
@@ -268,21 +270,17 @@ async def test_keeper_writes_a_models_use_once_an_hour_when_nothing_else_changes
 async def test_models_of_an_earlier_leader_are_forgotten_when_they_are_too_old() -> None:
     store, now_s = FailingStore(), int(time.time())
     known = two_gpus().cluster.profiles.of(ModelId("a"))
-    profile = profile_record(known, now_s - 40 * DAY_S, IdleGaps())
-    await store.put("models/old", encoded(profile))
-    await store.put("models/new", encoded({**profile, "used_unix_s": now_s - DAY_S}))
-    await store.put(
-        "models/undated", encoded({k: v for k, v in profile.items() if "unix" not in k})
-    )
+    record = model_record(known, now_s - 40 * DAY_S, IdleGaps())
+    await store.put("models/old", encoded(record))
+    await store.put("models/new", encoded(replace(record, used_unix_s=now_s - DAY_S)))
     found = await recover(store, LOG, now_s - 30 * DAY_S)
-    assert sorted(found.profiles) == ["new", "undated"]
+    assert list(found.profiles) == ["new"]
     core = a_core(gpus=(), models=())
     found.restore(core)
     async with kept(core, store) as made:
         await until(1.0)
         assert await made.read("models/old") == GONE
         assert (await made.read("models/new"))["used_unix_s"] == now_s - DAY_S
-        assert (await made.read("models/undated"))["used_unix_s"] > now_s - DAY_S
 
 
 @virtually
@@ -358,10 +356,10 @@ async def test_nothing_is_kept_of_gaps_where_models_never_leave() -> None:
     "gaps", [[[60, 1.0]], [[-1, 1.0]], [[1, 1e9]], [[1, "inf"]], [[1, 0]], [[1]], 7, {"1": 2}]
 )
 @virtually
-async def test_gaps_that_nobody_can_have_seen_are_passed_over(gaps: object) -> None:
+async def test_record_is_passed_over_when_nobody_can_have_seen_its_gaps(gaps: object) -> None:
     store = FailingStore()
     known = two_gpus().cluster.profiles.of(ModelId("a"))
-    record = profile_record(known, int(time.time()), IdleGaps())
-    await store.put("models/a", encoded({**record, "gaps": gaps}))
+    record = model_record(known, int(time.time()), IdleGaps())
+    await store.put("models/a", encoded(asdict(record) | {"gaps": gaps}))
     found = await recover(store, LOG)
-    assert (list(found.profiles), dict(found.gaps)) == (["a"], {})
+    assert (found.profiles, found.gaps) == ({}, {})

@@ -4,11 +4,13 @@ import asyncio
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import MOST_RUNS
+from scheduler.model.errors import BadValue
 from scheduler.model.events import (
     GpuSnapshot,
     ModelRegistered,
@@ -19,7 +21,9 @@ from scheduler.model.events import (
 from scheduler.model.values import Configuration, CoreSettings, ModelSpec, SlotId
 from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover
-from scheduler.store.stored_records import BadRecord, encoded, profile, profile_record
+from scheduler.store.stored_records import stored_model
+from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 from tests.kit.cores.builders import a_core, gpu, holding, model, request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.kept_core import GONE, LOG, FailingStore, kept
@@ -65,7 +69,7 @@ def test_declaration_of_many_batches_and_features_is_cut_and_replaces_no_measure
     core.handle(RunFinished(SlotId("g0"), A, 1, 0.25), 0.0)
     spec = ModelSpec(
         A,
-        run_s={(batch, "any"): 9.0 for batch in range(1, MANY)},
+        run_s=tuple((batch, "any", 9.0) for batch in range(1, MANY)),
         features={f"f{number}": 1.0 for number in range(MANY)},
     )
     core.handle(ModelRegistered(spec), 0.0)
@@ -78,7 +82,7 @@ def test_declaration_of_many_batches_and_features_is_cut_and_replaces_no_measure
 def test_large_record_of_an_older_version_is_read_within_the_bounds() -> None:
     known = one_gpu().cluster.profiles.of(A)
     known.run_s = {(batch, "any"): 1.0 for batch in range(1, MANY)}
-    assert len(profile(encoded(profile_record(known, 0, IdleGaps()))).run_s) == MOST_RUNS
+    assert len(stored_model(encoded(model_record(known, 0, IdleGaps()))).profile.run_s) == MOST_RUNS
 
 
 def test_times_by_configuration_are_bounded_and_never_absurd() -> None:
@@ -88,13 +92,14 @@ def test_times_by_configuration_are_bounded_and_never_absurd() -> None:
         core.handle(RunFinished(SlotId("g0"), A, batch, 0.25, configuration=given), 0.0)
     known = core.cluster.profiles.of(A)
     assert [key.batch for key, _ in known.configured_s] == [*range(200 - MOST_RUNS, 200)]
-    record = dict(profile_record(known, 0, IdleGaps()))
-    assert profile(encoded(record)).configured_s == known.configured_s
-    many = [{**run, "vcpus": n} for run in record["configured"] for n in (1, 2)]  # type: ignore[attr-defined] # a list of rows
-    assert len(profile(encoded(record | {"configured": many})).configured_s) == MOST_RUNS
-    none = [{**many[0], "vgpus": 0}]
-    with pytest.raises(BadRecord):
-        profile(encoded(record | {"configured": none}))
+    record = model_record(known, 0, IdleGaps())
+    assert stored_model(encoded(record)).profile.configured_s == known.configured_s
+    many = tuple(replace(run, vcpus=n) for run in record.configured for n in (1, 2))
+    wide = stored_model(encoded(replace(record, configured=many)))
+    assert len(wide.profile.configured_s) == MOST_RUNS
+    none = replace(record, configured=(replace(many[0], vgpus=0),))
+    with pytest.raises(BadValue):
+        stored_model(encoded(none))
 
 
 @virtually

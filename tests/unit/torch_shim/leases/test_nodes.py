@@ -17,7 +17,7 @@ from cache_manager.model.ids import GpuId, NodeId
 from common.addresses import TcpAddress, UnixAddress
 from gpu_manager.node.leases import LeaseTimes
 from scheduler.model.values import LeaseId, RequestId, SlotId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens
 from tests.kit.nodes.manager_client import Manager, manager, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import SECRET
@@ -63,7 +63,7 @@ def token(
         time.time() + in_s,
         addresses,
     )
-    return sign(claims, SECRET)
+    return LeaseTokens(SECRET).sign(claims)
 
 
 def made_up(node: str) -> str:

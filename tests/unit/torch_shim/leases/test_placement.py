@@ -6,16 +6,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, NodeId
 from scheduler.model.values import LeaseId, RequestId, SlotId
-from scheduler.wire.lease_tokens import LeaseClaims, sign
+from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens
 from torch_shim.leases import request_context
 
 CLAIMS = LeaseClaims(
     LeaseId(7), RequestId("r"), "team/f", NodeId("n1"), GpuId("g"), SlotId("s"), 1, 2e9
 )
-TOKEN = sign(CLAIMS, b"a secret")
+TOKEN = LeaseTokens(b"a secret").sign(CLAIMS)
 
 
 def token() -> str | None:
@@ -134,8 +135,8 @@ def test_token_names_no_node_when_it_is_none(odd: str) -> None:
 
 def test_few_tokens_are_remembered_when_callers_bring_many() -> None:
     for number in range(1000):
-        claims = CLAIMS._replace(node=NodeId(f"n{number}"))
-        assert request_context.claims_of(sign(claims, b"a secret")).node == f"n{number}"
+        claims = replace(CLAIMS, node=NodeId(f"n{number}"))
+        assert request_context.claims_of(LeaseTokens(b"a secret").sign(claims)).node == f"n{number}"
     assert request_context.claims_of.cache_info().currsize <= 64
 
 

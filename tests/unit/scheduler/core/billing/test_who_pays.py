@@ -5,6 +5,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import KeptContext
@@ -74,7 +75,7 @@ def charged(meter: UseMeter, now: float) -> _Charged:
 
 def run(core: Core, name: str, function: str, begin: float, end: float, *models: str) -> None:
     """One request of a function, from its arrival at an idle slot to the slot's end."""
-    core.handle(RequestArrived(request(name, *models)._replace(function=function)), begin)
+    core.handle(RequestArrived(replace(request(name, *models), function=function)), begin)
     lease = max(core.placer.leases)
     core.handle(SlotFreed(core.placer.leases[lease].slot.id, lease), end)
 
@@ -102,7 +103,7 @@ def test_users_of_a_model_share_its_idle_time_from_their_first_use_on() -> None:
 def test_leases_that_use_a_model_together_share_it() -> None:
     core, meter = metered(a_core(gpus=[gpu("g0", slots=2)]))
     for name, function in (("r0", "f"), ("r1", "g")):
-        core.handle(RequestArrived(request(name)._replace(function=function)), 0.0)
+        core.handle(RequestArrived(replace(request(name), function=function)), 0.0)
     core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 2.0)
     core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 5.0)
     assert charged(meter, 5.0) == {
@@ -116,8 +117,8 @@ def test_leases_that_use_a_model_together_share_it() -> None:
 
 def test_leases_on_one_slot_share_its_time() -> None:
     core, meter = metered(a_core(gpus=[gpu("g0", leases=2)], models=("a", "b")))
-    core.handle(RequestArrived(request("r0", "a")._replace(function="f")), 0.0)
-    core.handle(RequestArrived(request("r1", "b")._replace(function="g")), 1.0)
+    core.handle(RequestArrived(replace(request("r0", "a"), function="f")), 0.0)
+    core.handle(RequestArrived(replace(request("r1", "b"), function="g")), 1.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 4.0)
     found = charged(meter, 6.0)
     assert found["f", GPU_TIME] == (1 + 1.5) * _S
@@ -127,7 +128,7 @@ def test_leases_on_one_slot_share_its_time() -> None:
 def test_odd_units_are_not_lost_when_three_share() -> None:
     core, meter = metered(a_core(gpus=[gpu("g0", slots=3, memory_mb=1025)]))
     for number in range(3):
-        core.handle(RequestArrived(request(f"r{number}")._replace(function=f"f{number}")), 0.0)
+        core.handle(RequestArrived(replace(request(f"r{number}"), function=f"f{number}")), 0.0)
     found = charged(meter, 1e-6)
     assert [found[f"f{number}", IN_USE] for number in range(3)] == [
         GIB // 3 + 1,
@@ -154,7 +155,7 @@ def standing(load_s: float = 2.0, **more: Any) -> tuple[Core, UseMeter]:
     """A lease that its gateway may keep: its call arrived at 0, and its model is there then."""
     settings = CoreSettings(standing=StandingTerms(60.0, 100))
     core, meter = metered(a_core(settings=settings, **more))
-    core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 0.0)
+    core.handle(RequestArrived(replace(request("r"), function="f", caller="gw")), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), load_s, Tier.ABSENT), load_s)
     return core, meter
 
@@ -189,7 +190,7 @@ def test_lease_is_kept_between_calls_and_not_while_one_runs() -> None:
 def test_kept_time_is_counted_as_taken_from_others_only_while_somebody_waits() -> None:
     core, meter = standing(models=("bert", "other"))
     used(core, 3.0, ended=3.0)
-    core.handle(RequestArrived(request("o", "other")._replace(function="g", caller="gw")), 6.0)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g", caller="gw")), 6.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 6.25)
     found = charged(meter, 6.25)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (3_250_000, 250_000)
@@ -222,7 +223,7 @@ def test_call_that_runs_beside_ended_ones_counts_from_their_ends() -> None:
 
 def test_calls_of_one_lease_take_nothing_of_its_kept_time_when_others_share_the_slot() -> None:
     core, meter = standing(gpus=[gpu("g0", leases=2)], models=("bert", "other"))
-    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 2.0)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g")), 2.0)
     used(core, 3.0, ended=3.0)
     used(core, 5.0, LeaseUse(RequestId("u"), 3.0, 3.0, 5.0))
     used(core, 9.0, LeaseUse(RequestId("v"), 9.0, 9.0, 9.0))
@@ -247,7 +248,7 @@ def test_kept_time_is_taken_from_others_once_when_they_wait_for_this_slot_and_an
 def own_process() -> tuple[Core, UseMeter]:
     """The lease of a function's own process, whose model is there at 2 s."""
     core, meter = metered(a_core(models=("bert", "other")))
-    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(RequestArrived(replace(request("r"), function="f", own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
     return core, meter
 
@@ -263,8 +264,8 @@ def computed(core: Core, computed_s: float, now: float) -> None:
 def joined() -> tuple[Core, UseMeter]:
     """The lease of f's own process is a hit on what the lease of g loads, until 2 s."""
     core, meter = metered(a_core(gpus=[gpu("g0", slots=2)]))
-    core.handle(RequestArrived(request("r0")._replace(function="g")), 0.0)
-    core.handle(RequestArrived(request("r1")._replace(function="f", own=True)), 0.0)
+    core.handle(RequestArrived(replace(request("r0"), function="g")), 0.0)
+    core.handle(RequestArrived(replace(request("r1"), function="f", own=True)), 0.0)
     return core, meter
 
 
@@ -288,7 +289,7 @@ def test_own_process_waits_for_the_load_under_its_second_lease_too() -> None:
     core, meter = joined()
     core.handle(SlotFreed(SlotId("g0.0"), LeaseId(1)), 0.25)
     core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 0.5)
-    core.handle(RequestArrived(request("r2")._replace(function="f", own=True)), 0.5)
+    core.handle(RequestArrived(replace(request("r2"), function="f", own=True)), 0.5)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 3.0, Tier.ABSENT), 3.0)
     core.handle(SlotFreed(core.placer.leases[LeaseId(3)].slot.id, LeaseId(3)), 5.0)
     found = charged(meter, 5.0)
@@ -304,7 +305,7 @@ def test_own_process_learns_that_a_load_failed_whose_lease_has_ended() -> None:
 
 def test_own_process_loads_no_longer_when_the_report_of_its_load_was_lost() -> None:
     core, meter = metered(a_core())
-    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(RequestArrived(replace(request("r"), function="f", own=True)), 0.0)
     live = LiveLease(LeaseId(1), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),), own=True)
     found = GpuSnapshot(gpu("g0"), ((ModelId("bert"), GIB),), (live,))
     core.handle(NodeSnapshot(gpu("g0").node, (found,)), 3.0)
@@ -328,7 +329,7 @@ def test_what_was_collected_as_computing_is_repaid_when_its_gateway_reports_late
 @pytest.mark.parametrize("collected_s", [None, 6.0])
 def test_late_gateway_pays_for_what_it_kept_from_others(collected_s: float | None) -> None:
     core, meter = standing(models=("bert", "other"))
-    core.handle(RequestArrived(request("o", "other")._replace(function="g", caller="gw2")), 3.0)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g", caller="gw2")), 3.0)
     early = {} if collected_s is None else charged(meter, collected_s)
     used(core, 9.0, ended=2.5)
     used(core, 9.0, LeaseUse(RequestId("u"), 9.0, 9.0, None))
@@ -341,11 +342,11 @@ def test_late_gateway_pays_for_what_it_kept_from_others(collected_s: float | Non
 def test_late_gateway_pays_for_no_wait_before_its_lease() -> None:
     settings = CoreSettings(standing=StandingTerms(60.0, 100))
     core, meter = metered(a_core(settings=settings, models=("bert", "other")))
-    core.handle(RequestArrived(request("r0")._replace(function="f")), 0.0)
-    core.handle(RequestArrived(request("o", "other")._replace(function="g")), 1.0)
+    core.handle(RequestArrived(replace(request("r0"), function="f")), 0.0)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g")), 1.0)
     core.handle(RequestCancelled(RequestId("o")), 2.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 3.0)
-    core.handle(RequestArrived(request("r")._replace(function="f", caller="gw")), 3.0)
+    core.handle(RequestArrived(replace(request("r"), function="f", caller="gw")), 3.0)
     core.handle(LeaseUsed(LeaseId(2), "f", (), (CallEnd(RequestId("r"), 3.5),)), 9.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(2)), 9.0)
     found = charged(meter, 9.0)
@@ -354,7 +355,7 @@ def test_late_gateway_pays_for_no_wait_before_its_lease() -> None:
 
 def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
     core, meter = metered(a_core())
-    core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 0.0)
+    core.handle(RequestArrived(replace(request("r"), function="f", own=True)), 0.0)
     computed(core, 5.0, 5.0)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 6.0)
     found = charged(meter, 6.0)
@@ -364,7 +365,7 @@ def test_nothing_was_kept_when_the_lease_ends_before_its_load() -> None:
 @pytest.mark.parametrize("until_s", [4.0, 7.0])
 def test_own_process_keeps_from_others_what_they_wait(until_s: float) -> None:
     core, meter = own_process()
-    core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.1)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g", own=True)), 2.1)
     computed(core, 1.0, 3.0)
     if until_s < 7.0:
         core.handle(RequestCancelled(RequestId("o")), until_s)
@@ -379,7 +380,7 @@ def test_what_an_own_process_computed_was_kept_from_nobody_when_its_node_says_so
     collected_s: float, end_s: float
 ) -> None:
     core, meter = own_process()
-    core.handle(RequestArrived(request("o", "other")._replace(function="g", own=True)), 2.0)
+    core.handle(RequestArrived(replace(request("o", "other"), function="g", own=True)), 2.0)
     computed(core, 0.0, 3.0)
     early = charged(meter, 3.5) if collected_s == 3.5 else {}
     for _ in range(2):
@@ -451,7 +452,7 @@ def test_tail_of_an_own_processs_lease_is_kept_when_another_leader_takes_over(
     found = GpuSnapshot(gpu("g0"), ((ModelId("bert"), GIB),), (live,))
     core.handle(NodeSnapshot(gpu("g0").node, (found,)), 1.0)
     if asks_again:
-        core.handle(RequestArrived(request("r")._replace(function="f", own=True)), 1.5)
+        core.handle(RequestArrived(replace(request("r"), function="f", own=True)), 1.5)
     computed(core, 0.25, 2.0)
     early = charged(meter, 4.0)
     computed(core, 0.5, 5.0)
@@ -480,7 +481,7 @@ def test_request_of_an_earlier_leaders_lease_pays_once_it_is_known() -> None:
     live = LiveLease(LeaseId(7), SlotId("g0"), (ModelId("bert"),), (RequestId("r"),))
     found = GpuSnapshot(gpu("g0"), (bert,), (live,))
     core.handle(NodeSnapshot(gpu("g0").node, (found,)), 1.0)
-    core.handle(RequestArrived(request("r")._replace(function="f")), 3.0)
+    core.handle(RequestArrived(replace(request("r"), function="f")), 3.0)
     paid = charged(meter, 8.0)
     assert (paid[NOBODY, GPU_TIME], paid["f", GPU_TIME]) == (2 * _S, 5 * _S)
     assert (paid[NOBODY, IN_USE], paid["f", IN_USE]) == (2 * _S * GIB, 5 * _S * GIB)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager import eviction
 from scheduler.cluster.view import View
@@ -52,7 +53,7 @@ def empty_world(*, first_lease: int = LEASE) -> World:
 def shared(*names: str) -> World:
     """These requests of one function have lease 1 on g0."""
     found = empty_world()
-    found.arrive(*(request(name)._replace(function="t/f") for name in names))
+    found.arrive(*(replace(request(name), function="t/f") for name in names))
     found.send(GpuJoined(gpu("g0")))
     return found
 
@@ -67,7 +68,7 @@ def ends_ordered(actions: list[Action]) -> list[LeaseId]:
 
 def test_requests_that_are_placed_together_have_one_lease_of_their_function() -> None:
     world = empty_world()
-    world.arrive(*(request(name)._replace(function="t/f") for name in ("r0", "r1", "r2")))
+    world.arrive(*(replace(request(name), function="t/f") for name in ("r0", "r1", "r2")))
     given = only(Dispatch, world.send(GpuJoined(gpu("g0"))))
     assert (given.requests, given.function, given.stands) == ((R0, R1, R2), "t/f", None)
 
@@ -75,7 +76,7 @@ def test_requests_that_are_placed_together_have_one_lease_of_their_function() ->
 @pytest.mark.parametrize("own", [(True, True), (True, False), (False, False)])
 def test_lease_is_own_if_sessions_asked_for_all_of_it(own: tuple[bool, ...]) -> None:
     world = empty_world()
-    asked = [request(f"r{n}")._replace(function="t/f", own=each) for n, each in enumerate(own)]
+    asked = [replace(request(f"r{n}"), function="t/f", own=each) for n, each in enumerate(own)]
     world.arrive(*asked)
     assert only(Dispatch, world.send(GpuJoined(gpu("g0")))).own is all(own)
 
@@ -83,7 +84,7 @@ def test_lease_is_own_if_sessions_asked_for_all_of_it(own: tuple[bool, ...]) -> 
 def test_request_of_another_function_waits_for_a_lease_of_its_own() -> None:
     world = empty_world()
     for name, function in (("r0", "t/f"), ("r1", "t/g"), ("r2", "t/f")):
-        world.arrive(request(name)._replace(function=function))
+        world.arrive(replace(request(name), function=function))
     assert only(Dispatch, world.send(GpuJoined(gpu("g0")))).requests == (R0, R2)
     assert placements(world.free("g0")) == [("r1", "g0")]
 
@@ -161,7 +162,7 @@ def test_all_requests_fail_once_when_the_work_of_their_lease_fails() -> None:
 def test_all_slots_of_a_lease_count_the_requests_that_have_it() -> None:
     it = World(Core(WidePolicy(), eviction.make("lru")))
     it.send(ModelRegistered(BERT))
-    it.arrive(*(request(name)._replace(function="t/f") for name in ("r0", "r1")))
+    it.arrive(*(replace(request(name), function="t/f") for name in ("r0", "r1")))
     it.send(GpuJoined(gpu("g0", slots=3, vcpus=8)))
     assert [slot.frequency for slot in it.core.cluster.slots.values()] == [2] * 3
 

@@ -1,6 +1,7 @@
 """Leases that their callers keep: while nobody else waits, with every call reported."""
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler import policies
@@ -53,7 +54,7 @@ def a_world(
 
 
 def asked(name: str, *models: str, function: str = "f", caller: str = "gateway") -> Request:
-    return request(name, *models)._replace(function=function, caller=caller)
+    return replace(request(name, *models), function=function, caller=caller)
 
 
 def given(world: World, name: str = "r0", function: str = "f") -> LeaseId:

@@ -23,7 +23,7 @@ def closed_form(seen: list[tuple[Row, float]]) -> np.ndarray:
 def test_weights_are_those_of_the_closed_form_over_the_window(
     seen: list[tuple[Row, float]], window: int
 ) -> None:
-    fitted = RidgeRegression(3, ridge=RIDGE, window=window)
+    fitted = RidgeRegression(3, window=window)
     for row, value in seen:
         fitted.observe(row, value)
 
@@ -35,7 +35,7 @@ def test_weights_are_those_of_the_closed_form_over_the_window(
 
 @given(observations)
 def test_left_out_errors_are_those_of_fits_without_each(seen: list[tuple[Row, float]]) -> None:
-    fitted = RidgeRegression(3, ridge=RIDGE)
+    fitted = RidgeRegression(3)
     for row, value in seen:
         fitted.observe(row, value)
 
@@ -52,16 +52,3 @@ def test_nothing_is_said_of_errors_before_two_observations() -> None:
     assert fitted.left_out_mse() is None
     fitted.observe((1.0, 2.0), 3.0)
     assert fitted.left_out_mse() is None
-
-
-@pytest.mark.parametrize(("count", "ridge", "window"), [(0, 1.0, 1), (1, 0.0, 1), (1, 1.0, 0)])
-def test_a_regression_without_inputs_ridge_or_window_is_refused(
-    count: int, ridge: float, window: int
-) -> None:
-    with pytest.raises(ValueError, match="needs"):
-        RidgeRegression(count, ridge=ridge, window=window)
-
-
-def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 inputs"):
-        RidgeRegression(2).observe((1.0,), 1.0)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.billing.use_buckets import UseBuckets
@@ -87,7 +88,7 @@ def test_gpu_time_of_a_function_has_no_kept_time_in_it(*, is_late: bool) -> None
     core, meters = a_core(), SchedulerCounters()
     clock, meter = StandingClock(), core.start_metering(0.0)
     collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
-    core.handle(RequestArrived(request("r")._replace(own=True)), 0.0)
+    core.handle(RequestArrived(replace(request("r"), own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)
     clock.now = 7.0
     if is_late:

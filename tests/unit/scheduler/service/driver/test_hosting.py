@@ -2,15 +2,15 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
-from scheduler.model.events import Event, GpuSnapshot, ModelLoaded, NodeSnapshot, RequestArrived
+from scheduler.model.events import GpuSnapshot, ModelLoaded, NodeSnapshot, RequestArrived
 from scheduler.service.survey import Hosting, hosting_of
-from scheduler.wire.codec import Codec
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.core_world import World
 
 G0 = GpuId("g0")
-EVENTS: Codec[Event] = Codec(Event)
 ONE, TWO = ModelId("team/one"), ModelId("team/two")
 SIZES = ((ONE, 300 * MIB), (TWO, 200 * MIB))
 
@@ -22,7 +22,7 @@ def hosting(world: World, model: str) -> Hosting:
 def report(world: World, **more: Any) -> None:
     """The node reports both models, and what else is named."""
     spec = gpu("g0")
-    snapshot = GpuSnapshot(spec, SIZES)._replace(**more)
+    snapshot = replace(GpuSnapshot(spec, SIZES), **more)
     world.send(NodeSnapshot(spec.node, (snapshot,)))
 
 
@@ -54,12 +54,3 @@ def test_shares_of_models_that_are_not_there_change_nothing() -> None:
     report(world, gpu_shares=((ModelId("team/gone"), 0.25),))
     world.send(ModelLoaded(G0, ONE, 1.0, Tier.ABSENT))
     assert hosting(world, ONE) == Hosting("process", 1, 1.0)
-
-
-def test_reports_of_older_nodes_are_read_without_shares() -> None:
-    """Recordings of their events replay, too."""
-    loaded = ModelLoaded(G0, ONE, 1.0, Tier.ABSENT, None, shares=True)
-    fields = {"gpu": "g0", "model": ONE, "load_s": 1.0, "source": "absent", "shares": True}
-    plain = ["ModelLoaded", fields]
-    assert EVENTS.from_plain(plain) == loaded
-    assert EVENTS.to_plain(loaded) == plain  # and what says nothing new can be read by them

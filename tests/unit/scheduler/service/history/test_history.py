@@ -1,6 +1,7 @@
 """The history of requests: decisions, their outcomes, and when they are forgotten."""
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.billing.charges import GPU_TIME, KEPT
@@ -104,8 +105,8 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
 ) -> None:
     play = Play()
     meter = play.core.start_metering(0.0)
-    kept = request("kept", "bert")._replace(caller="gw", function="f")
-    own = request("own", "vit")._replace(own=True, function="g")
+    kept = replace(request("kept", "bert"), caller="gw", function="f")
+    own = replace(request("own", "vit"), own=True, function="g")
     play.at(1.0, RequestArrived(kept), ModelLoaded(G0, BERT, 0.0, Tier.DISK))
     end = CallEnd(RequestId("kept"), 1.007)
     play.at(1.017, LeaseUsed(first_lease(play, "kept"), "f", (), (end,)))
@@ -128,7 +129,7 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
 def test_what_an_own_process_used_has_its_wait_for_the_load_of_another_lease_in_it() -> None:
     play = Play(gpu("g0", slots=2))
     meter = play.core.start_metering(0.0)
-    own = request("own")._replace(own=True, function="f")
+    own = replace(request("own"), own=True, function="f")
     play.at(0.0, RequestArrived(request("r0")), RequestArrived(own))
     play.at(2.5, ModelLoaded(G0, BERT, 2.5, Tier.ABSENT))
     play.at(4.0, LeaseComputed(first_lease(play, "own"), 0.5))
@@ -173,7 +174,7 @@ def test_request_with_an_earlier_id_starts_again() -> None:
 
 def test_refused_event_leaves_no_record() -> None:
     play = Play()
-    play.at(0.0, RequestArrived(request("r0")._replace(models=())))
+    play.at(0.0, RequestArrived(replace(request("r0"), models=())))
     assert play.history.get(RequestId("r0")) is None
 
 
@@ -216,7 +217,7 @@ def test_watcher_receives_decisions_until_it_leaves() -> None:
 
 def test_calls_under_a_kept_lease_have_records_of_their_own() -> None:
     play = Play()
-    play.at(1.0, RequestArrived(request("r0")._replace(caller="gateway")))
+    play.at(1.0, RequestArrived(replace(request("r0"), caller="gateway")))
     lease = first_lease(play, "r0")
     play.at(2.0, ModelLoaded(G0, BERT, 1.0, Tier.DISK))
     uses = (LeaseUse(RequestId("u0"), 3.0, 3.1, 3.4), LeaseUse(RequestId("u1"), 3.2, 3.4))

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
@@ -12,15 +13,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
-from scheduler.core.recording import (
-    VERSION,
-    Beginning,
-    beginning_line,
-    digest,
-    parsed,
-    recorded_profile,
-    step_line,
-)
+from scheduler.core.recording import VERSION, Beginning, beginning_line, digest, parsed, step_line
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
@@ -31,7 +24,8 @@ from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
-from scheduler.store.stored_records import encoded, profile_record
+from scheduler.wire.codec import encoded
+from scheduler.wire.model_records import model_record
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.cores.random_lives import LEAVING
@@ -124,15 +118,13 @@ def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
     given = Configuration(2, 1, 1)
     before.handle(RunFinished(SlotId("g0"), ModelId("bert"), 2, 0.5, configuration=given), 0.0)
     profiles = before.cluster.profiles.known()
-    kept = tuple(recorded_profile(model, profile) for model, profile in profiles.items())
-    line = beginning_line(Beginning(VERSION, "lalbo3", "lru", profiles=kept))
+    kept = {model: model_record(profile, 0, IdleGaps()) for model, profile in profiles.items()}
+    line = beginning_line(Beginning(VERSION, "lalbo3", "lru", models=kept))
     again = parsed(line)
     assert isinstance(again, Beginning)
     found = again.core().cluster.profiles.known()
     assert found[ModelId("bert")].configured_s == {(given, gpu("g0").gpu_type): 0.5}
-    assert {model: recorded_profile(model, profile) for model, profile in found.items()} == {
-        model: recorded_profile(model, profile) for model, profile in profiles.items()
-    }
+    assert {model: model_record(known, 0, IdleGaps()) for model, known in found.items()} == kept
 
 
 async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answers(
@@ -151,7 +143,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
         profile.measured_runs = {(8, "H200")}
         profile.usual_run_s = 0.3
         profile.features = {"sm": 0.5}
-        await store.put(f"models/{model}", encoded(profile_record(profile, 0, IdleGaps())))
+        await store.put(f"models/{model}", encoded(model_record(profile, 0, IdleGaps())))
     recovered = await recover(store, LOG)
     office = Office(Settings(), 1, SchedulerCounters(), recovered, recorder)
     node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
@@ -168,16 +160,17 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
     lines = path.read_text().splitlines(keepends=True)
     beginning = parsed(lines[0])
     assert isinstance(beginning, Beginning)
-    assert {each.model for each in beginning.profiles} == {"large", "small"}
-    path.write_text(beginning_line(beginning._replace(profiles=())) + "\n" + "".join(lines[1:]))
+    assert beginning.models.keys() == {"large", "small"}
+    path.write_text(beginning_line(replace(beginning, models={})) + "\n" + "".join(lines[1:]))
     assert replay(path).differing_lines  # they do decide
 
 
 def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
-    gaps = {ModelId("bert"): ((28, 3.5), (31, 0.25))}
-    beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", gaps=gaps)
+    gaps = IdleGaps.of([(28, 3.5), (31, 0.25)])
+    models = {ModelId("bert"): model_record(Profile(1), 0, gaps)}
+    beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", models=models)
     assert parsed(beginning_line(beginning)) == beginning
-    assert beginning.core().placer.exits.all_gaps() == gaps
+    assert beginning.core().placer.exits.gaps(ModelId("bert")).counts == gaps.counts
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:
@@ -211,7 +204,7 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
         "",
         "hello\n",
         "[1, 2]\n",
-        '{"begins": {"version": 99, "policy": "lb", "eviction": "lru"}}\n',
+        '{"version": 99, "policy": "lb", "eviction": "lru"}\n',
         step_line(0.0, RequestArrived(request("r0")), []) + "\n",
     ],
 )

@@ -10,7 +10,7 @@ from scheduler.model.actions import EndLease
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome
 from scheduler.service.access import ApiRole
-from scheduler.wire.lease_tokens import verify
+from scheduler.wire.lease_tokens import LeaseTokens
 from tests.kit.cores.builders import gpu, model
 from tests.kit.nodes.fake_node import fake_node
 from tests.kit.waiting import eventually
@@ -43,7 +43,7 @@ async def test_caller_gets_a_lease_that_its_release_ends() -> None:
 async def test_token_binds_the_lease_to_request_function_slot_and_term() -> None:
     async with leading(term=7) as world:
         answer = await world.acquire("r0")
-        claims = verify(answer.body["token"], SECRET, 0.0)
+        claims = LeaseTokens(SECRET).verify(answer.body["token"], 0.0)
         assert (claims.request, claims.function, claims.slot) == ("r0", "team/reader", "g0")
         assert (claims.lease, claims.term) == (LeaseId(7 << 32), 7)
         assert answer.body["term"] == 7
@@ -55,7 +55,10 @@ async def test_token_names_where_its_node_listens() -> None:
         world.service.reign.streams.listens_at(NodeId("n0"), ("unix:/a", "tcp:b:1"))
         answer = await world.acquire("r0")
         assert answer.body["addresses"] == ["unix:/a", "tcp:b:1"]
-        assert verify(answer.body["token"], SECRET, 0.0).addresses == ("unix:/a", "tcp:b:1")
+        assert LeaseTokens(SECRET).verify(answer.body["token"], 0.0).addresses == (
+            "unix:/a",
+            "tcp:b:1",
+        )
 
 
 async def test_second_asking_is_answered_with_the_same_lease() -> None:

@@ -38,7 +38,7 @@ from tests.kit.worlds.service_world import SECRET
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
 LOG = logging.getLogger("tests.policy")
-LALBO3 = PolicyChoice("lalbo3", {})
+LALBO3 = PolicyChoice("lalbo3", {}, CONFIGURATION)
 
 
 class Follower:
@@ -191,7 +191,7 @@ async def test_an_administrators_choice_outlives_the_leader_when_the_next_is_con
 @virtually
 async def test_a_configured_policy_is_stored_and_gives_way_to_the_next_configuration() -> None:
     store, follower = MemoryStore(), Follower()
-    async with Follower().follows(store, PolicyChoice("lb", {})):
+    async with Follower().follows(store, PolicyChoice("lb", {}, CONFIGURATION)):
         assert await stored(store) == PolicyChoice("lb", {}, CONFIGURATION)
     assert (await recover(store, LOG)).begin_with(LALBO3) == LALBO3
     async with follower.follows(store, LALBO3):

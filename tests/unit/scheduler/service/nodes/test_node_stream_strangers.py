@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from cache_manager.model.ids import NodeId
 from common.frame_line import FrameLine
@@ -15,7 +16,7 @@ from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
 from scheduler.model.events import NodeSnapshot
 from scheduler.service.http.app import listen, serving
-from scheduler.wire.codec import VERSION
+from scheduler.wire.codec import VERSION, pack
 from scheduler.wire.node_stream import (
     MAX_MESSAGE_BYTES,
     MOST_UNSENT_BYTES,
@@ -28,7 +29,6 @@ from scheduler.wire.node_stream import (
     UpChannel,
     Welcome,
     is_proven,
-    pack_greeting,
     proven,
     read_greeting,
     stream_key,
@@ -76,7 +76,7 @@ async def greeted(
     """The scheduler's answer to a manager of this name and key."""
     challenge = await challenged(line)
     hello = Hello(version, name, "a run", "a nonce", 0)
-    line.send(pack_greeting(proven(hello, key, challenge.nonce)))
+    line.send(pack(proven(hello, key, challenge.nonce)))
     return read_greeting(await line.receive())
 
 
@@ -88,10 +88,10 @@ async def greeted(
         b"GET / HTTP/1.1",
         b"\x91" * 10_000,
         b"\x00" * 20_000,
-        pack_greeting(Welcome(resumed=True)),
-        pack_greeting(TurnedAway("go away")),
-        pack_greeting(Hello(VERSION, "n9", "run", "nonce", 0)),
-        pack_greeting(Hello(VERSION, "n9", "run", "nonce", 99, None, (), "proof")),
+        pack(Welcome(resumed=True)),
+        pack(TurnedAway("go away")),
+        pack(Hello(VERSION, "n9", "run", "nonce", 0)),
+        pack(Hello(VERSION, "n9", "run", "nonce", 99, None, (), "proof")),
     ],
 )
 async def test_stranger_is_hung_up_on_when_it_sends_anything_but_a_true_hello(
@@ -135,7 +135,7 @@ async def test_hello_is_worth_nothing_when_it_was_sent_on_another_socket() -> No
     async with stranger(it) as one, stranger(it) as two:
         first, _ = await challenged(one), await challenged(two)
         hello = proven(Hello(VERSION, "n9", "a run", "a nonce", 0), KEY, first.nonce)
-        two.send(pack_greeting(hello))
+        two.send(pack(hello))
         assert isinstance(read_greeting(await two.receive()), TurnedAway)
     await it.stop()
 
@@ -247,7 +247,7 @@ async def test_leaving_manager_is_told_that_its_last_message_arrived() -> None:
     async with stranger(it) as line:
         assert isinstance(await greeted(line), Welcome)
         line.send(channel.pack(Leave()))
-        while not channel.all_acknowledged:  # a beat may have been on its way
+        while channel.unacknowledged_count:  # a beat may have been on its way
             assert isinstance(channel.unpack(await line.receive()), Beat)
         assert await line.hung_up()
     assert it.nodes == {}
@@ -305,11 +305,11 @@ def test_greeting_is_not_proven_when_a_word_of_it_was_changed() -> None:
     hello = proven(Hello(VERSION, "n0", "run", "nonce", 3), KEY, "theirs")
     assert is_proven(hello, KEY, "theirs")
     assert not is_proven(hello, KEY, "others")
-    assert not is_proven(hello._replace(term=4), KEY, "theirs")
+    assert not is_proven(structs.replace(hello, term=4), KEY, "theirs")
     assert not is_proven(hello, stream_key(b"another secret"), "theirs")
     welcome = proven(Welcome(resumed=False), KEY, "n0", "nonce")
     assert not is_proven(welcome, KEY, "n1", "nonce")
-    assert not is_proven(welcome._replace(resumed=True), KEY, "n0", "nonce")
+    assert not is_proven(structs.replace(welcome, resumed=True), KEY, "n0", "nonce")
 
 
 async def test_scheduler_continues_to_serve_when_many_strangers_come_and_send_nothing() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from gpu_manager.attachment import attachment as attaching
@@ -21,11 +22,7 @@ from scheduler.model.values import GpuSpec, Placement, RequestId
 from tests.kit.cores.builders import model, request
 from tests.kit.virtual_time import outcome
 from tests.kit.waiting import eventually
-from tests.kit.worlds.cluster_in_process import (
-    ReportingNode,
-    a_node,
-    leases_of,
-)
+from tests.kit.worlds.cluster_in_process import ReportingNode, a_node, leases_of
 from tests.unit.scheduler.service.nodes.steady_streams import a_steady_scheduler, steadily_attached
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -84,7 +81,7 @@ async def test_call_fails_as_it_would_in_one_process_when_the_scheduler_refuses(
         unknown = await outcome(attachment.evict(BERT, GpuId("n0.9")))
         assert isinstance(unknown, EventRefused)
         assert "n0.9" in str(unknown)
-        nameless = await outcome(attachment.acquire(request("r2")._replace(models=())))
+        nameless = await outcome(attachment.acquire(replace(request("r2"), models=())))
         assert isinstance(nameless, EventRefused)
     await it.stop()
 

@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB
 from scheduler.core.tenants.owners import GpuWindow, refused_by
@@ -19,7 +20,7 @@ TERMS = OwnerTerms(gpu_s=100.0, leases=1, waiting=2, resident_bytes=900 * MIB)
 
 
 def asked(name: str, function: str = F) -> Request:
-    return request(name, "team/m")._replace(function=function)
+    return replace(request(name, "team/m"), function=function)
 
 
 def a_world(**terms: OwnerTerms) -> tuple[World, TermsBook]:

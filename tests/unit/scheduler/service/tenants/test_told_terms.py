@@ -10,7 +10,8 @@ from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
 from scheduler.service.terms import KEPT_S, TermsBook
-from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, pack_up, read_up
+from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, read_up
+from scheduler.wire.codec import pack
 from tests.kit.cores.builders import request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
@@ -39,7 +40,7 @@ def in_force(world: World) -> dict[str, OwnerTerms]:
 
 def test_message_arrives_as_it_was_sent() -> None:
     sent = told(begins=True, f=TWO, g=None)
-    assert read_up(pack_up(sent)) == sent
+    assert read_up(pack(sent)) == sent
 
 
 async def test_terms_are_in_force_when_a_question_is_answered_that_was_asked_after_them() -> None:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.esg.path_search import ConfigurationPath, cheapest_paths, path_curve
 from scheduler.model.values import Configuration
-from scheduler.workflows.dag import BadProfile
-from scheduler.workflows.path_search import ConfigurationPath, cheapest_paths, path_curve
-from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, profile, undominated
+from scheduler.workflows.stage_profiles import Choice, StageProfile
 
 # Multiples of 1/64 add up exactly, so that ties are ties.
 QUARTERS = st.integers(1, 40).map(lambda number: number / 64)
@@ -78,47 +77,3 @@ def test_curve_knows_the_fastest_path_and_the_cheapest_one() -> None:
 
     assert found.fastest == ConfigurationPath(10.0, 2.0, (fast, fast))
     assert found.cheapest_of_all == ConfigurationPath(2.0, 6.0, (slow, slow))
-
-
-def test_undominated_keeps_what_fewer_than_so_many_others_beat() -> None:
-    fast, worse, cheap = (
-        Choice(1.0, 2.0, Configuration(1, 2, 1)),
-        Choice(1.5, 3.0, Configuration(1, 3, 1)),
-        Choice(2.0, 1.0, Configuration(1, 1, 1)),
-    )
-
-    assert undominated((cheap, worse, fast)) == [fast, cheap]
-    assert undominated((cheap, worse, fast), 2) == [fast, worse, cheap]
-
-
-def test_profile_costs_a_batch_by_its_members() -> None:
-    prices = Prices(vcpu_hour=36.0, vgpu_hour=360.0)
-
-    (choice,) = profile({Configuration(4, 2, 1): 2.0}, prices).choices
-
-    assert choice.cost == pytest.approx((2 * 36.0 + 360.0) * 2.0 / 3600.0 / 4)
-
-
-@pytest.mark.parametrize(
-    "times_s",
-    [
-        {},
-        {Configuration(1, 1, 1): 0.0},
-        {Configuration(1, 1, 1): float("nan")},
-        {Configuration(1, 0, 1): 1.0},
-        {Configuration(0, 1, 1): 1.0},
-    ],
-)
-def test_profile_is_refused_when_the_search_could_not_use_it(
-    times_s: dict[Configuration, float],
-) -> None:
-    with pytest.raises(BadProfile):
-        profile(times_s, Prices(1.0, 1.0))
-
-
-def test_profile_up_to_a_batch_has_no_larger_one() -> None:
-    both = profile({Configuration(1, 1, 1): 1.0, Configuration(4, 1, 1): 2.0}, Prices(1.0, 1.0))
-
-    assert [each.configuration.batch for each in both.up_to(3).choices] == [1]
-    with pytest.raises(BadProfile):
-        both.up_to(0)

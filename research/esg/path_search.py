@@ -69,11 +69,11 @@ def undominated_paths(paths: Sequence[ConfigurationPath], kept: int) -> list[Con
 
 
 def _rests(profiles: Sequence[StageProfile]) -> list[_Rest]:
-    after = list(reversed(profiles[1:]))
+    after = [profile.choices for profile in reversed(profiles[1:])]
     sums = (
-        accumulate((profile.least_s for profile in after), initial=0.0),
-        accumulate((profile.least_cost for profile in after), initial=0.0),
-        accumulate((profile.fastest_cost for profile in after), initial=0.0),
+        accumulate((choices[0].time_s for choices in after), initial=0.0),
+        accumulate((min(choice.cost for choice in choices) for choices in after), initial=0.0),
+        accumulate((choices[0].cost for choices in after), initial=0.0),
     )
     return [_Rest(*totals) for totals in zip(*sums, strict=True)][::-1]
 
