@@ -83,7 +83,8 @@ class Graph:
                     outputs = self._answer(args)
             else:
                 outputs = self._answer(args)
-                self.outputs.make_views(outputs, range(len(outputs)), args)
+                if self.outputs.sources:
+                    self.outputs.make_views(outputs, range(len(outputs)), args)
             if self.outputs.modes:
                 outputs = self.outputs.in_their_modes(outputs)
             for position, number in self.outputs.given.items():

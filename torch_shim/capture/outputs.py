@@ -66,15 +66,15 @@ class Outputs:
             for source in node.all_input_nodes
             for mode in _modes_of(source, memory)
         }
-        self._sources = _sources_of(module, nodes, reached)
+        self.sources = _sources_of(module, nodes, reached)  # which output is a view of what
         computed = {node for node in nodes if node in reached and node.op != "placeholder"}
         # The positions in the order in which one output may be computed from those before it.
         self.stages = _stages(module, nodes, reached, computed)
-        depth = sum(not self._sources.keys() >= set(stage) for stage in self.stages)
+        depth = sum(not self.sources.keys() >= set(stage) for stage in self.stages)
         self.obstacle = ""  # to answering in stages
         if depth > 1 and any(map(_is_written, computed)):
             self.obstacle = "it changes its outputs while gradients are recorded"
-        elif _share_memory(module, computed - {nodes[place] for place in self._sources}):
+        elif _share_memory(module, computed - {nodes[place] for place in self.sources}):
             self.obstacle = "its outputs share memory while gradients are recorded"
 
     def are_recorded(self) -> bool:
@@ -90,8 +90,8 @@ class Outputs:
 
     def make_views(self, values: list[Any], positions: Iterable[int], args: Sequence[Any]) -> None:
         """Make these outputs views of those others, or of the inputs, whose views they are."""
-        for position in positions if self._sources else ():
-            source = self._sources.get(position)
+        for position in positions:
+            source = self.sources.get(position)
             if source is not None:
                 base = values[source] if source >= 0 else args[-1 - source]
                 values[position] = _as_view(values[position], base)
