@@ -44,7 +44,6 @@ MACHINE = (
     "idna",
     "jaxtyping",
     "matplotlib",
-    "msgpack",
     "nvidia-ml-py",
     "prometheus-client",
     "protobuf",

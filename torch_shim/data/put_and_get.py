@@ -30,7 +30,8 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.protocol import MOST_PARTS, FrameKind
+from torch_shim.wire.messages import MOST_PARTS
+from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.shared_memory import (
     Buffer,
     LentPages,

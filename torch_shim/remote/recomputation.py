@@ -95,7 +95,7 @@ class RememberedCall:
     """One call, and the handles without bytes that it made."""
 
     def __init__(
-        self, program: Repeatable, bound: Bound, inputs: list[Any], depth: int, how: "CallOptions"
+        self, program: Repeatable, bound: Bound, inputs: list[Any], depth: int, how: "CallRoute"
     ) -> None:
         self.depth = depth
         self._program = program
@@ -151,7 +151,7 @@ class RememberedCall:
         return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
 
 
-class CallOptions(NamedTuple):
+class CallRoute(NamedTuple):
     """How a call finds its worker."""
 
     lease_for: LeaseFor
@@ -182,7 +182,7 @@ def remember(
     program: Repeatable,
     args: Sequence[Any],
     bound: Bound,
-    how: CallOptions,
+    how: CallRoute,
     made: Iterable[tuple[int, torch.Tensor]],
 ) -> None:
     """Have these outputs of a call remember it, if it could be repeated; each has its number."""

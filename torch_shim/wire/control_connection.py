@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_shim.errors import ConnectionLost, OtherVersion, RemoteFailure, WireError
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
-from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.protocol import Buffer, FrameKind
 
 # While a thread waits for an answer, it sends a PING at this interval; after so many unanswered
 # PINGs the manager counts as lost. A manager answers a PING at once, even while requests wait.
@@ -42,6 +41,7 @@ class _SentRequest:
     kind: FrameKind
     done: threading.Event = field(default_factory=threading.Event)
     frame: Frame | None = None
+    said: Sequence[Any] = ()  # the answer's metadata, behind its number
 
 
 class ControlConnection:
@@ -81,12 +81,11 @@ class ControlConnection:
     ) -> ManagerAnswer:
         """Send a request and wait for its answer; raise RemoteFailure if the manager refuses it."""
         with self._room:
-            frame = self._answer(kind, fields, body, descriptors)
+            frame, said = self._answer(kind, fields, body, descriptors)
         if frame.kind is FrameKind.REFUSED:
             frame.close_descriptors()
-            _, failure, message, facts = frame.meta
-            raise RemoteFailure(failure, message, facts)
-        return ManagerAnswer(frame.meta[1], frame.descriptors, frame.body)
+            raise RemoteFailure(*said)
+        return ManagerAnswer(said[0], frame.descriptors, frame.body)
 
     def idle_since(self, since_s: float) -> bool:
         """Whether no request was sent since then, and none waits for an answer."""
@@ -111,7 +110,7 @@ class ControlConnection:
         fields: dict[str, Any],
         body: Sequence[Buffer],
         descriptors: Sequence[int],
-    ) -> Frame:
+    ) -> tuple[Frame, Sequence[Any]]:
         waiting = _SentRequest(kind)
         self._used_s = time.monotonic()
         with self._sending:
@@ -124,7 +123,7 @@ class ControlConnection:
         self._used_s = time.monotonic()
         if waiting.frame is None:
             raise self._other_version or ConnectionLost(self.lost)
-        return waiting.frame
+        return waiting.frame, waiting.said
 
     def _wait(self, waiting: _SentRequest) -> None:
         if waiting.kind is FrameKind.HELLO:
@@ -186,13 +185,13 @@ class ControlConnection:
         """Give an answer to the thread that waits for it; return False if no thread wants it."""
         if frame.kind is FrameKind.LEASE_ENDED:
             return False  # the worker refuses the next call of that lease anyway
-        number = frame.meta[0] if isinstance(frame.meta, list) and frame.meta else None
+        number, *said = frame.meta
         if number == 0:
             return False  # the answer to a PING
-        waiting = self._waiting.pop(number, None) if type(number) is int else None
+        waiting = self._waiting.pop(number, None)
         if waiting is None:
             frame.close_descriptors()
-            raise ConnectionLost(f"an answer without a request: {shown(frame.meta)}")
-        waiting.frame = frame
+            raise ConnectionLost(f"an answer without a request: {number}")
+        waiting.frame, waiting.said = frame, said
         waiting.done.set()
         return True

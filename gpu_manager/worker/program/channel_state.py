@@ -12,7 +12,6 @@ from gpu_manager.devices.worker_device import DeviceImage
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
 from gpu_manager.worker.shared_memory import FileBudget, FunctionBlocks, ResultFiles
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 
 
@@ -254,10 +253,10 @@ class ChannelState:
         self._bindings.pop(number, None)
         self._prepared.pop(number, None)
 
-    def program(self, number: Any) -> BuiltProgram:
-        program = self._programs.get(number) if type(number) is int else None
+    def program(self, number: int) -> BuiltProgram:
+        program = self._programs.get(number)
         if program is None:
-            raise CallRefused(FailureKind.MISSING, f"program {shown(number)}", {"missing": []})
+            raise CallRefused(FailureKind.MISSING, f"program {number}", {"missing": []})
         return program
 
     def bind(self, program: int, binding: Binding) -> None:
@@ -269,14 +268,14 @@ class ChannelState:
             bindings.popitem(last=False)
         self._prepared.pop(program, None)
 
-    def binding(self, program: int, number: Any) -> Binding | None:
+    def binding(self, program: int, number: int | None) -> Binding | None:
         """The program's binding of this number; None for no number."""
         if number is None:
             return None
         bindings = self._bindings.get(program)
-        binding = bindings.get(number) if bindings is not None and type(number) is int else None
+        binding = None if bindings is None else bindings.get(number)
         if bindings is None or binding is None or binding.gone:
-            raise CallRefused(FailureKind.MISSING, f"binding {shown(number)}", {"missing": []})
+            raise CallRefused(FailureKind.MISSING, f"binding {number}", {"missing": []})
         bindings.move_to_end(number)
         return binding
 

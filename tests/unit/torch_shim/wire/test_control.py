@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import msgpack
 
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
@@ -74,7 +75,8 @@ class FakeManager:
         """The next frame's number."""
         frame = wire.receive()
         self.heard.append(frame.kind)
-        return frame.meta[0]
+        number: int = msgpack.decode(frame.packed)[0]
+        return number
 
     def stays(self, _: FrameSocket) -> None:
         """Nothing, until the test is over."""
