@@ -22,7 +22,7 @@ from gpu_manager.sessions.weight_requests import Library, WeightRequests
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Hello
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, REQUESTS, FrameKind
 
 
 @dataclass(slots=True)
@@ -198,9 +198,9 @@ _PEER = struct.Struct("3i")  # process, user, group
 
 def read_request(frame: Frame) -> tuple[int, Any]:
     """Return a request's number and fields, whose texts logs and traces can show."""
-    number, fields = frame.meta
-    if not isinstance(fields, msgspec.Struct):
+    if frame.kind not in REQUESTS:
         raise BadFrame(f"{frame.kind.name} is not a request")
+    number, fields = frame.meta
     for name, value in msgspec.structs.asdict(fields).items():
         texts = value if isinstance(value, list) else [value]
         if not all(text.isprintable() for text in texts if isinstance(text, str)):

@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cache_manager.model.ids import ModelId, NodeId
@@ -39,26 +40,17 @@ from torch_shim.wire.messages import Acquire, Release
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
 
-@dataclass(frozen=True, slots=True)
-class LocalGrant:
-    """A lease on this node, with its workers; `times` are the seconds of queueing and of loading.
+class Grant(NamedTuple):
+    """A lease, on this node with its workers, or on another one.
 
     `request` is set if a request was created for this lease.
     """
 
     placement: Placement
-    workers: dict[ModelId, HostedModel]
-    times: tuple[float, float]
     request: RequestId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteGrant:
-    """A lease on another node, with its request and the seconds of queueing."""
-
-    request: RequestId
-    placement: Placement
-    queue_s: float
+    queue_s: float = 0.0
+    load_s: float = 0.0
+    workers: Mapping[ModelId, HostedModel] = MappingProxyType({})
 
 
 class _Wanted(NamedTuple):
@@ -104,15 +96,16 @@ class Acquiring:
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
         if granted.request is not None:
             answer["request"] = granted.request
-        if isinstance(granted, RemoteGrant):
+        if placement.node != self._node.name:
+            assert granted.request is not None, "a lease elsewhere is of a request of here"
             located = self._elsewhere.answer(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
         by_digest = zip(asked.models, map(granted.workers.__getitem__, models), strict=True)
         fresh = [worker for worker in granted.workers.values() if worker.id not in asked.workers]
         ends = [_open_channel(session, worker) for worker in fresh] if local else []
         answer |= {
-            "queue_s": granted.times[0],
-            "load_s": granted.times[1],
+            "queue_s": granted.queue_s,
+            "load_s": granted.load_s,
             "workers": {digest: worker.id for digest, worker in by_digest},
             "fresh": [worker.id for worker in fresh],
         }
@@ -164,7 +157,7 @@ class Acquiring:
             self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
 
-    async def _grant(self, session: ClientSession, wanted: _Wanted) -> LocalGrant | RemoteGrant:
+    async def _grant(self, session: ClientSession, wanted: _Wanted) -> Grant:
         asked = wanted.asked
         if asked.again and asked.token is not None:
             request = self._presented.request(session, asked.token)
@@ -176,7 +169,7 @@ class Acquiring:
             raise LeaseOver("the lease has ended, has expired, or is for other models")
         return await self._new_lease(session, wanted)
 
-    async def _named_lease(self, session: ClientSession, wanted: _Wanted) -> LocalGrant | None:
+    async def _named_lease(self, session: ClientSession, wanted: _Wanted) -> Grant | None:
         """Return the lease that the request names; None if it is not usable for these models."""
         asked = wanted.asked
         if asked.lease is not None:
@@ -199,11 +192,12 @@ class Acquiring:
             workers = await self._claim(session, placement, request, given=True)
         except NoWorker:
             return None
-        return LocalGrant(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
+        load_s = asyncio.get_running_loop().time() - asked_s
+        return Grant(placement, load_s=load_s, workers=workers)
 
     async def _reacquire(
         self, session: ClientSession, wanted: _Wanted, request: RequestId
-    ) -> LocalGrant | RemoteGrant:
+    ) -> Grant:
         """Acquire another lease for a request that gave its last one back too early."""
         asked_s = asyncio.get_running_loop().time()
         try:
@@ -215,16 +209,16 @@ class Acquiring:
             self._scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
         if placement.node != self._node.name:
-            return RemoteGrant(request, placement, queue_s)
+            return Grant(placement, request, queue_s)
         self._check_weights(session, wanted, placement, request)
         try:
             workers = await self._claim(session, placement, request, given=True)
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
         load_s = asyncio.get_running_loop().time() - asked_s - queue_s
-        return LocalGrant(placement, workers, (queue_s, load_s), request)
+        return Grant(placement, request, queue_s, load_s, workers)
 
-    async def _new_lease(self, session: ClientSession, wanted: _Wanted) -> LocalGrant | RemoteGrant:
+    async def _new_lease(self, session: ClientSession, wanted: _Wanted) -> Grant:
         """Acquire a new lease for the session, join one that it holds, or take one over."""
         asked_s = asyncio.get_running_loop().time()
         since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
@@ -248,18 +242,17 @@ class Acquiring:
             placed_s = asyncio.get_running_loop().time()
             if isinstance(placement, TakenLease):
                 taken = _placement(placement.held, self._node, hit=True)
-                return LocalGrant(taken, dict(placement.workers), (placed_s - asked_s, 0.0))
+                return Grant(taken, queue_s=placed_s - asked_s, workers=placement.workers)
             if placement.node != self._node.name:
-                return RemoteGrant(request.id, placement, placed_s - asked_s)
+                return Grant(placement, request.id, placed_s - asked_s)
             try:
                 self._check_weights(session, wanted, placement, request.id)
                 workers = await self._claim(session, placement, request.id)
             except NoWorker as error:
                 lost = error
                 continue
-            ready_s = asyncio.get_running_loop().time()
-            times = (placed_s - asked_s, ready_s - placed_s)
-            return LocalGrant(placement, workers, times, request.id)
+            load_s = asyncio.get_running_loop().time() - placed_s
+            return Grant(placement, request.id, placed_s - asked_s, load_s, workers)
         raise lost
 
     def _check_weights(
@@ -277,7 +270,7 @@ class Acquiring:
             self._scheduling.release(placement.lease, request)
             raise
 
-    async def _join(self, held: LeaseInForce, wanted: _Wanted) -> LocalGrant | None:
+    async def _join(self, held: LeaseInForce, wanted: _Wanted) -> Grant | None:
         """Return a lease that the session holds already; None if not usable for these models.
 
         The session needs another channel for another thread; or its worker has died, which this
@@ -290,7 +283,7 @@ class Acquiring:
         await asyncio.gather(*(sign_of_life(worker) for worker in unknown))
         if self._node.loaded_now(held, wanted.models) != workers:
             return None
-        return LocalGrant(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
+        return Grant(_placement(held, self._node, hit=True), workers=workers)
 
     async def _claim(
         self,

@@ -1,10 +1,9 @@
 """Handles a session's requests about data: put, pieces of it, get, drop, give back."""
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from cache_manager.model.ids import NodeId
 from common.data_handles import node_of
@@ -14,14 +13,13 @@ from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import ClientNotAllowed, NoRoomForData, NoScheduler, NoSuchData
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
-from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession, in_thread
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Get, Piece, Put
 from torch_shim.wire.protocol import MAX_PIECE_BYTES
 
 Answer = dict[str, Any]
-Result = TypeVar("Result")
 # Returns the addresses of another node; none if it is unknown.
 Locate = Callable[[NodeId], Awaitable[tuple[str, ...]]]
 _MOST_ARRIVING = 4  # of one connection, in pieces
@@ -137,7 +135,6 @@ class DataRequests:
         self._table.give_back(self._tenant, self._key, handle)
 
     def close(self) -> None:
-        """End what has not arrived."""
         for handle in self._arriving:
             self._table.drop(self._tenant, handle)
         self._arriving.clear()
@@ -170,7 +167,10 @@ class DataRequests:
             raise BadFrame("pieces of data come in order, and are as long as was said")
         assert item.file is not None, "data that arrives has a file"
         descriptor = item.file.for_writer()  # the item may end meanwhile
-        await _in_thread(lambda: _write_all(descriptor, body, offset), descriptor)
+        try:
+            await in_thread(lambda: _write_all(descriptor, body, offset))
+        finally:
+            os.close(descriptor)
         if item.handle in self._arriving:
             self._arriving[item.handle] = came + len(body)
 
@@ -178,8 +178,9 @@ class DataRequests:
         descriptor = item.for_reader(self._key)
         count = max(0, min(MAX_PIECE_BYTES, item.size_bytes - offset))
         try:
-            return await _in_thread(lambda: os.pread(descriptor, count, offset), descriptor)
+            return await in_thread(lambda: os.pread(descriptor, count, offset))
         finally:
+            os.close(descriptor)
             self._table.give_back(self._tenant, self._key, item.handle)
 
 
@@ -189,15 +190,3 @@ def _write_all(descriptor: int, body: memoryview, offset: int) -> int:
         count = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[count:], offset + count
     return offset
-
-
-async def _in_thread(work: Callable[[], Result], descriptor: int) -> Result:
-    """Run work on a descriptor in a thread, to its end even if cancelled; close the descriptor."""
-    done = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait({done})
-        raise
-    finally:
-        os.close(descriptor)

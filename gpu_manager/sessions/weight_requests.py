@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.stepping_down import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession, in_thread
 from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
@@ -29,7 +29,6 @@ _ACTIVATIONS_SHARE = 4
 _LEAST_ACTIVATIONS_BYTES = 64 * MIB
 
 Answer = dict[str, Any]
-T = TypeVar("T")
 
 
 log = logging.getLogger(__name__)
@@ -53,10 +52,6 @@ class IncomingImages:
     def __init__(self) -> None:
         self.limits = IncomingLimits()
         self.counts: Counter[str] = Counter()  # by tenant
-
-    def connection(self, tenant: str, catalogue: Catalogue) -> "ConnectionUploads":
-        """Return the uploads of a new connection; the catalogue is told what is being sent."""
-        return ConnectionUploads(self, tenant, catalogue)
 
 
 @dataclass(slots=True)
@@ -263,7 +258,7 @@ class WeightRequests:
         self._session = session
         self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._incoming = library.incoming.connection(self._tenant, library.catalogue)
+        self._incoming = ConnectionUploads(library.incoming, self._tenant, library.catalogue)
 
     @property
     def arriving(self) -> bool:
@@ -287,7 +282,7 @@ class WeightRequests:
         """
         prove = partial(self._prove, asked.digest, asked.proof)
         async with self._library.turns.turn(self._tenant):
-            proved = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
+            proved = await in_thread(prove, discard=lambda proved: os.close(proved[0]))
         descriptor, table = proved
         try:
             self._library.add(self._session, asked.digest, table)
@@ -310,7 +305,7 @@ class WeightRequests:
         try:
             await turns.pace(self._tenant)
             async with turns.turn(self._tenant):
-                table = await _in_thread(partial(self._adopt, frame.descriptors[0], asked))
+                table = await in_thread(partial(self._adopt, frame.descriptors[0], asked))
             self._library.add(self._session, digest, table)
         finally:
             catalogue.sending_ends(self._tenant, digest)
@@ -322,12 +317,12 @@ class WeightRequests:
         with self._incoming.piece(digest, last=asked.last) as upload:
             if upload is None:
                 raise BadFrame("a piece of weights without an upload")
-            await _in_thread(partial(upload.write, asked.offset, frame.body))
+            await in_thread(partial(upload.write, asked.offset, frame.body))
             if not asked.last:
                 return {}
             await self._library.turns.pace(self._tenant)
             async with self._library.turns.turn(self._tenant):
-                await _in_thread(upload.finish)
+                await in_thread(upload.finish)
         self._library.add(self._session, digest, upload.table)
         return {"digest": digest}
 
@@ -346,7 +341,7 @@ class WeightRequests:
 
         self._incoming.reserve(digest)
         try:
-            upload = await _in_thread(begin, discard=WeightsUpload.close)
+            upload = await in_thread(begin, discard=WeightsUpload.close)
         except BaseException:
             self._incoming.end(digest)
             raise
@@ -367,15 +362,3 @@ class WeightRequests:
         copy = os.dup(sent)  # for the store; the frame's descriptor will be closed
         self._store.adopt(copy, table, self._function, asked.digest)
         return table
-
-
-async def _in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:
-    """Run work of the store in a thread; work that has begun is finished even if cancelled."""
-    done = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait({done})
-        if discard is not None and done.exception() is None:
-            discard(done.result())
-        raise

@@ -74,7 +74,7 @@ class _ListNode(Struct, array_like=True, forbid_unknown_fields=True, tag="l"):
 
 
 class _DictNode(Struct, array_like=True, forbid_unknown_fields=True, tag="d"):
-    entries: "list[tuple[str | int, _Node]]"
+    entries: "list[tuple[str | int | bool, _Node]]"
 
 
 _Node = Union[  # noqa: UP007 - a name of it stands in quotation marks above

@@ -38,6 +38,10 @@ def dtype_to_send() -> str | None:
     return None if dtype is torch.float32 else NAME_OF[dtype]
 
 
+def settings_in_force() -> tuple[str | None, str | None, Arithmetic | None]:
+    return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
+
+
 class GeneratorTurns:
     """Calls that draw random numbers, one after the other.
 

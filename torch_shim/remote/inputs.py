@@ -362,7 +362,6 @@ class DataOrigin:
     taken: list[tuple[WorkerPeer, int]] = field(default_factory=list)
 
     def located(self) -> tuple[int, int] | None:
-        """Return the file's descriptor and where the bytes begin; None without a file."""
         file = self.file
         return None if file is None or file.descriptor < 0 else (file.descriptor, self.start)
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch_shim.remote.call_settings import (
     turns,
 )
 from torch_shim.remote.inputs import Bindings, Bound, Shipment
-from torch_shim.remote.recomputation import MOST_COPIED_BYTES, CallRoute, remember
+from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
 from torch_shim.remote.results import (
     LEAST_BYTES,
     AliasOfCopy,
@@ -94,10 +95,6 @@ class RemoteProgram:
         with request_context.timed() as timing:
             return self._run(args, lease_for, run_there, timing)
 
-    def settings(self) -> Any:
-        """Return what of this process changes the numbers that the program computes."""
-        return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
-
     def _run(
         self,
         args: Sequence[Any],
@@ -132,7 +129,8 @@ class RemoteProgram:
                     answered = True
                     if stay.large and stay.repeatable and not self.random:
                         made = [(number, outputs[number]) for number in stay.large]
-                        remember(self, args, bound, CallRoute(lease_for, run_there), made)
+                        again = partial(self.run, lease_for=lease_for, run_there=run_there)
+                        remember(again, args, bound, made)
                     if timing is not None:
                         timing.answered(lease.number, model.digest, batch, times)
                 except RemoteFailure as failure:

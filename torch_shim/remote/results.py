@@ -80,7 +80,6 @@ class AnswerLayout(NamedTuple):
     size_bytes: int
 
     def is_of(self, result: CallResult) -> bool:
-        """Whether an answer says the same."""
         same = result.storages == self.storages and result.views == self.sent
         return same and not result.changed and result.rng is None
 
@@ -181,7 +180,6 @@ class Results:
             raise AliasOfCopy(frozenset(copies))
 
     def note_origin(self, output: torch.Tensor, source: int) -> None:
-        """Record that an output lies in a file that came with the answer, if it does."""
         if self.lent is not None and source in self._mapped:
             note_origin(output, self.lent, self._mapped[source])
 
@@ -279,7 +277,6 @@ class OutputHabits:
         }
 
     def look(self, number: int, size_bytes: int) -> None:
-        """Remember that an output was fetched."""
         self._looked[number] = size_bytes
 
 
@@ -336,7 +333,6 @@ def _adopt(value: torch.Tensor, mark: write_epochs.WriteMark) -> bool:
 
 
 def overwrite(value: torch.Tensor, content: torch.Tensor) -> None:
-    """Write a storage's whole content, as bytes, to the storage of a tensor."""
     storage = write_epochs.storage_of(value)
     with torch.no_grad():
         tensor_over(storage, torch.uint8, 0, (storage.nbytes(),), (1,)).copy_(content)

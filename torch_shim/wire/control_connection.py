@@ -169,8 +169,12 @@ class ControlConnection:
             while True:
                 frame = self.wire.receive()
                 self._received += 1
-                if not self._deliver(frame):
-                    frame.close_descriptors()
+                delivered = False
+                try:
+                    delivered = self._deliver(frame)
+                finally:
+                    if not delivered:
+                        frame.close_descriptors()
         except OtherVersion as error:
             self._other_version, self.lost = error, str(error)
         except (WireError, LookupError, TypeError) as error:
@@ -190,7 +194,6 @@ class ControlConnection:
             return False  # the answer to a PING
         waiting = self._waiting.pop(number, None)
         if waiting is None:
-            frame.close_descriptors()
             raise ConnectionLost(f"an answer without a request: {number}")
         waiting.frame, waiting.said = frame, said
         waiting.done.set()

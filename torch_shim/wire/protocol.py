@@ -179,6 +179,12 @@ _LIMITS = {
     FrameKind.ORDER: FrameLimit(None, 4 << 20, descriptors=MAX_DESCRIPTORS),
     FrameKind.REPORT: FrameLimit(None, 64 << 10, descriptors=1),
 }
+# What clients of a manager send.
+REQUESTS = frozenset(
+    kind
+    for kind in FrameKind
+    if kind < FrameKind.ANSWER or kind in (FrameKind.DISCARD, FrameKind.RETURN)
+)
 _DECODERS = {
     kind: msgspec.msgpack.Decoder(limit.meta)
     for kind, limit in _LIMITS.items()

@@ -82,7 +82,6 @@ class DataChannel:
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
-        """Send a program once."""
         if number not in self.defined:
             self._ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
@@ -118,8 +117,9 @@ class DataChannel:
 
         RemoteFailure if the manager has to be asked.
         """
-        asked = Publish(key, epoch, about, lifetime_s=lifetime_s)
-        answer: Done = self._ask(FrameKind.PUBLISH, asked).meta
+        answer: Done = self._ask(
+            FrameKind.PUBLISH, Publish(key, epoch, about, lifetime_s=lifetime_s)
+        ).meta
         return answer.handle
 
     def take(self, handle: str, key: int) -> tuple[int, bytes]:
@@ -133,7 +133,6 @@ class DataChannel:
         return answer.size_bytes, answer.about
 
     def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
-        """Have the worker keep data that lies in a file, under this key."""
         self._ask(FrameKind.TAKE, Take(key, "", start, size_bytes), descriptors=[descriptor])
 
     def drop(self, keys: list[int]) -> None:
@@ -399,7 +398,11 @@ class WorkerPeer:
             self._close(channel)
             self.mark_lost()
             return self._fetch_left(key)
-        answer: Done = frame.meta
+        try:
+            answer: Done = frame.meta
+        except BadFrame:
+            frame.close_descriptors()
+            raise
         lent = self.lent(answer.file)
         self.sole.discard(key)
         return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)

@@ -123,7 +123,6 @@ class AdmittedLeases:
         return self._terms.get(lease, USUAL_TERMS)
 
     def check(self, lease: int) -> None:
-        """Refuse the call unless its lease is still in force."""
         if lease not in self._in_force:
             raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
 

@@ -45,7 +45,6 @@ class Inputs:
 
     @property
     def received_bytes(self) -> int:
-        """The bytes that came with the call."""
         return sum(entry.tensor.nbytes for entry in self.sent if entry.held.image is None)
 
     def refilled(self, area: memoryview) -> "Inputs":
@@ -57,7 +56,6 @@ class Inputs:
         return self
 
     def changed(self) -> list[TensorInput]:
-        """Those that were written to since."""
         after = self._now()
         if after == self._versions:
             return []
@@ -157,7 +155,6 @@ class InputReader:
             raise CallRefused(FailureKind.MISSING, detail, {"missing": self._missing})
 
     def _tensor(self, position: int, sent: SentTensor) -> TensorInput | None:
-        """The tensor and its storage; None where that is not here any more."""
         spec = read_spec(sent.dtype, sent.shape, sent.strides, sent.offset)
         held = self._source(sent.source)
         return None if held is None else TensorInput(position, view(held.storage, spec), held, spec)

@@ -51,7 +51,7 @@ def test_values_come_back_as_they_were() -> None:
     values: tuple[Any, ...] = (
         *(None, True, 0, -(1 << 63), (1 << 64) - 1, 2.5, "text", "", [], (), {}),
         [1, (2.0, [None, {"a": (True,)}]), "ä" * 2000],
-        {"x": 1, 2: "y"},
+        {"x": 1, 2: "y", True: "z"},
     )
     wrong = []
     for value in values:
