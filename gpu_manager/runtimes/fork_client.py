@@ -189,7 +189,7 @@ class ForkServer:
         frame.close_descriptors()
         ready = orders.read(frame)
         if not isinstance(ready, orders.Ready):
-            raise BadFrame(f"{frame.kind.name} from a fork server that starts")
+            raise BadFrame(f"{type(ready).__name__} from a fork server that starts")
         for missing in ready.missing:
             log.warning("workers run without this protection: %s", missing)
         return stream
@@ -234,14 +234,14 @@ class ForkServer:
 
 
 def read_forked(frame: Frame, number: int) -> tuple[int, int]:
-    """Return the process id and the pidfd of an answer to this FORK.
+    """Return the process id and the pidfd of an answer to this Fork.
 
     Any other frame is a BadFrame, and its descriptors are closed.
     """
     try:
         answer = orders.read(frame)
         if not isinstance(answer, orders.Forked) or answer.number != number:
-            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
+            raise BadFrame(f"{type(answer).__name__} as the answer to Fork")
         if len(frame.descriptors) != 1:
             raise BadFrame(f"{len(frame.descriptors)} descriptors of a forked worker")
     except BadFrame:

@@ -41,7 +41,7 @@ def serve(
         frame = manager.receive()
         order = orders.read(frame)
         if not isinstance(order, orders.Fork) or len(frame.descriptors) != 1:
-            raise BadFrame(f"{frame.kind.name} to the fork server")
+            raise BadFrame(f"{type(order).__name__} to the fork server")
         with _nothing_reaped():
             pid = os.fork()
             if not pid:
