@@ -44,6 +44,7 @@ MACHINE = (
     "idna",
     "jaxtyping",
     "matplotlib",
+    "msgpack",
     "nvidia-ml-py",
     "prometheus-client",
     "protobuf",
