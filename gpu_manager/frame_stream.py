@@ -7,21 +7,21 @@ import select
 import socket
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.connections import carries_descriptors
-from torch_shim.wire.frame_socket import Buffer, Frame
+from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
     MAX_META_BYTES,
+    Buffer,
     FrameKind,
     Header,
-    Meta,
     pack_frame,
     read_header,
-    unpack_meta,
 )
 
 _READ_BYTES = 64 << 10
@@ -135,10 +135,11 @@ class FrameDecoder:
             raise BadFrame(
                 f"{header.descriptors} file descriptors announced, {len(self._descriptors)} came"
             )
-        meta = unpack_meta(header.kind, self._buffer)
         taken = tuple(self._descriptors[: header.descriptors])
         del self._descriptors[: header.descriptors]
-        frame = Frame(header.kind, meta, memoryview(self._body)[: self._filled], taken)
+        frame = Frame(
+            header.kind, bytes(self._buffer), memoryview(self._body)[: self._filled], taken
+        )
         self._buffer.clear()
         self._header, self._body, self._filled = None, bytearray(), 0
         return frame
@@ -193,7 +194,7 @@ class FrameStream:
     async def send(
         self,
         kind: FrameKind,
-        meta: Meta,
+        meta: Any,
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -210,7 +211,7 @@ class FrameStream:
                 self.close()
                 raise
 
-    def send_now(self, kind: FrameKind, meta: Meta, descriptors: Sequence[int] = ()) -> bool:
+    def send_now(self, kind: FrameKind, meta: Any, descriptors: Sequence[int] = ()) -> bool:
         """Write one small frame at once; if that is not possible, close and return False."""
         head = pack_frame(kind, meta, 0, len(descriptors))
         if not self._closed and not self._sending.locked():

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import util
 from typing import NamedTuple
@@ -92,7 +93,7 @@ class ProcessReport:
         what = "the program runs on the function's own processor"
         told_places.tell(place, what, for_local(_NO_MODULE))
 
-    def graph_call(self, operators: int, sent: int, received: int, times: list[float]) -> None:
+    def graph_call(self, operators: int, sent: int, received: int, times: Sequence[float]) -> None:
         with self._lock:
             counts = self.counts
             counts.graph_calls += 1

@@ -26,8 +26,8 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 @pytest.mark.parametrize(
     ("wheel", "version", "suits"),
     [
-        ("msgpack-1.2.4-cp312-cp312-manylinux2014_x86_64.whl", "3.12", True),
-        ("msgpack-1.2.4-cp312-cp312-manylinux2014_x86_64.whl", "3.11", False),
+        ("msgspec-0.23.0-cp312-cp312-manylinux2014_x86_64.whl", "3.12", True),
+        ("msgspec-0.23.0-cp312-cp312-manylinux2014_x86_64.whl", "3.11", False),
         ("safetensors-0.8.0-cp310-abi3-manylinux2014_x86_64.whl", "3.12", True),
         ("safetensors-0.8.0-cp313-abi3-manylinux2014_x86_64.whl", "3.12", False),
         ("click-8.5.1-py3-none-any.whl", "3.12", True),
@@ -101,7 +101,7 @@ def test_command_says_what_to_do_when_packages_lack_and_there_is_no_kit(tmp_path
 def test_command_names_what_the_kit_does_not_have(tmp_path: Path) -> None:
     installed_wheels(kit.CARRIED, tmp_path)
     (line,) = without_packages(tmp_path, tmp_path / "python").splitlines()
-    assert "lacks accelerate, aiohttp, hypothesis, msgpack, " in line
+    assert "lacks accelerate, aiohttp, hypothesis, " in line
     assert "which the kit does not have" in line
 
 

@@ -49,7 +49,7 @@ print("cuInit gives", ctypes.CDLL("libcuda.so.1").cuInit(0), "after", time.time(
   timeout 15 nvidia-smi
   timeout 15 nvidia-smi -q | grep -iE 'persist|compute mode|mig mode'
   timeout 15 python3 -m pip list 2>/dev/null |
-    grep -iE '^(torch|torchvision|triton|nvidia-ml|cuda-|pytest|protobuf|grpcio|msgpack|numpy|transformers)'
+    grep -iE '^(torch|torchvision|triton|nvidia-ml|cuda-|pytest|protobuf|grpcio|msgspec|numpy|transformers)'
 }
 
 case $part in

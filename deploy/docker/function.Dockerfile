@@ -22,7 +22,7 @@ COPY constraints.txt /usr/local/share/gpufaas/constraints.txt
 RUN constraints=/usr/local/share/gpufaas/constraints.txt \
  && if [ -n "${TORCH}" ]; then sed -i '/^torch/d' "${constraints}"; fi \
  && ${PYTHON} -m pip install --quiet --constraint "${constraints}" \
-      ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ${TORCH:-torch} msgpack numpy ${PACKAGES}
+      ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ${TORCH:-torch} msgspec numpy ${PACKAGES}
 # The template runs functions as user 10001; the image itself runs as nobody.
 STOPSIGNAL SIGTERM
 ENTRYPOINT []

@@ -247,7 +247,6 @@ class Attachment:
         return replace(snapshot, gpus=gpus, stored=stored[:_MOST_STORED])
 
     def _tier_pages(self) -> Iterator[list[Report]]:
-        """Where the weights of stored models are, of which the snapshot says nothing."""
         while self._unreported_tiers:
             models = list(islice(self._unreported_tiers, PAGE_MODELS))
             yield [Report(self._unreported_tiers.pop(model)) for model in models]
@@ -442,7 +441,6 @@ class NodeAddresses:
         self._addresses: dict[NodeId, tuple[str, ...]] = {}
 
     def of(self, node: NodeId) -> tuple[str, ...]:
-        """The addresses of a node; none if it was not named lately."""
         return self._addresses.get(node, ())
 
     def learn(self, node: NodeId, addresses: tuple[str, ...]) -> None:

@@ -22,6 +22,7 @@ from gpu_manager.frame_stream import FrameStream
 from gpu_manager.worker import orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
 from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import FrameKind
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +48,20 @@ class ForkedWorker:
 
     async def send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order; wait while the socket's buffer is full."""
-        await self.stream.send(orders.KINDS[type(order)], list(order), (), descriptors)
+        await self.stream.send(FrameKind.ORDER, order, (), descriptors)
 
     def send_now(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Send an order at once; kill the worker if its socket's buffer is full."""
         if self.exited.done():
             return
-        if not self.stream.send_now(orders.KINDS[type(order)], list(order), descriptors):
+        if not self.stream.send_now(FrameKind.ORDER, order, descriptors):
             self.kill("it does not read its orders")
 
     async def receive(self) -> tuple[orders.WorkerOrder, tuple[int, ...]]:
         """Return the next report, and its descriptors, which the caller closes."""
         frame = await self.stream.read()
         try:
-            return orders.read(frame.kind, frame.meta), frame.descriptors
+            return orders.read(frame), frame.descriptors
         except BadFrame:
             frame.close_descriptors()
             raise
@@ -162,8 +163,7 @@ class ForkServer:
         number = next(self._numbers)
         try:
             with theirs:
-                order = orders.Fork(number)
-                await stream.send(orders.KINDS[orders.Fork], list(order), (), [theirs.fileno()])
+                await stream.send(FrameKind.ORDER, orders.Fork(number), (), [theirs.fileno()])
             pid, pidfd = read_forked(await self._answer(stream, _FORK_TIMEOUT_S), number)
         except BaseException:
             ours.close()
@@ -187,9 +187,9 @@ class ForkServer:
             self._process = self._launch(self._devices, passed)
         frame = await self._answer(stream, _START_TIMEOUT_S)
         frame.close_descriptors()
-        ready = orders.read(frame.kind, frame.meta)
+        ready = orders.read(frame)
         if not isinstance(ready, orders.Ready):
-            raise BadFrame(f"{frame.kind.name} from a fork server that starts")
+            raise BadFrame(f"{type(ready).__name__} from a fork server that starts")
         for missing in ready.missing:
             log.warning("workers run without this protection: %s", missing)
         return stream
@@ -234,14 +234,14 @@ class ForkServer:
 
 
 def read_forked(frame: Frame, number: int) -> tuple[int, int]:
-    """Return the process id and the pidfd of an answer to this FORK.
+    """Return the process id and the pidfd of an answer to this Fork.
 
     Any other frame is a BadFrame, and its descriptors are closed.
     """
     try:
-        answer = orders.read(frame.kind, frame.meta)
+        answer = orders.read(frame)
         if not isinstance(answer, orders.Forked) or answer.number != number:
-            raise BadFrame(f"{frame.kind.name} as the answer to FORK")
+            raise BadFrame(f"{type(answer).__name__} as the answer to Fork")
         if len(frame.descriptors) != 1:
             raise BadFrame(f"{len(frame.descriptors)} descriptors of a forked worker")
     except BadFrame:

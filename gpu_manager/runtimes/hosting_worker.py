@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from common.data_handles import SECRET_BYTES, around_secret
 from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
@@ -143,7 +145,7 @@ class WorkerHostedModel:
         terms: LeaseTerms = USUAL_TERMS,
     ) -> None:
         self._admitted.add(lease)
-        self._send(orders.admitting(self.number, lease, owner, (several, divided), terms))
+        self._send(orders.AdmitCalls(self.number, lease, owner, several, divided, terms))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         if self.leaves or self.closed.done():
@@ -301,11 +303,8 @@ class WorkerHostedModel:
         elif isinstance(order, orders.DataGivenBack):
             data.given_back(self, order.handle)
         elif isinstance(order, orders.DataPut):
-            lifetime_s = order.lifetime_s[0] if order.lifetime_s else None
-            put = PutByWorker(
-                order.session, order.handle, order.size_bytes, order.about, lifetime_s
-            )
-            data.was_put(self, put)
+            _, session, handle, size_bytes, about, lifetime_s = structs.astuple(order)
+            data.was_put(self, PutByWorker(session, handle, size_bytes, about, lifetime_s))
         elif isinstance(order, orders.GrantLeft):
             data.grant_left(self, order.size_bytes, order.pieces)
         elif isinstance(order, orders.DataLent):
@@ -397,8 +396,9 @@ class HostingWorker:
             gates: tuple[int, ...] = ()
             if self._link is not None:
                 gates, speed = self._link.gates, self._link.speed
-                assign = assign._replace(link=[float(speed.bytes_per_s), float(speed.block)])
-            assign = assign._replace(slots=self._slots)
+                link = [float(speed.bytes_per_s), float(speed.block)]
+                assign = structs.replace(assign, link=link)
+            assign = structs.replace(assign, slots=self._slots)
             await self.worker.send(assign, (*gates, *turns))
         await asyncio.shield(self._assigned)
 
@@ -490,7 +490,7 @@ class HostingWorker:
     def _note_moved(self, order: orders.BytesMoved) -> None:
         if self._link is None:
             return
-        for sums, told in zip(self._link.sums, order, strict=True):
+        for sums, told in zip(self._link.sums, (order.to_gpu, order.to_host), strict=True):
             for rank, moved in zip(TransferRank, told, strict=False):
                 if len(moved) == len(Moved._fields):
                     sums.add(rank, *moved)

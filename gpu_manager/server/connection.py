@@ -14,15 +14,15 @@ from gpu_manager.frame_stream import FrameStream
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.connection_limits import ConnectionPlace
 from gpu_manager.server.requests import (
+    AdminRequests,
     AdmittedClient,
-    ClientRole,
     Handler,
     Services,
+    ShimRequests,
     admit,
-    handler_for,
+    read_request,
     welcome,
 )
-from gpu_manager.sessions import request_fields as read
 from gpu_manager.sessions.sessions import session_key
 from scheduler import api as scheduling
 from scheduler.api import LeaseId
@@ -137,25 +137,25 @@ class ClientConnection:
         frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
             raise BadFrame(f"{frame.kind.name} before HELLO")
-        number, fields = read.request(frame.meta)
+        number, hello = read_request(frame)
         try:
-            client = admit(fields, self._services.credentials, self._stream.socket)
+            client = admit(hello, self._services.credentials, self._stream.socket)
             self._place.identified(client.identity.tenant)
-            hosted = self._worker(client) if client.role is ClientRole.CHANNEL else None
+            hosted = self._worker(client) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
             await self._refuse(number, refusal(error))
             raise ClientNotAllowed(str(error)) from error
-        self._peer = f"{client.identity} (session {client.session})"
+        self._peer = f"{client.identity} (session {hello.session})"
         self._number = number
         return client, hosted
 
     def _worker(self, client: AdmittedClient) -> HostedModel:
         """Return the worker of a data channel; raise ClientNotAllowed if it is not permitted."""
-        hosted = self._services.node.hosted(HostedId(client.worker))
+        hosted = self._services.node.hosted(HostedId(client.hello.worker))
         tenant, digest = hosted.order.tenant, hosted.order.digest
         store = self._services.library.store
         if tenant != client.identity.tenant or not store.allowed(str(client.identity), digest):
-            raise ClientNotAllowed(f"{client.identity} may not use worker {client.worker}")
+            raise ClientNotAllowed(f"{client.identity} may not use worker {hosted.id}")
         return hosted
 
     async def _relay(self, client: AdmittedClient, hosted: HostedModel) -> None:
@@ -163,7 +163,7 @@ class ClientConnection:
         ours, workers = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            key = session_key(client.identity, client.session)
+            key = session_key(client.identity, client.hello.session)
             hosted.channel(key, str(client.identity), workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
             await relay(self._stream.socket, ours)
@@ -171,32 +171,38 @@ class ClientConnection:
     # -- requests -------------------------------------------------------------------------------
 
     async def _serve_requests(self, client: AdmittedClient) -> None:
-        if client.role is ClientRole.SHIM:
-            self._services.preparation.need()
-        session = self._services.sessions.join(client.identity, client.session, self)
-        handler = handler_for(client.role, session, self._services, local=self._stream.local)
+        services, local = self._services, self._stream.local
+        session = services.sessions.join(client.identity, client.hello.session, self)
+        handler: Handler
+        if client.hello.role == "admin":
+            handler = AdminRequests(services)
+        else:
+            services.preparation.need()
+            handler = ShimRequests(session, services, local=local)
         try:
-            hello = welcome(self._services.node, session, local=self._stream.local)
+            hello = welcome(services.node, session, local=local)
             await self._stream.send(FrameKind.ANSWER, [self._number, hello])
             while True:
                 self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
                 await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()
-            self._services.sessions.leave(session, self)
+            services.sessions.leave(session, self)
 
     async def _handle(self, frame: Frame, handler: Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
         with ExitStack() as held:
             held.callback(frame.close_descriptors)
-            number, _ = read.request(frame.meta)
-            if not handler.waits(frame):
-                await self._answer(frame, number, handler)
+            number, fields = read_request(frame)
+            if not handler.waits(frame, fields):
+                await self._answer(frame, number, fields, handler)
                 return
             for room in (self._room, self._descriptor_room)[: 2 if frame.descriptors else 1]:
                 await self._enter(room)
                 held.callback(room.release)
-            task = self._tasks.start(self._answer(frame, number, handler), failed=self._failed)
+            task = self._tasks.start(
+                self._answer(frame, number, fields, handler), failed=self._failed
+            )
             of_task = held.pop_all()
             task.add_done_callback(lambda _: of_task.close())
 
@@ -211,9 +217,9 @@ class ClientConnection:
                 if self._stream.hung_up():
                     raise ConnectionLost("closed while its requests waited") from None
 
-    async def _answer(self, frame: Frame, number: int, handler: Handler) -> None:
+    async def _answer(self, frame: Frame, number: int, fields: Any, handler: Handler) -> None:
         try:
-            answer = await handler.handle(frame)
+            answer = await handler.handle(frame, fields)
         except Expected as error:
             await self._refuse(number, refusal(error))
             return

@@ -26,7 +26,12 @@ class ConnectionPlace:
 
     def identified(self, tenant: str) -> None:
         """Record the client's tenant; raise ClientNotAllowed if it has too many connections."""
-        self._limits.identified(self, tenant)
+        limits = self._limits
+        if limits.clients[tenant] >= limits.most_of_a_tenant:
+            raise ClientNotAllowed(f"{tenant} has {limits.clients[tenant]} connections already")
+        limits.unidentified.pop(self, None)
+        self.tenant = tenant
+        limits.clients[tenant] += 1
 
 
 class ConnectionLimits:
@@ -41,35 +46,25 @@ class ConnectionLimits:
         self.most_strangers = max(_LEAST_STRANGERS, descriptors // _STRANGERS_SHARE)
         self.most_of_a_tenant = max(_LEAST_OF_A_TENANT, descriptors // _TENANT_SHARE)
         self.strangers = StrangerLog(log)
-        self._strangers: dict[ConnectionPlace, None] = {}  # the oldest first
-        self._clients: Counter[str] = Counter()
+        self.unidentified: dict[ConnectionPlace, None] = {}  # the oldest first
+        self.clients: Counter[str] = Counter()
 
     @contextmanager
     def stranger(self, hang_up: Callable[[], object]) -> Iterator[ConnectionPlace]:
         """Count a new connection until the end of the block; `hang_up` ends the connection."""
         place = ConnectionPlace(self, hang_up)
-        self._strangers[place] = None
-        if len(self._strangers) > self.most_strangers:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+        self.unidentified[place] = None
+        if len(self.unidentified) > self.most_strangers:
+            oldest = next(iter(self.unidentified))
+            del self.unidentified[oldest]
             text = "closed the oldest of %d connections without HELLO"
             self.strangers.warn(text, self.most_strangers)
             oldest.hang_up()
         try:
             yield place
         finally:
-            self._left(place)
-
-    def identified(self, place: ConnectionPlace, tenant: str) -> None:
-        if self._clients[tenant] >= self.most_of_a_tenant:
-            raise ClientNotAllowed(f"{tenant} has {self._clients[tenant]} connections already")
-        self._strangers.pop(place, None)
-        place.tenant = tenant
-        self._clients[tenant] += 1
-
-    def _left(self, place: ConnectionPlace) -> None:
-        self._strangers.pop(place, None)
-        if place.tenant is not None:
-            self._clients[place.tenant] -= 1
-            if not self._clients[place.tenant]:
-                del self._clients[place.tenant]
+            self.unidentified.pop(place, None)
+            if place.tenant is not None:
+                self.clients[place.tenant] -= 1
+                if not self.clients[place.tenant]:
+                    del self.clients[place.tenant]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from http import HTTPStatus
 
 from common.http.asgi import Receive, Scope, Send, send_response
 from common.http.server import listen, serving
@@ -16,14 +16,6 @@ log = logging.getLogger(__name__)
 _LIMITS = Limits(head_bytes=8192, head_s=5.0, keep_alive_s=5, connections=32)
 _DRAIN_S = 1.0
 _PLAIN = "text/plain; charset=utf-8"
-
-
-class Response(NamedTuple):
-    """A complete response."""
-
-    status: int
-    body: bytes
-    content_type: str = _PLAIN
 
 
 class Exporter:
@@ -62,21 +54,20 @@ class Exporter:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
-        found = self._response(scope["method"], scope["path"])
-        headers = (
-            (b"content-type", found.content_type.encode()),
-            (b"connection", b"close"),
-        )
-        await send_response(send, found.status, found.body, headers)
+        path = scope["path"]
+        status, body = self._response(scope["method"], path)
+        kind = CONTENT_TYPE if status == HTTPStatus.OK and path == "/metrics" else _PLAIN
+        headers = ((b"content-type", kind.encode()), (b"connection", b"close"))
+        await send_response(send, status, body, headers)
 
-    def _response(self, method: str, path: str) -> Response:
+    def _response(self, method: str, path: str) -> tuple[int, bytes]:
         if method not in {"GET", "HEAD"}:
-            return Response(405, b"the method must be GET\n")
+            return 405, b"the method must be GET\n"
         if path == "/metrics":
-            return Response(200, self._metrics(), CONTENT_TYPE)
+            return 200, self._metrics()
         if path == "/healthz":
-            return Response(200, b"alive\n")
+            return 200, b"alive\n"
         if path == "/readyz":
             reason = self._not_ready_reason()
-            return Response(503, f"{reason}\n".encode()) if reason else Response(200, b"ready\n")
-        return Response(404, b"no such path\n")
+            return (503, f"{reason}\n".encode()) if reason else (200, b"ready\n")
+        return 404, b"no such path\n"

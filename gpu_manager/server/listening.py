@@ -13,18 +13,15 @@ from pathlib import Path
 
 from common.addresses import Address, TcpAddress, TlsAddress, UnixAddress
 from common.tasks import BackgroundTasks, until_first
-from common.tcp import notice_silence
 from common.time_limits import time_limit
 from gpu_manager.errors import AddressInUse, BadSetting
 from gpu_manager.server.connection import ClientConnection
 from gpu_manager.server.requests import Services
-from torch_shim.wire.connections import SecuredEnd, fingerprint, pipe
+from torch_shim.wire.connections import SecuredEnd, configure_tcp, fingerprint, pipe
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
-# After about this many seconds a client whose machine has vanished is detected.
-_SILENCE_S = 15
 
 
 # Listening sockets: a stale socket file is replaced; one in use raises AddressInUse.
@@ -292,7 +289,8 @@ class ManagerServer:
         assert task is not None, "a connection is served in a task"
         with self._services.limits.stranger(task.cancel) as place:
             try:
-                _configure_tcp(client)
+                if client.family != socket.AF_UNIX:
+                    configure_tcp(client)
                 if isinstance(address, TlsAddress):
                     assert self._certificate is not None, "`advertised` has checked it"
                     client = await self._certificate.decrypted(client, self._services.hello_s)
@@ -302,11 +300,3 @@ class ManagerServer:
                 self._services.limits.strangers.warn(text, address, error)
                 return
             await ClientConnection(client, self._services, place).serve()
-
-
-def _configure_tcp(client: socket.socket) -> None:
-    """Send small answers without delay, and detect dead machines, which would hold leases."""
-    if client.family == socket.AF_UNIX:
-        return
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    notice_silence(client, _SILENCE_S, probes=2)

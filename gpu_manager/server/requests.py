@@ -5,24 +5,24 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
+
+import msgspec
 
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
 from gpu_manager.errors import ClientNotAllowed
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import Preparation
 from gpu_manager.server.connection_limits import ConnectionLimits
-from gpu_manager.sessions import request_fields as read
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.data_requests import DataRequests, NodeData
-from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library, WeightRequests
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
+from torch_shim.wire.messages import Hello
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, REQUESTS, FrameKind
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class Handler(Protocol):
     def most_body_bytes(self) -> int:
         """The size of the body that the next frame may have."""
 
-    def waits(self, frame: Frame) -> bool:
+    def waits(self, frame: Frame, fields: Any) -> bool:
         """Whether a request may wait, so that it is answered concurrently with others."""
 
-    async def handle(self, frame: Frame) -> ClientAnswer | None:
-        """Handle a request; return None if it has no answer."""
+    async def handle(self, frame: Frame, fields: Any) -> ClientAnswer | None:
+        """Handle a request with these fields; return None if it has no answer."""
 
     def close(self) -> None:
         """Release the handler's state after the connection is closed."""
@@ -93,79 +93,80 @@ class ShimRequests:
         """The largest body of a frame now: one piece during an upload, otherwise none."""
         return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
 
-    def waits(self, frame: Frame) -> bool:
+    def waits(self, frame: Frame, fields: Any) -> bool:
         """Whether a request hashes weights, or waits for a lease or for room.
 
         Pieces keep order, and follow the answer to the request that announced them.
         """
-        whole = frame.kind is FrameKind.UPLOAD and bool(frame.descriptors)
-        puts = frame.kind is FrameKind.PUT and self._local
-        about = frame.kind in _OF_ONE and self._data.waits(read.request(frame.meta)[1])
-        return whole or puts or about or frame.kind in _WAITING
+        match frame.kind:
+            case FrameKind.PROVE | FrameKind.ACQUIRE:
+                return True
+            case FrameKind.UPLOAD:
+                return bool(frame.descriptors)
+            case FrameKind.PUT:
+                return self._local
+            case FrameKind.GET:
+                return self._data.waits(fields.handle, here=fields.here)
+            case FrameKind.DISCARD:
+                return self._data.waits(fields.handle)
+            case _:
+                return False
 
-    async def handle(self, frame: Frame) -> ClientAnswer | None:
-        _, fields = read.request(frame.meta)
-        if frame.kind in _ABOUT_DATA:
-            return await self._about_data(frame, fields)
-        return await self._about_models(frame, fields)
-
-    async def _about_models(self, frame: Frame, fields: Fields) -> ClientAnswer | None:
-        if frame.kind is FrameKind.ACQUIRE:
-            answer, ends = await self._acquiring.acquire(self._session, fields, local=self._local)
-            return ClientAnswer(answer, ends=ends)
-        if frame.kind is FrameKind.PROVE:
-            answer, copies = await self._weights.prove(fields, local=self._local)
-            return ClientAnswer(answer, copies)
-        if frame.kind is FrameKind.OFFER:
-            return ClientAnswer(self._weights.offer(fields))
-        if frame.kind is FrameKind.UPLOAD:
-            return ClientAnswer(await self._weights.upload(frame, fields))
-        if frame.kind is FrameKind.CHUNK:
-            return ClientAnswer(await self._weights.chunk(frame, fields))
-        if frame.kind is FrameKind.WHERE:
-            return ClientAnswer(self._acquiring.locate(self._session, fields))
-        if frame.kind is FrameKind.PING:
-            return ClientAnswer({})
-        if frame.kind is FrameKind.RELEASE:
-            self._acquiring.release(self._session, fields)
-        elif frame.kind is FrameKind.CLAIMED:
-            self._acquiring.claimed(self._session, fields)
-        elif frame.kind is FrameKind.FORGET:
-            self._weights.forget(fields)
-        else:
-            raise BadFrame(f"{frame.kind.name} is not a request of a shim")
+    async def handle(self, frame: Frame, fields: Any) -> ClientAnswer | None:
+        session, local = self._session, self._local
+        match frame.kind:
+            case FrameKind.ACQUIRE:
+                answer, ends = await self._acquiring.acquire(session, fields, local=local)
+                return ClientAnswer(answer, ends=ends)
+            case FrameKind.WHERE:
+                return ClientAnswer(self._acquiring.locate(session, fields.token))
+            case FrameKind.PING:
+                return ClientAnswer({})
+            case FrameKind.RELEASE:
+                self._acquiring.release(session, fields)
+            case FrameKind.CLAIMED:
+                self._acquiring.claimed(session, fields)
+            case FrameKind.FORGET:
+                self._weights.forget(fields.digest)
+            case FrameKind.OFFER | FrameKind.PROVE | FrameKind.UPLOAD | FrameKind.CHUNK:
+                return ClientAnswer(*await self._handle_weights(frame, fields))
+            case _:
+                return await self._handle_data(frame, fields)
         return None
 
-    async def _about_data(self, frame: Frame, fields: Fields) -> ClientAnswer | None:
-        data = self._data
-        if frame.kind is FrameKind.PUT:
-            answer, copies = await data.put(fields)
-            return ClientAnswer(answer, copies)
-        if frame.kind is FrameKind.GET:
-            answer, copies, body = await data.get(fields)
-            return ClientAnswer(answer, copies, body=body)
-        if frame.kind is FrameKind.PIECE:
-            return ClientAnswer(await data.piece(frame, fields))
-        if frame.kind is FrameKind.DISCARD:
-            await data.drop(fields)
-        else:
-            data.give_back(fields)
+    async def _handle_weights(
+        self, frame: Frame, fields: Any
+    ) -> tuple[dict[str, Any], tuple[int, ...]]:
+        match frame.kind:
+            case FrameKind.OFFER:
+                return self._weights.offer(fields.digest), ()
+            case FrameKind.PROVE:
+                return await self._weights.prove(fields, local=self._local)
+            case FrameKind.UPLOAD:
+                return await self._weights.upload(frame, fields), ()
+            case _:
+                return await self._weights.chunk(frame, fields), ()
+
+    async def _handle_data(self, frame: Frame, fields: Any) -> ClientAnswer | None:
+        match frame.kind:
+            case FrameKind.PUT:
+                return ClientAnswer(*await self._data.put(fields))
+            case FrameKind.GET:
+                answer, copies, body = await self._data.get(fields)
+                return ClientAnswer(answer, copies, body=body)
+            case FrameKind.PIECE:
+                return ClientAnswer(await self._data.piece(frame, fields))
+            case FrameKind.DISCARD:
+                await self._data.drop(fields.handle)
+            case FrameKind.RETURN:
+                self._data.give_back(fields.handle)
+            case _:
+                raise BadFrame(f"{frame.kind.name} is not a request of a shim")
         return None
 
     def close(self) -> None:
         self._weights.close()
         self._data.close()
-
-
-_WAITING = {FrameKind.PROVE, FrameKind.ACQUIRE}
-_OF_ONE = {FrameKind.GET, FrameKind.DISCARD}  # piece of data
-_ABOUT_DATA = {
-    FrameKind.PUT,
-    FrameKind.GET,
-    FrameKind.PIECE,
-    FrameKind.DISCARD,
-    FrameKind.RETURN,
-}
 
 
 class AdminRequests:
@@ -179,13 +180,13 @@ class AdminRequests:
         """None: administrators send no bodies."""
         return 0
 
-    def waits(self, frame: Frame) -> bool:
+    def waits(self, frame: Frame, fields: Any) -> bool:
+        del fields
         return frame.kind is FrameKind.ADMIN
 
-    async def handle(self, frame: Frame) -> ClientAnswer | None:
+    async def handle(self, frame: Frame, fields: Any) -> ClientAnswer | None:
         if frame.kind is not FrameKind.ADMIN:
             raise BadFrame(f"{frame.kind.name} is not a request of an administrator")
-        _, fields = read.request(frame.meta)
         return ClientAnswer(await self._administration.answer(fields))
 
     def close(self) -> None:
@@ -193,51 +194,40 @@ class AdminRequests:
 
 
 _PEER = struct.Struct("3i")  # process, user, group
-_SESSION_CHARACTERS = 64
 
 
-class ClientRole(StrEnum):
-    """The purpose of a connection."""
-
-    SHIM = "shim"
-    ADMIN = "admin"
-    CHANNEL = "channel"
+def read_request(frame: Frame) -> tuple[int, Any]:
+    """Return a request's number and fields, whose texts logs and traces can show."""
+    if frame.kind not in REQUESTS:
+        raise BadFrame(f"{frame.kind.name} is not a request")
+    number, fields = frame.meta
+    for name, value in msgspec.structs.asdict(fields).items():
+        texts = value if isinstance(value, list) else [value]
+        if not all(text.isprintable() for text in texts if isinstance(text, str)):
+            raise BadFrame(f"{name} is not a printable string")
+    return number, fields
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedClient:
-    """A client that was admitted; `worker` names the hosted model of a data channel."""
+    """A client that was admitted, and what it said."""
 
     identity: FunctionIdentity
-    role: ClientRole
-    session: str
-    worker: str
+    hello: Hello
 
 
 def admit(
-    fields: Fields, credentials: FunctionCredentials, connection: socket.socket
+    hello: Hello, credentials: FunctionCredentials, connection: socket.socket
 ) -> AdmittedClient:
-    """Admit a client; raise ClientNotAllowed, or BadFrame for an invalid HELLO."""
-    role = _role(read.text(fields, "role"))
-    identity = credentials.identify(read.text(fields, "credential"))
-    if role is ClientRole.ADMIN:
+    """Admit a client, or raise ClientNotAllowed."""
+    identity = credentials.identify(hello.credential)
+    if hello.role == "admin":
         if identity != ADMINISTRATOR and not _same_user(connection):
             raise ClientNotAllowed("administration needs a credential or the manager's own user")
         identity = ADMINISTRATOR
     if identity is None:
         raise ClientNotAllowed("this manager did not issue that credential")
-    session = read.text(fields, "session")
-    if not 0 < len(session) <= _SESSION_CHARACTERS:
-        raise BadFrame(f"the session's name must have 1 to {_SESSION_CHARACTERS} characters")
-    worker = read.text(fields, "worker") if role is ClientRole.CHANNEL else ""
-    return AdmittedClient(identity, role, session, worker)
-
-
-def _role(name: str) -> ClientRole:
-    try:
-        return ClientRole(name)
-    except ValueError as error:
-        raise BadFrame(f"unknown role {name!r}") from error
+    return AdmittedClient(identity, hello)
 
 
 def _same_user(connection: socket.socket) -> bool:
@@ -255,11 +245,3 @@ def welcome(node: GpuNode, session: ClientSession, *, local: bool) -> dict[str, 
         for gpu in node.gpus.values()
     ]
     return {"node": node.name, "gpus": gpus, "nonce": session.nonce, "local": local}
-
-
-def handler_for(
-    role: ClientRole, session: ClientSession, services: Services, *, local: bool
-) -> Handler:
-    if role is ClientRole.ADMIN:
-        return AdminRequests(services)
-    return ShimRequests(session, services, local=local)

@@ -2,13 +2,14 @@
 
 import asyncio
 import socket
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId, NodeId
-from common.telemetry.traces import TraceContext, trace_of
+from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
@@ -16,14 +17,12 @@ from gpu_manager.node.lease_endings import sign_of_life
 from gpu_manager.node.leases import EndReason, LeaseInForce
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
-from gpu_manager.sessions import request_fields as read
 from gpu_manager.sessions.leases import (
     LeasesElsewhere,
     PresentedLeases,
     TakenLease,
     UnclaimedLeases,
 )
-from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
 from gpu_manager.sessions.weight_requests import Library
 from scheduler.api import (
@@ -37,47 +36,30 @@ from scheduler.api import (
     RequestId,
     RequestWithdrawn,
 )
+from torch_shim.errors import BadFrame
+from torch_shim.wire.messages import Acquire, Release
 
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 
 
-@dataclass(frozen=True, slots=True)
-class LocalGrant:
-    """A lease on this node, with its workers; `times` are the seconds of queueing and of loading.
+class Grant(NamedTuple):
+    """A lease, on this node with its workers, or on another one.
 
     `request` is set if a request was created for this lease.
     """
 
     placement: Placement
-    workers: dict[ModelId, HostedModel]
-    times: tuple[float, float]
     request: RequestId | None = None
+    queue_s: float = 0.0
+    load_s: float = 0.0
+    workers: Mapping[ModelId, HostedModel] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteGrant:
-    """A lease on another node, with its request and the seconds of queueing."""
+class _Wanted(NamedTuple):
+    """What a session asked for, and the models of the digests that it named."""
 
-    request: RequestId
-    placement: Placement
-    queue_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _AcquireRequest:
-    """The fields of an ACQUIRE request.
-
-    `known` are the workers to which the session has a channel. `lease` names the session's own
-    lease for which it needs another channel; `token` names a lease that its caller was given. With
-    `again`, the token's lease was given back early, and its request needs another one.
-    """
-
-    digests: tuple[str, ...]
+    asked: Acquire
     models: tuple[ModelId, ...]
-    known: frozenset[str]
-    lease: LeaseId | None
-    token: str | None
-    again: bool
 
 
 class Acquiring:
@@ -100,29 +82,33 @@ class Acquiring:
         self._stopping = False
 
     async def acquire(
-        self, session: ClientSession, fields: Fields, *, local: bool
+        self, session: ClientSession, asked: Acquire, *, local: bool
     ) -> tuple[dict[str, Any], list[socket.socket]]:
         """Wait for a lease; return the answer, and for local shims the ends of new channels."""
-        wanted = self._read(session, fields)
-        work = Work(_trace(fields), function=str(session.identity))
+        if len(set(asked.models)) < len(asked.models):
+            raise BadFrame("models has a digest twice")
+        models = tuple(self._library.model(session, digest) for digest in asked.models)
+        wanted = _Wanted(asked, models)
+        trace = None if asked.trace is None else trace_of(asked.trace)
+        work = Work(trace, function=str(session.identity))
         ABOUT.set(work)  # this task does only this work
-        granted = await self._grant(session, fields, wanted)
+        granted = await self._grant(session, wanted)
         placement = granted.placement
         work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
         if granted.request is not None:
             answer["request"] = granted.request
-        if isinstance(granted, RemoteGrant):
+        if placement.node != self._node.name:
+            assert granted.request is not None, "a lease elsewhere is of a request of here"
             located = self._elsewhere.answer(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
-        workers = dict(zip(wanted.digests, wanted.models, strict=True))
-        by_digest = {digest: granted.workers[model] for digest, model in workers.items()}
-        fresh = [worker for worker in granted.workers.values() if worker.id not in wanted.known]
+        by_digest = zip(asked.models, map(granted.workers.__getitem__, models), strict=True)
+        fresh = [worker for worker in granted.workers.values() if worker.id not in asked.workers]
         ends = [_open_channel(session, worker) for worker in fresh] if local else []
         answer |= {
-            "queue_s": granted.times[0],
-            "load_s": granted.times[1],
-            "workers": {digest: worker.id for digest, worker in by_digest.items()},
+            "queue_s": granted.queue_s,
+            "load_s": granted.load_s,
+            "workers": {digest: worker.id for digest, worker in by_digest},
             "fresh": [worker.id for worker in fresh],
         }
         return answer, ends
@@ -131,14 +117,14 @@ class Acquiring:
         self._stopping = True
         self._unclaimed.stop()
 
-    def release(self, session: ClientSession, fields: Fields) -> None:
+    def release(self, session: ClientSession, asked: Release) -> None:
         """End a lease that the session holds; ignore leases of other sessions.
 
         Of one that several requests share, the named request gives it back, or all of the
         session's. `may_return` counts only for a lease that the session's caller was given: that
         caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        lease, request = LeaseId(read.whole(fields, "lease")), _named(fields)
+        lease, request = LeaseId(asked.lease), _named(asked)
         held = self._node.leases.get(lease)
         if held is None:
             self._elsewhere.release(session, lease, request)
@@ -149,15 +135,15 @@ class Acquiring:
         names = [name for name in mine if request in (None, name)] if held.is_divided else mine
         given = any(mine[name].given for name in names)
         given |= held.function != "" and not held.is_divided
-        may_return = given and read.flag(fields, "may_return", default=False)
+        may_return = given and asked.may_return
         self._node.give_back(held, names, EndReason.RELEASED, may_return=may_return)
 
-    def locate(self, session: ClientSession, fields: Fields) -> dict[str, Any]:
+    def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
 
         A function must not use an address from its caller, who could send any address.
         """
-        claims = self._presented.claims(session, read.token(fields, "token"))
+        claims = self._presented.claims(session, token)
         if claims is None:
             raise LeaseOver("the token has expired")
         addresses = claims.addresses or self._elsewhere.addresses_of(claims.node)
@@ -165,49 +151,35 @@ class Acquiring:
             raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
-    def claimed(self, session: ClientSession, fields: Fields) -> None:
-        self._elsewhere.claimed(session, LeaseId(read.whole(fields, "lease")), _named(fields))
+    def claimed(self, session: ClientSession, asked: Release) -> None:
+        self._elsewhere.claimed(session, LeaseId(asked.lease), _named(asked))
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._node.leases.held_by(session.key):
             self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
 
-    def _read(self, session: ClientSession, fields: Fields) -> _AcquireRequest:
-        digests = read.digests(fields, "models")
-        lease = read.whole_or_none(fields, "lease")
-        return _AcquireRequest(
-            digests=digests,
-            models=tuple(self._library.model(session, digest) for digest in digests),
-            known=frozenset(read.texts(fields, "workers")),
-            lease=None if lease is None else LeaseId(lease),
-            token=read.token_or_none(fields, "token"),
-            again=read.flag(fields, "again", default=False),
-        )
-
-    async def _grant(
-        self, session: ClientSession, fields: Fields, wanted: _AcquireRequest
-    ) -> LocalGrant | RemoteGrant:
-        if wanted.again and wanted.token is not None:
-            request = self._presented.request(session, wanted.token)
+    async def _grant(self, session: ClientSession, wanted: _Wanted) -> Grant:
+        asked = wanted.asked
+        if asked.again and asked.token is not None:
+            request = self._presented.request(session, asked.token)
             return await self._reacquire(session, wanted, request)
-        if wanted.lease is not None or wanted.token is not None:
+        if asked.lease is not None or asked.token is not None:
             named = await self._named_lease(session, wanted)
             if named is not None:
                 return named
             raise LeaseOver("the lease has ended, has expired, or is for other models")
-        return await self._new_lease(session, fields, wanted)
+        return await self._new_lease(session, wanted)
 
-    async def _named_lease(
-        self, session: ClientSession, wanted: _AcquireRequest
-    ) -> LocalGrant | None:
+    async def _named_lease(self, session: ClientSession, wanted: _Wanted) -> Grant | None:
         """Return the lease that the request names; None if it is not usable for these models."""
-        if wanted.lease is not None:
-            lease = self._node.leases.get(wanted.lease)
+        asked = wanted.asked
+        if asked.lease is not None:
+            lease = self._node.leases.get(LeaseId(asked.lease))
             mine = lease is not None and lease.is_for(session.key, str(session.identity))
             return await self._join(lease, wanted) if lease is not None and mine else None
-        assert wanted.token is not None, "the request has a lease number or a token"
-        presented = await self._presented.lease(session, wanted.token, wanted.models)
+        assert asked.token is not None, "the request has a lease number or a token"
+        presented = await self._presented.lease(session, asked.token, wanted.models)
         if presented is None:
             return None
         held, request = presented
@@ -222,11 +194,12 @@ class Acquiring:
             workers = await self._claim(session, placement, request, given=True)
         except NoWorker:
             return None
-        return LocalGrant(placement, workers, (0.0, asyncio.get_running_loop().time() - asked_s))
+        load_s = asyncio.get_running_loop().time() - asked_s
+        return Grant(placement, load_s=load_s, workers=workers)
 
     async def _reacquire(
-        self, session: ClientSession, wanted: _AcquireRequest, request: RequestId
-    ) -> LocalGrant | RemoteGrant:
+        self, session: ClientSession, wanted: _Wanted, request: RequestId
+    ) -> Grant:
         """Acquire another lease for a request that gave its last one back too early."""
         asked_s = asyncio.get_running_loop().time()
         try:
@@ -238,22 +211,20 @@ class Acquiring:
             self._scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
         if placement.node != self._node.name:
-            return RemoteGrant(request, placement, queue_s)
+            return Grant(placement, request, queue_s)
         self._check_weights(session, wanted, placement, request)
         try:
             workers = await self._claim(session, placement, request, given=True)
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
         load_s = asyncio.get_running_loop().time() - asked_s - queue_s
-        return LocalGrant(placement, workers, (queue_s, load_s), request)
+        return Grant(placement, request, queue_s, load_s, workers)
 
-    async def _new_lease(
-        self, session: ClientSession, fields: Fields, wanted: _AcquireRequest
-    ) -> LocalGrant | RemoteGrant:
+    async def _new_lease(self, session: ClientSession, wanted: _Wanted) -> Grant:
         """Acquire a new lease for the session, join one that it holds, or take one over."""
         asked_s = asyncio.get_running_loop().time()
         since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
-        request = _request(session, fields, wanted.models, self._node.name, asked_s)
+        request = _request(session, wanted, self._node.name, asked_s)
         request = replace(request, arrived_s=since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
@@ -273,36 +244,35 @@ class Acquiring:
             placed_s = asyncio.get_running_loop().time()
             if isinstance(placement, TakenLease):
                 taken = _placement(placement.held, self._node, hit=True)
-                return LocalGrant(taken, dict(placement.workers), (placed_s - asked_s, 0.0))
+                return Grant(taken, queue_s=placed_s - asked_s, workers=placement.workers)
             if placement.node != self._node.name:
-                return RemoteGrant(request.id, placement, placed_s - asked_s)
+                return Grant(placement, request.id, placed_s - asked_s)
             try:
                 self._check_weights(session, wanted, placement, request.id)
                 workers = await self._claim(session, placement, request.id)
             except NoWorker as error:
                 lost = error
                 continue
-            ready_s = asyncio.get_running_loop().time()
-            times = (placed_s - asked_s, ready_s - placed_s)
-            return LocalGrant(placement, workers, times, request.id)
+            load_s = asyncio.get_running_loop().time() - placed_s
+            return Grant(placement, request.id, placed_s - asked_s, load_s, workers)
         raise lost
 
     def _check_weights(
         self,
         session: ClientSession,
-        wanted: _AcquireRequest,
+        wanted: _Wanted,
         placement: Placement,
         request: RequestId,
     ) -> None:
         """Raise UnknownImage if weights were dropped meanwhile; the session then resends them."""
         try:
-            for digest in wanted.digests:
+            for digest in wanted.asked.models:
                 self._library.model(session, digest)
         except UnknownImage:
             self._scheduling.release(placement.lease, request)
             raise
 
-    async def _join(self, held: LeaseInForce, wanted: _AcquireRequest) -> LocalGrant | None:
+    async def _join(self, held: LeaseInForce, wanted: _Wanted) -> Grant | None:
         """Return a lease that the session holds already; None if not usable for these models.
 
         The session needs another channel for another thread; or its worker has died, which this
@@ -311,11 +281,11 @@ class Acquiring:
         workers = self._node.loaded_now(held, wanted.models)
         if not workers:
             return None
-        unknown = [worker for worker in workers.values() if worker.id not in wanted.known]
+        unknown = [worker for worker in workers.values() if worker.id not in wanted.asked.workers]
         await asyncio.gather(*(sign_of_life(worker) for worker in unknown))
         if self._node.loaded_now(held, wanted.models) != workers:
             return None
-        return LocalGrant(_placement(held, self._node, hit=True), workers, (0.0, 0.0))
+        return Grant(_placement(held, self._node, hit=True), workers=workers)
 
     async def _claim(
         self,
@@ -344,34 +314,25 @@ class Acquiring:
         return workers
 
 
-def _named(fields: Fields) -> RequestId | None:
+def _named(asked: Release) -> RequestId | None:
     """Return the request that a shim names with its lease; None: all that has it."""
-    name = read.text_or_none(fields, "request")
-    return None if name is None else RequestId(name)
+    return None if asked.request is None else RequestId(asked.request)
 
 
-def _request(
-    session: ClientSession, fields: Fields, models: tuple[ModelId, ...], near: NodeId, now_s: float
-) -> Request:
+def _request(session: ClientSession, wanted: _Wanted, near: NodeId, now_s: float) -> Request:
     """Return the request for the scheduler; a client's request id gets the function's prefix."""
-    given_id = read.text_or_none(fields, "request")
-    deadline_s = read.seconds_or_none(fields, "deadline_s")
-    name = fresh_request_id(session.key) if given_id is None else f"{session.identity}/{given_id}"
+    asked, left_s = wanted.asked, wanted.asked.deadline_s
+    own = f"{session.identity}/{asked.request}"
     return Request(
-        id=RequestId(name),
+        id=RequestId(fresh_request_id(session.key) if asked.request is None else own),
         function=str(session.identity),
-        models=models,
-        batch=read.whole(fields, "batch", least=1),
-        deadline_s=None if deadline_s is None else now_s + deadline_s,
+        models=wanted.models,
+        batch=asked.batch,
+        deadline_s=None if left_s is None else now_s + left_s,
         near=near,
         own=True,
-        goes_on=read.flag(fields, "goes_on", default=False),
+        goes_on=asked.goes_on,
     )
-
-
-def _trace(fields: Fields) -> TraceContext | None:
-    trace = read.text_or_none(fields, "trace")
-    return None if trace is None else trace_of(trace)
 
 
 def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:

@@ -12,10 +12,10 @@ from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.sessions import request_fields as read
-from gpu_manager.sessions.request_fields import Fields
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.weights.store import WeightStore
+from torch_shim.errors import BadFrame
+from torch_shim.wire.messages import Admin
 
 Row = dict[str, Any]
 
@@ -31,8 +31,8 @@ class NodeAdministration:
         self._catalogue = catalogue
         self._scheduling = scheduling
 
-    async def answer(self, fields: Fields) -> Row:
-        do = read.text(fields, "do")
+    async def answer(self, asked: Admin) -> Row:
+        do = asked.do
         if do == "models":
             return {"models": [*await self._resident(), *self._stored()]}
         if do == "status":
@@ -44,8 +44,10 @@ class NodeAdministration:
         }
         if do not in orders:
             raise ClientNotAllowed(f"unknown action {do!r}")
-        model, gpu = self._named(read.text(fields, "model")), read.text_or_none(fields, "gpu")
-        await orders[do](model, None if gpu is None else GpuId(gpu))
+        if asked.model is None:
+            raise BadFrame(f"{do} names no model")
+        model = self._named(asked.model)
+        await orders[do](model, None if asked.gpu is None else GpuId(asked.gpu))
         return {"model": model}
 
     def _named(self, text: str) -> ModelId:

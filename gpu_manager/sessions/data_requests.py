@@ -1,28 +1,25 @@
 """Handles a session's requests about data: put, pieces of it, get, drop, give back."""
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from cache_manager.model.ids import NodeId
-from common.data_handles import LONGEST, node_of
+from common.data_handles import node_of
 from gpu_manager.data.items import DataItem
 from gpu_manager.data.staying import WorkerData
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import ClientNotAllowed, NoRoomForData, NoScheduler, NoSuchData
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
-from gpu_manager.sessions import request_fields as read
-from gpu_manager.sessions.request_fields import Fields
-from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession, in_thread
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, MOST_PARTS
+from torch_shim.wire.messages import Get, Piece, Put
+from torch_shim.wire.protocol import MAX_PIECE_BYTES
 
 Answer = dict[str, Any]
-Result = TypeVar("Result")
 # Returns the addresses of another node; none if it is unknown.
 Locate = Callable[[NodeId], Awaitable[tuple[str, ...]]]
 _MOST_ARRIVING = 4  # of one connection, in pieces
@@ -60,20 +57,20 @@ class DataRequests:
     def arriving(self) -> bool:
         return bool(self._arriving)
 
-    async def put(self, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
+    async def put(self, asked: Put) -> tuple[Answer, tuple[int, ...]]:
         """Make room for data, or note data that a worker has; return the handle."""
-        new = _new_data(fields)
-        for part in new.parts:
+        parts = tuple(asked.parts)
+        new = NewData(asked.size, asked.about, asked.lifetime_s, parts, asked.wished)
+        for part in parts:
             await self._settle(part)
         try:
-            return await self._put(new, fields)
+            return await self._put(new, asked.worker)
         except NoRoomForData:
             if not await self._data.workers.grants.recall_of(self._tenant):
                 raise
-        return await self._put(new, fields)
+        return await self._put(new, asked.worker)
 
-    async def _put(self, new: NewData, fields: Fields) -> tuple[Answer, tuple[int, ...]]:
-        worker = read.text_or_none(fields, "worker")
+    async def _put(self, new: NewData, worker: str | None) -> tuple[Answer, tuple[int, ...]]:
         if worker is not None:
             hosted = self._hosted(HostedId(worker))
             item = self._data.workers.put(self._tenant, self._key, new, hosted)
@@ -87,13 +84,13 @@ class DataRequests:
         self._arriving[item.handle] = 0
         return {"handle": item.handle}, ()
 
-    async def piece(self, frame: Frame, fields: Fields) -> Answer:
+    async def piece(self, frame: Frame, asked: Piece) -> Answer:
         """Take a piece of data; after the last one it may be read. A local client sends none."""
-        handle, last = _handle(fields), read.flag(fields, "last")
+        handle = asked.handle
         item = self._table.arriving(self._tenant, self._key, handle)
         if not self._local:
-            await self._write(item, read.whole(fields, "offset"), frame.body)
-        if not last:
+            await self._write(item, asked.offset, frame.body)
+        if not asked.last:
             return {}
         came = self._arriving.pop(handle, None)
         if came is not None and came != item.size_bytes:
@@ -102,22 +99,21 @@ class DataRequests:
         self._table.filled(item)
         return {}
 
-    def waits(self, fields: Fields) -> bool:
+    def waits(self, handle: str, *, here: bool = False) -> bool:
         """Whether a request about data may wait: for a worker, a disk, or the scheduler."""
-        handle = _handle(fields)
         near = node_of(handle) == self._data.node.name
         comes = self._data.workers.grants.may_come(self._tenant, handle)
-        return comes or not (near and self._local) or bool(fields.get("here"))
+        return comes or not (near and self._local) or here
 
-    async def get(self, fields: Fields) -> tuple[Answer, tuple[int, ...], bytes | None]:
+    async def get(self, asked: Get) -> tuple[Answer, tuple[int, ...], bytes | None]:
         """Return what data is, with a descriptor or a piece of it if it is `here`."""
-        handle = _handle(fields)
+        handle = asked.handle
         node = NodeId(node_of(handle) or "")
         if node != self._data.node.name:
             return {"elsewhere": await self._elsewhere(node)}, (), None
         await self._settle(handle)
         item = self._table.find(self._tenant, handle)
-        if not item.is_here and read.flag(fields, "here", default=False):
+        if not item.is_here and asked.here:
             await self._data.workers.bring(item)
             item = self._table.find(self._tenant, handle)
         answer: Answer = {"size": item.size_bytes, "about": item.about}
@@ -127,20 +123,18 @@ class DataRequests:
             return answer, (), None
         if self._local:
             return answer | {"start": 0}, (item.for_reader(self._key),), None
-        offset = read.whole_or_none(fields, "offset")
-        content = None if offset is None else await self._read(item, offset)
+        content = None if asked.offset is None else await self._read(item, asked.offset)
         return answer, (), content
 
-    async def drop(self, fields: Fields) -> None:
+    async def drop(self, handle: str) -> None:
         """End data, if it is this tenant's."""
-        await self._settle(_handle(fields))
-        self._table.drop(self._tenant, _handle(fields))
+        await self._settle(handle)
+        self._table.drop(self._tenant, handle)
 
-    def give_back(self, fields: Fields) -> None:
-        self._table.give_back(self._tenant, self._key, _handle(fields))
+    def give_back(self, handle: str) -> None:
+        self._table.give_back(self._tenant, self._key, handle)
 
     def close(self) -> None:
-        """End what has not arrived."""
         for handle in self._arriving:
             self._table.drop(self._tenant, handle)
         self._arriving.clear()
@@ -165,15 +159,18 @@ class DataRequests:
             raise NoSuchData
         return {"node": node, "addresses": list(addresses)}
 
-    async def _write(self, item: DataItem, offset: int, body: memoryview) -> None:
+    async def _write(self, item: DataItem, offset: int | None, body: memoryview) -> None:
         came = self._arriving.get(item.handle)
-        if came is None or offset != came or offset + len(body) > item.size_bytes:
+        if offset is None or offset != came or offset + len(body) > item.size_bytes:
             self._table.end(item)
             self._arriving.pop(item.handle, None)
             raise BadFrame("pieces of data come in order, and are as long as was said")
         assert item.file is not None, "data that arrives has a file"
         descriptor = item.file.for_writer()  # the item may end meanwhile
-        await _in_thread(lambda: _write_all(descriptor, body, offset), descriptor)
+        try:
+            await in_thread(lambda: _write_all(descriptor, body, offset))
+        finally:
+            os.close(descriptor)
         if item.handle in self._arriving:
             self._arriving[item.handle] = came + len(body)
 
@@ -181,25 +178,10 @@ class DataRequests:
         descriptor = item.for_reader(self._key)
         count = max(0, min(MAX_PIECE_BYTES, item.size_bytes - offset))
         try:
-            return await _in_thread(lambda: os.pread(descriptor, count, offset), descriptor)
+            return await in_thread(lambda: os.pread(descriptor, count, offset))
         finally:
+            os.close(descriptor)
             self._table.give_back(self._tenant, self._key, item.handle)
-
-
-def _new_data(fields: Fields) -> NewData:
-    about = fields.get("about")
-    if not isinstance(about, bytes) or len(about) > MOST_ABOUT_BYTES:
-        raise BadFrame(f"about is not at most {MOST_ABOUT_BYTES} bytes")
-    parts = () if fields.get("parts") is None else read.texts(fields, "parts")
-    if len(parts) > MOST_PARTS:
-        raise BadFrame(f"data has at most {MOST_PARTS} parts")
-    lifetime_s = read.seconds_or_none(fields, "lifetime_s")
-    wished = read.flag(fields, "wished", default=False)
-    return NewData(read.whole(fields, "size"), about, lifetime_s, parts, wished)
-
-
-def _handle(fields: Fields) -> str:
-    return read.text(fields, "handle", LONGEST)
 
 
 def _write_all(descriptor: int, body: memoryview, offset: int) -> int:
@@ -208,15 +190,3 @@ def _write_all(descriptor: int, body: memoryview, offset: int) -> int:
         count = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[count:], offset + count
     return offset
-
-
-async def _in_thread(work: Callable[[], Result], descriptor: int) -> Result:
-    """Run work on a descriptor in a thread, to its end even if cancelled; close the descriptor."""
-    done = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait({done})
-        raise
-    finally:
-        os.close(descriptor)

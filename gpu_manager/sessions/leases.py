@@ -51,7 +51,7 @@ class PresentedLeases:
         None if it has ended or lacks these models. Raise ClientNotAllowed if the token is forged,
         or belongs to another function.
         """
-        claims = self._claims(session, token, time.time())
+        claims = self.claims(session, token)
         if claims is None or claims.node != self._node.name:
             return None
         held = await self._arrived(claims)
@@ -62,21 +62,32 @@ class PresentedLeases:
             return None
         return (held, claims.request) if held.is_free_for(session.key, claims.request) else None
 
-    def claims(self, session: ClientSession, token: str) -> LeaseClaims | None:
-        """Return a token's claims about its lease, on any node; None if the token has expired.
-
-        Raise ClientNotAllowed if the token is forged, or belongs to another function.
-        """
-        return self._claims(session, token, time.time())
-
     def request(self, session: ClientSession, token: str) -> RequestId:
         """Return the request of a token, even if its lease was given back long ago.
 
         Raise ClientNotAllowed if the token is forged, or belongs to another function.
         """
-        claims = self._claims(session, token, _NEVER_EXPIRED_S)
+        claims = self.claims(session, token, _NEVER_EXPIRED_S)
         assert claims is not None, "no token expires at minus infinity"
         return claims.request
+
+    def claims(
+        self, session: ClientSession, token: str, now_s: float | None = None
+    ) -> LeaseClaims | None:
+        """Return a token's claims about its lease, on any node; None if the token has expired.
+
+        Raise ClientNotAllowed if the token is forged, or belongs to another function.
+        """
+        try:
+            claims = self._tokens.verify(token, time.time() if now_s is None else now_s)
+        except BadToken as error:
+            if error.late:
+                log.info("a lease token of %s has expired: %s", session.identity, error)
+                return None
+            raise ClientNotAllowed(f"the lease token is not valid: {error}") from error
+        if claims.function != str(session.identity):
+            raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
+        return claims
 
     def _release_unfit(self, held: LeaseInForce, request: RequestId) -> None:
         """Release an unclaimed lease that lacks the models that its request needs.
@@ -86,18 +97,6 @@ class PresentedLeases:
         claim = held.claim_of(request)
         if claim is not None and claim.holder is None:
             self._node.give_back(held, (request,), EndReason.UNFIT)
-
-    def _claims(self, session: ClientSession, token: str, now_s: float) -> LeaseClaims | None:
-        try:
-            claims = self._tokens.verify(token, now_s)
-        except BadToken as error:
-            if error.late:
-                log.info("a lease token of %s has expired: %s", session.identity, error)
-                return None
-            raise ClientNotAllowed(f"the lease token is not valid: {error}") from error
-        if claims.function != str(session.identity):
-            raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
-        return claims
 
     async def _arrived(self, claims: LeaseClaims) -> LeaseInForce | None:
         """Wait for the lease's grant; return None if the lease has ended or is not granted."""

@@ -1,9 +1,10 @@
 """Sessions: function processes (or administrators) and their open connections."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
@@ -18,6 +19,8 @@ class SessionConnection(Protocol):
     def lease_ended(self, lease: LeaseId) -> None:
         """Notify the client that a lease of its session has ended."""
 
+
+T = TypeVar("T")
 
 # Who asks again within this time has not stopped waiting.
 _AT_ONCE_S = 1.0
@@ -96,3 +99,15 @@ def session_key(identity: FunctionIdentity, name: str) -> SessionKey:
 
 def fresh_request_id(key: SessionKey) -> str:
     return f"{key}/{secrets.token_hex(8)}"
+
+
+async def in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:
+    """Run work in a thread; work that has begun is finished even if cancelled."""
+    done = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait({done})
+        if discard is not None and done.exception() is None:
+            discard(done.result())
+        raise

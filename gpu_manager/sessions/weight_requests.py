@@ -8,21 +8,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.stepping_down import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.sessions import request_fields as read
-from gpu_manager.sessions.request_fields import Fields
-from gpu_manager.sessions.sessions import ClientSession
+from gpu_manager.sessions.sessions import ClientSession, in_thread
 from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
+from torch_shim.wire.messages import Chunk, Prove, Upload
 
 # Before the first measurement, calls are assumed to need this fraction (1/N) of the weights' bytes
 # in addition, and at least the constant below.
@@ -30,7 +29,6 @@ _ACTIVATIONS_SHARE = 4
 _LEAST_ACTIVATIONS_BYTES = 64 * MIB
 
 Answer = dict[str, Any]
-T = TypeVar("T")
 
 
 log = logging.getLogger(__name__)
@@ -54,10 +52,6 @@ class IncomingImages:
     def __init__(self) -> None:
         self.limits = IncomingLimits()
         self.counts: Counter[str] = Counter()  # by tenant
-
-    def connection(self, tenant: str, catalogue: Catalogue) -> "ConnectionUploads":
-        """Return the uploads of a new connection; the catalogue is told what is being sent."""
-        return ConnectionUploads(self, tenant, catalogue)
 
 
 @dataclass(slots=True)
@@ -264,36 +258,34 @@ class WeightRequests:
         self._session = session
         self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._incoming = library.incoming.connection(self._tenant, library.catalogue)
+        self._incoming = ConnectionUploads(library.incoming, self._tenant, library.catalogue)
 
     @property
     def arriving(self) -> bool:
         return bool(len(self._incoming))
 
-    def offer(self, fields: Fields) -> Answer:
+    def offer(self, digest: str) -> Answer:
         """Return whether the node has these weights from this tenant, and from this function.
 
         Weights that only other tenants have count as absent: a digest alone, which others may know,
         must not reveal what they use.
         """
-        digest = read.digest(fields)
         have = self._store.known_to(self._tenant, digest)
         return {"have": have} | (
             {"yours": True} if self._library.has(self._session, digest) else {}
         )
 
-    async def prove(self, fields: Fields, *, local: bool) -> tuple[Answer, tuple[int, ...]]:
+    async def prove(self, asked: Prove, *, local: bool) -> tuple[Answer, tuple[int, ...]]:
         """Check the proof for weights; return a descriptor of the weights to a local function.
 
         A function that may use them already needs no proof: it could read them on its worker.
         """
-        digest = read.digest(fields)
-        prove = partial(self._prove, digest, read.text_or_none(fields, "proof"))
+        prove = partial(self._prove, asked.digest, asked.proof)
         async with self._library.turns.turn(self._tenant):
-            proved = await _in_thread(prove, discard=lambda proved: os.close(proved[0]))
+            proved = await in_thread(prove, discard=lambda proved: os.close(proved[0]))
         descriptor, table = proved
         try:
-            self._library.add(self._session, digest, table)
+            self._library.add(self._session, asked.digest, table)
         except BaseException:
             os.close(descriptor)
             raise
@@ -302,54 +294,54 @@ class WeightRequests:
         os.close(descriptor)
         return {}, ()
 
-    async def upload(self, frame: Frame, fields: Fields) -> Answer:
+    async def upload(self, frame: Frame, asked: Upload) -> Answer:
         """Store weights from a descriptor, or begin an upload in pieces."""
-        digest = read.digest(fields)
+        digest = asked.digest
         if not frame.descriptors:
-            await self._begin(digest, fields)
+            await self._begin(asked)
             return {}
         turns, catalogue = self._library.turns, self._library.catalogue
         catalogue.sending_begins(self._tenant, digest)
         try:
             await turns.pace(self._tenant)
             async with turns.turn(self._tenant):
-                table = await _in_thread(partial(self._adopt, frame.descriptors[0], digest, fields))
+                table = await in_thread(partial(self._adopt, frame.descriptors[0], asked))
             self._library.add(self._session, digest, table)
         finally:
             catalogue.sending_ends(self._tenant, digest)
         return {"digest": digest}
 
-    async def chunk(self, frame: Frame, fields: Fields) -> Answer:
+    async def chunk(self, frame: Frame, asked: Chunk) -> Answer:
         """Store one piece of an upload; the answer to the last one contains the digest."""
-        digest, offset = read.digest(fields), read.whole(fields, "offset")
-        last = read.flag(fields, "last")
-        with self._incoming.piece(digest, last=last) as upload:
+        digest = asked.digest
+        with self._incoming.piece(digest, last=asked.last) as upload:
             if upload is None:
                 raise BadFrame("a piece of weights without an upload")
-            await _in_thread(partial(upload.write, offset, frame.body))
-            if not last:
+            await in_thread(partial(upload.write, asked.offset, frame.body))
+            if not asked.last:
                 return {}
             await self._library.turns.pace(self._tenant)
             async with self._library.turns.turn(self._tenant):
-                await _in_thread(upload.finish)
+                await in_thread(upload.finish)
         self._library.add(self._session, digest, upload.table)
         return {"digest": digest}
 
-    def forget(self, fields: Fields) -> None:
-        self._library.forget(self._session, read.digest(fields))
+    def forget(self, digest: str) -> None:
+        self._library.forget(self._session, digest)
 
     def close(self) -> None:
         self._incoming.close()
 
-    async def _begin(self, digest: str, fields: Fields) -> None:
+    async def _begin(self, asked: Upload) -> None:
+        digest = asked.digest
+
         def begin() -> WeightsUpload:
-            return self._store.upload(
-                read_sizes(fields.get("sizes"), fields.get("total")), self._function, digest
-            )
+            table = read_sizes(asked.sizes, asked.total)
+            return self._store.upload(table, self._function, digest)
 
         self._incoming.reserve(digest)
         try:
-            upload = await _in_thread(begin, discard=WeightsUpload.close)
+            upload = await in_thread(begin, discard=WeightsUpload.close)
         except BaseException:
             self._incoming.end(digest)
             raise
@@ -365,20 +357,8 @@ class WeightRequests:
         with self._store.open(digest) as hold:
             return os.dup(hold.descriptor), hold.table
 
-    def _adopt(self, sent: int, digest: str, fields: Fields) -> ImageTable:
-        table = read_sizes(fields.get("sizes"), fields.get("total"))
+    def _adopt(self, sent: int, asked: Upload) -> ImageTable:
+        table = read_sizes(asked.sizes, asked.total)
         copy = os.dup(sent)  # for the store; the frame's descriptor will be closed
-        self._store.adopt(copy, table, self._function, digest)
+        self._store.adopt(copy, table, self._function, asked.digest)
         return table
-
-
-async def _in_thread(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> T:
-    """Run work of the store in a thread; work that has begun is finished even if cancelled."""
-    done = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait({done})
-        if discard is not None and done.exception() is None:
-            discard(done.result())
-        raise

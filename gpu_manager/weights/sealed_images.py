@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 from gpu_manager.errors import BadImage, StoreFailed
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
@@ -22,16 +21,14 @@ MEMORY_NAME = "gpufaas-image"  # the name in /proc, by which tests count images
 Buffer = bytes | bytearray | memoryview
 
 
-def read_sizes(packed: object, total_bytes: object) -> ImageTable:
+def read_sizes(packed: bytes, total_bytes: int) -> ImageTable:
     """Return the table for a frame's sizes of storages; raise BadImage if they are invalid."""
-    if not isinstance(packed, bytes):
-        raise BadImage("the sizes of storages are not bytes")
     try:
         table = unpack_sizes(packed)
     except ValueError as error:
         raise BadImage(str(error)) from error
     if table.total_bytes != total_bytes:
-        raise BadImage(f"the sizes add up to {table.total_bytes}, not to {shown(total_bytes)}")
+        raise BadImage(f"the sizes add up to {table.total_bytes}, not to {total_bytes}")
     return table
 
 

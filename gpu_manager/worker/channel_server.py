@@ -32,13 +32,13 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.messages import Done, Fetch, Publish, Take
 from torch_shim.wire.programs import unpack
 from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 
 _F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
 _ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
 _MOST_PROGRAMS = 1024
-_MOST_LIFETIME_S = 1e9  # the manager has a smaller bound
 _LEAVE_S = 2.0  # for sending what only the worker has, when it ends
 # What a program that passes the checks can still raise while it is built.
 _BUILD_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError)
@@ -158,10 +158,6 @@ class Delivery:
         self.descriptors = [descriptor]
         return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
 
-    def meta(self) -> list[int]:
-        """What an answer says at its end: the number of the file to give back, if there is one."""
-        return [self.file_number] if self.file_number else []
-
 
 class ChannelServer:
     """Serves one channel of one session on its own thread."""
@@ -233,12 +229,15 @@ class ChannelServer:
 
     def _answer(self, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind)
+        if handler is None:
+            frame.close_descriptors()
+            raise BadFrame(f"{frame.kind.name} on a data channel")
         try:
-            if handler is None:
-                raise BadFrame(f"{frame.kind.name} on a data channel")
             handler(frame)
         except CallRefused as refused:
             self._wire.send(FrameKind.FAILED, [refused.failure, refused.detail, refused.facts])
+        except BadFrame as error:
+            self._wire.send(FrameKind.FAILED, [FailureKind.BAD_FRAME, str(error), {}])
         except (ContextLost, RuntimeError) as error:
             lost = _lost_context(error)
             if lost is None:
@@ -259,50 +258,39 @@ class ChannelServer:
             self._reports.lost()
 
     def _take_arena(self, frame: Frame) -> None:
-        match frame.meta:
-            case [int(size_bytes)] if len(frame.descriptors) == 1:
-                arena = _map_arena(frame.descriptors[0], size_bytes)
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "ARENA is a size and one descriptor")
+        (size_bytes,) = frame.meta
+        arena = _map_arena(frame, size_bytes)
         self._state.take_arena(arena)
         self._share = self._executor.share(arena, self._share)
-        self._wire.send(FrameKind.DONE, [])
+        self._done()
 
     def _share_block(self, frame: Frame) -> None:
-        match frame.meta:
-            case [int(key), int(size_bytes)] if len(frame.descriptors) == 1:
-                memory = _map_arena(frame.descriptors[0], size_bytes)
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "SHARE is a key, a size and a descriptor")
-        self._executor.share_block(self._state.kept, key, memory)
-        self._wire.send(FrameKind.DONE, [])
+        key, size_bytes = frame.meta
+        self._executor.share_block(self._state.kept, key, _map_arena(frame, size_bytes))
+        self._done()
 
     def _publish(self, frame: Frame) -> None:
-        kept, puts = self._state.kept, self._reports.puts
-        answer: list[Any] = []
-        match frame.meta:
-            case [int(key), int(epoch), str(handle), bytes(about)]:
-                self._executor.data.publish(kept, key, epoch, handle, about)
-            case [int(key), int(epoch), bytes(about), *lifetime] if _is_lifetime(lifetime):
-                if puts is None:
-                    raise CallRefused(FailureKind.NO_ROOM, "the manager has to be asked")
-                answer.append(puts.put(self._session, kept, key, epoch, about, lifetime))
-            case _:
-                detail = "PUBLISH is a key, an epoch, a handle or a lifetime, and a description"
-                raise CallRefused(FailureKind.BAD_FRAME, detail)
-        self._wire.send(FrameKind.DONE, answer)
+        kept, puts, data = self._state.kept, self._reports.puts, self._executor.data
+        asked: Publish = frame.meta
+        if asked.handle:
+            data.publish(kept, asked.key, asked.epoch, asked.handle, asked.about)
+            self._done()
+        elif puts is None:
+            raise CallRefused(FailureKind.NO_ROOM, "the manager has to be asked")
+        else:
+            what = asked.key, asked.epoch, asked.about, asked.lifetime_s
+            self._done(handle=puts.put(self._session, kept, *what))
 
     def _take(self, frame: Frame) -> None:
         data, kept = self._executor.data, self._state.kept
-        answer: list[Any] = []
-        match frame.meta, frame.descriptors:
-            case [str(handle), int(key)], ():
-                answer += self._take_by_handle(handle, key)
-            case [int(key), int(start), int(size_bytes)], (descriptor,):
-                data.take_file(kept, descriptor, key, start, size_bytes)
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "TAKE names data by handle or in a file")
-        self._wire.send(FrameKind.DONE, answer)
+        asked: Take = frame.meta
+        if asked.handle:
+            size_bytes, about = self._take_by_handle(asked.handle, asked.key)
+            self._done(size_bytes, about=about)
+            return
+        descriptor = _one_descriptor(frame)
+        data.take_file(kept, descriptor, asked.key, asked.start, asked.size_bytes)
+        self._done()
 
     def _take_by_handle(self, handle: str, key: int) -> tuple[int, bytes]:
         data, kept = self._executor.data, self._state.kept
@@ -320,38 +308,30 @@ class ChannelServer:
                 os.close(borrowed.lent.descriptor)
 
     def _define(self, frame: Frame) -> None:
-        match frame.meta:
-            case [int(number), str(digest)]:
-                self._state.define(number, self._programs.get(digest, frame.body))
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "DEFINE is a number and a digest")
-        self._wire.send(FrameKind.DONE, [])
+        number, digest = frame.meta
+        self._state.define(number, self._programs.get(digest, frame.body))
+        self._done()
 
     def _bind(self, frame: Frame) -> None:
-        match frame.meta:
-            case [int(number), binding, described]:
-                program = self._state.program(number)
-                found = self._executor.bind(binding, described, program, self._state.kept)
-                self._state.bind(number, found)
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "BIND is two numbers and a map")
-        self._wire.send(FrameKind.DONE, [])
+        number, binding, tensors = frame.meta
+        program = self._state.program(number)
+        found = self._executor.bind(binding, tensors, program, self._state.kept)
+        self._state.bind(number, found)
+        self._done()
 
     def _drop(self, frame: Frame) -> None:
-        if not isinstance(frame.meta, list) or not all(type(key) is int for key in frame.meta):
-            raise CallRefused(FailureKind.BAD_FRAME, "DROP is a list of keys")
         self._executor.forget(self._state.kept, frame.meta)
-        self._wire.send(FrameKind.DONE, [])
+        self._done()
 
     def _fetch(self, frame: Frame) -> None:
-        match frame.meta:
-            case [int(key), int(epoch), *more] if more in ([], [True]):
-                pass
-            case _:
-                raise CallRefused(FailureKind.BAD_FRAME, "FETCH is a key and an epoch")
-        with self._delivery(gives_back=bool(more)) as delivery:
-            size = self._executor.fetch(self._state.kept, key, epoch, delivery.room)
-            self._send(FrameKind.DONE, [size, *delivery.meta()], delivery)
+        asked: Fetch = frame.meta
+        with self._delivery(gives_back=asked.gives_back) as delivery:
+            kept, room = self._state.kept, delivery.room
+            size = self._executor.fetch(kept, asked.key, asked.epoch, room)
+            self._send(FrameKind.DONE, Done(size, delivery.file_number), delivery)
+
+    def _done(self, size_bytes: int = 0, handle: str = "", about: bytes = b"") -> None:
+        self._wire.send(FrameKind.DONE, Done(size_bytes, 0, handle, about))
 
     def _leave(self) -> None:
         """Send the function what only this worker has, since the worker ends."""
@@ -380,9 +360,7 @@ class ChannelServer:
         try:
             with self._delivery(gives_back=call.options.residents is not None) as delivery:
                 answer = self._executor.call(call, self._state, frame.body, delivery)
-                result = answer.result
-                meta = [result.storages, result.views, result.changed, answer.rng, answer.times]
-                self._send(FrameKind.RESULT, meta + delivery.meta(), delivery)
+                self._send(FrameKind.RESULT, answer.sent(delivery.file_number), delivery)
             session = self._leases.reported_session(call.lease, self._session)
             self._reports.ran(call.lease, session, answer)
         finally:
@@ -407,16 +385,15 @@ def _lost_context(error: BaseException | None) -> ContextLost | None:
     return error
 
 
-def _is_lifetime(found: list[Any]) -> bool:
-    match found:
-        case [] | [float()]:
-            return all(0 <= seconds <= _MOST_LIFETIME_S for seconds in found)
-        case _:
-            return False
+def _one_descriptor(frame: Frame) -> int:
+    if len(frame.descriptors) != 1:
+        raise BadFrame(f"{frame.kind.name} comes with one descriptor")
+    return frame.descriptors[0]
 
 
-def _map_arena(descriptor: int, size_bytes: int) -> memoryview:
+def _map_arena(frame: Frame, size_bytes: int) -> memoryview:
     """The shim's shared memory; one that could shrink under a call is refused."""
+    descriptor = _one_descriptor(frame)
     try:
         seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
         if seals & _ARENA_SEALS != _ARENA_SEALS or os.fstat(descriptor).st_size != size_bytes:

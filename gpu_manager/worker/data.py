@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import torch
+from msgspec import structs
 
 from gpu_manager.call_errors import CallRefused, CannotBorrow, OutOfMemory
 from gpu_manager.devices.lent_memory import LentStorage, Loan, read_file
@@ -25,7 +26,8 @@ from gpu_manager.worker.orders import (
 )
 from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages
 from gpu_manager.worker.program.tensor_specs import bytes_of
-from torch_shim.wire.protocol import MOST_ABOUT_BYTES, FailureKind
+from torch_shim.wire.messages import MOST_ABOUT_BYTES
+from torch_shim.wire.protocol import FailureKind
 
 MOST_HANDLE_CHARACTERS = 300
 # A model that leaves waits for those who copy what it has lent, for so long at most.
@@ -427,7 +429,7 @@ class GrantedPuts:
     def grant(self, order: GrantData) -> None:
         with self._counting:
             left = self._left
-            self._left = order._replace(size_bytes=left.size_bytes, pieces=left.pieces)
+            self._left = structs.replace(order, size_bytes=left.size_bytes, pieces=left.pieces)
         self._count(order.size_bytes, order.pieces)
 
     def put(
@@ -437,7 +439,7 @@ class GrantedPuts:
         key: int,
         epoch: int,
         about: bytes,
-        lifetime_s: list[float],
+        lifetime_s: float | None,
     ) -> str:
         """Publish a storage that a session keeps, under a new handle; CallRefused beyond a grant.
 
@@ -466,4 +468,4 @@ class GrantedPuts:
         with self._counting:
             left = self._left
             size_bytes, pieces = left.size_bytes + more_bytes, left.pieces + more_pieces
-            self._left = left._replace(size_bytes=size_bytes, pieces=pieces)
+            self._left = structs.replace(left, size_bytes=size_bytes, pieces=pieces)

@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import IDLE_S
@@ -22,6 +21,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState, KeptStorages
 from gpu_manager.worker.program.inputs import InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
+from torch_shim.wire.messages import SentTensor
 from torch_shim.wire.protocol import FailureKind
 
 _MOST_LINES = 64  # of calls, by slots, before those are forgotten in which nobody stands
@@ -65,7 +65,11 @@ class Executor:
             kept.blocks.add(key, memory, self.device.share)
 
     def bind(
-        self, number: Any, described: Any, program: BuiltProgram, kept: KeptStorages
+        self,
+        number: int,
+        described: dict[int, SentTensor],
+        program: BuiltProgram,
+        kept: KeptStorages,
     ) -> Binding:
         with self._gate:
             reader = InputReader(self.device, self.images, kept)

@@ -39,16 +39,16 @@ def serve(
     parent = os.getpid()
     while True:
         frame = manager.receive()
-        order = orders.read(frame.kind, frame.meta)
+        order = orders.read(frame)
         if not isinstance(order, orders.Fork) or len(frame.descriptors) != 1:
-            raise BadFrame(f"{frame.kind.name} to the fork server")
+            raise BadFrame(f"{type(order).__name__} to the fork server")
         with _nothing_reaped():
             pid = os.fork()
             if not pid:
                 _begin(frame.descriptors[0], parent, missing, pool, keeps_stderr=keeps_stderr)
             pidfd = os.pidfd_open(pid)
         os.close(frame.descriptors[0])
-        manager.send(FrameKind.FORKED, list(orders.Forked(order.number, pid)), (), [pidfd])
+        manager.send(FrameKind.REPORT, orders.Forked(order.number, pid), (), [pidfd])
         os.close(pidfd)
 
 
@@ -89,7 +89,7 @@ def main(descriptors: list[int], missing: list[str], *, emulated: bool, keeps_st
     if emulated:
         _page_out_cuda()
     signal.signal(signal.SIGCHLD, _reap)
-    manager.send(FrameKind.READY, list(orders.Ready(missing, 0)))
+    manager.send(FrameKind.REPORT, orders.Ready(missing, 0))
     with contextlib.suppress(WireError):
         serve(manager, missing, pool, keeps_stderr=keeps_stderr)
 

@@ -32,11 +32,11 @@ from gpu_manager.worker import orders
 from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.hosted_model import HostedModel
-from gpu_manager.worker.orders import LeaseTerms
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.sandbox import give_up_rights
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.protocol import FrameKind
 
 
 def live(
@@ -101,7 +101,7 @@ class _WorkerLife:
         while True:
             try:
                 frame = self._wire.receive()
-                order = orders.read(frame.kind, frame.meta)
+                order = orders.read(frame)
             except WireError:
                 break
             if isinstance(order, orders.StopWorker):
@@ -154,14 +154,8 @@ class _WorkerLife:
     def _admit(self, order: orders.AdmitCalls) -> None:
         model = self._models.get(order.model)
         if model is not None:
-            terms = LeaseTerms(tuple(order.slots), order.of, order.batch, order.vcpus)
-            model.leases.admit(
-                order.lease,
-                order.owner,
-                several=order.several,
-                divided=order.divided,
-                terms=terms,
-            )
+            how = {"several": order.several, "divided": order.divided}
+            model.leases.admit(order.lease, order.owner, terms=order.terms, **how)
 
     def _end(self, order: orders.EndCalls) -> None:
         model = self._models.get(order.model)
@@ -274,8 +268,7 @@ class _WorkerLife:
         """Say something to the manager; when it cannot hear any more, the worker is over."""
         try:
             with self._sending:
-                fields = orders.report_fields(order)
-                self._wire.send(orders.KINDS[type(order)], fields, (), descriptors)
+                self._wire.send(FrameKind.REPORT, orders.bounded(order), (), descriptors)
         except WireError:
             os._exit(0)
 

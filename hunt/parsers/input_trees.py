@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgpack
+from msgspec import msgpack
 
 from hunt.parsers.parser_target import InputForm
 from torch_shim.wire.protocol import HEADER_BYTES
@@ -39,8 +39,8 @@ def read(form: InputForm, data: bytes) -> tuple[list[Tree], bytes]:
             tree, end = json.JSONDecoder().raw_decode(text)
             return [tree], text[end:].encode()
         packed = data[HEADER_BYTES:] if form is InputForm.FRAME else data
-        return [msgpack.unpackb(packed, strict_map_key=False)], b""
-    except (ValueError, RecursionError, TypeError, msgpack.UnpackException) as error:
+        return [msgpack.decode(packed)], b""
+    except (ValueError, RecursionError, TypeError) as error:
         raise Unreadable from error
 
 
@@ -116,7 +116,7 @@ def _write_msgpack(tree: Tree, out: bytearray, most_bytes: int) -> None:
     else:
         if isinstance(tree, int) and not isinstance(tree, bool) and tree not in _INTEGERS:
             tree = max(_INTEGERS[0], min(tree, _INTEGERS[-1]))
-        out += msgpack.packb(tree, unicode_errors="surrogatepass")
+        out += msgpack.encode(tree)
 
 
 def _head(count: int, short: int, medium: bytes, long: bytes) -> bytes:

@@ -12,7 +12,7 @@ from tests.kit.places import ROOT
 # What a decoder is called, wherever it comes from.
 _DECODERS = frozenset(
     {
-        *("from_json", "unpackb", "unpack", "unpack_from", "unpack_bounded", "Decoder"),
+        *("from_json", "unpack", "unpack_from", "decoded"),
         *("safe_load", "compose", "DictReader", "b64decode", "urlsafe_b64decode"),
         *("HttpRequestParser", "HttpResponseParser", "parse_qs", "parse_qsl", "urlsplit", "URL"),
         *("fromisoformat", "fromhex", "literal_eval", "Decoder"),

@@ -200,7 +200,6 @@ class PresentedLease:
                 self.asking.release()
 
     def request_ended(self) -> None:
-        """Record the request's number of calls after it has been answered."""
         if self._habits is not None and self._calls and not self._unusable:
             self._habits.finished(self._models, self._calls)
         for lease in list(self._claimed.leases.values()):
@@ -312,7 +311,6 @@ class ProcessLeases:
 
     @property
     def requests(self) -> int:
-        """The number of requests in progress that came with a lease."""
         return len(self._presented)
 
     def presented_by(self, given: RequestLease) -> PresentedLease:

@@ -179,7 +179,6 @@ def timed_locally(reason: str) -> Iterator[None]:
 
 
 def note_tracing() -> None:
-    """Record that the current request runs in the function while a graph is traced for it."""
     request = _current.get()
     if request is not None:
         request.traces = True
@@ -192,7 +191,6 @@ def note_model(digest: str) -> None:
 
 
 def note_answer() -> None:
-    """Record that a GPU has answered a call of the current request, if there is one."""
     request = _current.get()
     if request is not None:
         request.answered = True

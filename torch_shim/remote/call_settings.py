@@ -4,38 +4,42 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from torch_shim.errors import RemoteFailure
 from torch_shim.remote.inputs import NAME_OF
-from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
+from torch_shim.wire.arithmetic import arithmetic_in_force
+from torch_shim.wire.messages import Arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 _USUAL = Arithmetic()
 
 
-def autocast_to_send() -> list[Any] | None:
-    """The data type and whether casts are cached; None without autocast."""
+def autocast_to_send() -> str | None:
+    """The data type; None without autocast."""
     if not torch.is_autocast_enabled("cuda"):
         return None
-    return [NAME_OF[torch.get_autocast_dtype("cuda")], torch.is_autocast_cache_enabled()]
+    return NAME_OF[torch.get_autocast_dtype("cuda")]
 
 
-def arithmetic_to_send() -> list[Any] | None:
+def arithmetic_to_send() -> Arithmetic | None:
     """The settings to send with a call; RemoteFailure where no worker would compute so."""
     try:
         arithmetic = arithmetic_in_force()
     except RuntimeError as error:  # torch says so where both of its interfaces are used
         raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
-    return None if arithmetic == _USUAL else list(arithmetic)
+    return None if arithmetic == _USUAL else arithmetic
 
 
 def dtype_to_send() -> str | None:
     """The default data type; None for the usual one."""
     dtype = torch.get_default_dtype()
     return None if dtype is torch.float32 else NAME_OF[dtype]
+
+
+def settings_in_force() -> tuple[str | None, str | None, Arithmetic | None]:
+    return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
 
 
 class GeneratorTurns:

@@ -14,6 +14,7 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.weights import ModelImage
+from torch_shim.wire.messages import FromArea, FromImage, FromKept, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, aligned
 from torch_shim.wire.shared_memory import (
     Buffer,
@@ -27,8 +28,6 @@ from torch_shim.wire.shared_memory import (
 )
 from torch_shim.wire.worker_peer import Content, DataChannel, WorkerPeer
 
-# The kinds of source that a tensor's bytes may have.
-IMAGE, KEPT, AREA = 0, 1, 2
 # Smaller storages are sent with every call: referring to a kept copy would cost as much.
 KEEP_FROM_BYTES = 4096
 
@@ -70,11 +69,11 @@ class _ByteRun:
     block: SharedBlock | None = None  # that the worker reads it in; nothing is copied
     offset: int = 0
 
-    def source(self) -> list[int]:
+    def source(self) -> FromArea:
         size, epoch = self.stop - self.start, self.content[0]
         if self.block is None:
-            return [AREA, self.offset, size, self.key, epoch]
-        return [AREA, self.start, size, self.key, epoch, self.block.key]
+            return FromArea(self.offset, size, self.key, epoch)
+        return FromArea(self.start, size, self.key, epoch, self.block.key)
 
 
 @dataclass(slots=True)
@@ -169,7 +168,7 @@ class Shipment:
 
     def _place(
         self, number: int, value: torch.Tensor, storage: torch.UntypedStorage, *, alone: bool
-    ) -> tuple[torch.Tensor, Layout, _ByteRun | list[int]]:
+    ) -> tuple[torch.Tensor, Layout, _ByteRun | FromKept]:
         """Return the tensor to send (perhaps a compact copy) and the source of its bytes."""
         layout = layout_of(value)
         size = storage.nbytes()
@@ -182,13 +181,13 @@ class Shipment:
             if mark.untracked:
                 pass
             elif held is not None and held[0] == content:
-                return value, layout, [KEPT, mark.key, held[1]]
+                return value, layout, FromKept(mark.key, held[1])
             elif number in self._written or self._kept.sent.get(mark.key) == content:
                 key = mark.key  # unchanged since the last call: keep it now
             else:
                 self._kept.sent[mark.key] = content
             if origins_noted and self._take_data(storage, mark.key, content):
-                return value, layout, [KEPT, mark.key, 0]
+                return value, layout, FromKept(mark.key, 0)
             lacks = absent_of(value)
             if lacks is not None:  # the worker has other bytes than this one needs
                 with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
@@ -238,16 +237,17 @@ class Shipment:
         original: torch.Tensor,
         value: torch.Tensor,
         layout: Layout,
-        source: _ByteRun | list[int],
+        source: _ByteRun | FromKept,
     ) -> None:
         first_byte = 0
         if isinstance(source, _ByteRun):
             first_byte = source.start
-            source = source.source()
+            sent_from: FromArea | FromKept = source.source()
+        else:
+            sent_from = source
         dtype, shape, strides, offset = layout
         offset -= first_byte // dtype.itemsize
-        on_cpu = not isinstance(original, CudaTensor)
-        self.inputs[number] = [source, NAME_OF[dtype], shape, strides, offset, on_cpu]
+        self.inputs[number] = SentTensor(sent_from, NAME_OF[dtype], shape, strides, offset)
         self._sent[number] = SentInput(value, original, first_byte)
 
 
@@ -280,7 +280,7 @@ class Bound:
     def __init__(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> None:
         self.number = next(_numbers)
         self.positions: list[int] = []
-        self.tensors: dict[int, Any] = {}
+        self.tensors: dict[int, SentTensor] = {}
         self._writes = write_epochs.writes
         marks = []
         for position, value in enumerate(args):
@@ -319,7 +319,7 @@ class Bound:
         return True
 
 
-def _describe(value: Any, model: ModelImage) -> list[Any] | None:
+def _describe(value: Any, model: ModelImage) -> SentTensor | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     mark = write_epochs.mark_of(value)
@@ -330,9 +330,9 @@ def _describe(value: Any, model: ModelImage) -> list[Any] | None:
     )
     if place is None:
         return None
-    source = [IMAGE, model.digest, place.offset, place.size_bytes]
+    source = FromImage(model.digest, place.offset, place.size_bytes)
     shape, strides = list(value.size()), list(value.stride())
-    return [source, NAME_OF[value.dtype], shape, strides, value.storage_offset(), False]
+    return SentTensor(source, NAME_OF[value.dtype], shape, strides, int(value.storage_offset()))
 
 
 # Storages that came from another function's data: workers take the same data without a copy.
@@ -362,7 +362,6 @@ class DataOrigin:
     taken: list[tuple[WorkerPeer, int]] = field(default_factory=list)
 
     def located(self) -> tuple[int, int] | None:
-        """Return the file's descriptor and where the bytes begin; None without a file."""
         file = self.file
         return None if file is None or file.descriptor < 0 else (file.descriptor, self.start)
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,9 @@ from torch_shim.remote.call_settings import (
     turns,
 )
 from torch_shim.remote.inputs import Bindings, Bound, Shipment
-from torch_shim.remote.recomputation import MOST_COPIED_BYTES, CallOptions, remember
+from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
 from torch_shim.remote.results import (
     LEAST_BYTES,
-    STAYS,
     AliasOfCopy,
     AnswerLayout,
     OutputHabits,
@@ -43,6 +43,7 @@ from torch_shim.tensors.handles import CudaParameter
 from torch_shim.wire.current_call import CallTiming
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.manager_session import ModelLease
+from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import Program, digest_of
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import flat
@@ -94,10 +95,6 @@ class RemoteProgram:
         with request_context.timed() as timing:
             return self._run(args, lease_for, run_there, timing)
 
-    def settings(self) -> Any:
-        """Return what of this process changes the numbers that the program computes."""
-        return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
-
     def _run(
         self,
         args: Sequence[Any],
@@ -126,11 +123,14 @@ class RemoteProgram:
                 session_lease.begin_call()
                 try:
                     stay = StayingOutputs(self._habits, lease.peer, run_there)
+                    attempt = _Attempt(args, bound, channel, lease, rng, stay)
                     trace = "" if timing is None else timing.header
-                    extras = _Extras(trace, arithmetic_to_send(), stay, broken.crashes > 0)
-                    outputs, times = self._once(args, bound, channel, lease, rng, extras)
+                    outputs, times = self._once(attempt, trace, repeats=broken.crashes > 0)
                     answered = True
-                    self._remember(args, bound, CallOptions(lease_for, run_there), outputs, extras)
+                    if stay.large and stay.repeatable and not self.random:
+                        made = [(number, outputs[number]) for number in stay.large]
+                        again = partial(self.run, lease_for=lease_for, run_there=run_there)
+                        remember(again, args, bound, made)
                     if timing is not None:
                         timing.answered(lease.number, model.digest, batch, times)
                 except RemoteFailure as failure:
@@ -150,96 +150,88 @@ class RemoteProgram:
                     session.give(lease, channel)
                     session_lease.end_call(answered=answered)
 
-    def _remember(
-        self,
-        args: Sequence[Any],
-        bound: Bound,
-        how: CallOptions,
-        outputs: list[Any],
-        extras: "_Extras",
-    ) -> None:
-        """Have the outputs remember their call, in case that a worker dies."""
-        stay = extras.stay
-        if stay.large and stay.repeatable and not self.random:
-            made = [(number, outputs[number]) for number in stay.large]
-            remember(self, args, bound, how, made)
-
     def _once(
-        self,
-        args: Sequence[Any],
-        bound: Bound,
-        channel: DataChannel,
-        lease: ModelLease,
-        rng: bytes | None,
-        extras: "_Extras",
-    ) -> tuple[list[Any], list[float]]:
+        self, attempt: "_Attempt", trace: str, *, repeats: bool
+    ) -> tuple[list[Any], Sequence[float]]:
         try:
+            arithmetic = arithmetic_to_send()
             while True:
+                keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
+                options = CallOptions(
+                    autocast_to_send(),
+                    attempt.rng,
+                    keys,
+                    dtype_to_send(),
+                    trace,
+                    arithmetic,
+                    attempt.stay.residents,
+                    repeats,
+                )
                 try:
-                    return self._ask(args, bound, channel, lease, rng, extras)
+                    return self._ask(attempt, options)
                 except AliasOfCopy as alias_found:
                     self._whole |= alias_found.positions
         except BaseException:
-            extras.stay.give_up()
+            attempt.stay.give_up()
             raise
 
-    def _ask(
-        self,
-        args: Sequence[Any],
-        bound: Bound,
-        channel: DataChannel,
-        lease: ModelLease,
-        rng: bytes | None,
-        extras: "_Extras",
-    ) -> tuple[list[Any], list[float]]:
+    def _ask(self, attempt: "_Attempt", options: CallOptions) -> tuple[list[Any], Sequence[float]]:
+        args, bound, channel = attempt.args, attempt.bound, attempt.channel
         channel.define(self.number, self.digest, self.packed)
         channel.bind(self.number, bound.number, bound.tensors)
         unbound = [(position, args[position]) for position in bound.others]
-        shipment = Shipment(unbound, len(args), channel, lease.peer, self._written, self._whole)
-        keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
-        options = [autocast_to_send(), rng, keys, dtype_to_send(), *extras.fields()]
-        meta = [lease.number, self.number, bound.number, shipment.inputs, options]
+        shipment = Shipment(unbound, len(args), channel, attempt.peer, self._written, self._whole)
+        call = Call(attempt.lease.number, self.number, bound.number, shipment.inputs, options)
         if channel.wire.local:
             arena = channel.room(shipment.size_bytes + self._result_bytes)
             shipment.write(arena.memory)
-            frame = channel.call(meta, ())
+            frame = channel.call(call, ())
         else:
             body = bytearray(shipment.size_bytes)
             shipment.write(body)
-            frame = channel.call(meta, (body,))
+            frame = channel.call(call, (body,))
         shipment.delivered()
-        answer = _Answer(frame, channel, shipment, lease.peer, keys, extras.stay, rng)
-        return self._read(answer, args)
+        return self._read(frame, attempt, shipment, options.keys)
 
-    def _read(self, answer: "_Answer", args: Sequence[Any]) -> tuple[list[Any], list[float]]:
-        results = Results(answer.frame, answer.channel, answer.peer, args, self._layout)
+    def _read(
+        self, frame: Frame, attempt: "_Attempt", shipment: Shipment, keys: list[int]
+    ) -> tuple[list[Any], Sequence[float]]:
+        args, stay = attempt.args, attempt.stay
+        results = Results(frame, attempt.channel, attempt.peer, args, self._layout)
         self._layout = results.layout
-        shipment = answer.shipment
         results.check_aliases(shipment)
         self._result_bytes = min(max(self._result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
-        self._worth_keeping = [entry[1] >= KEEP_RESULTS_FROM_BYTES for entry in results.storages]
+        self._worth_keeping = [
+            part.size_bytes >= KEEP_RESULTS_FROM_BYTES for part in results.storages
+        ]
         owned = [
-            answer.resident(number, size) if offset == STAYS else results.bytes_at(offset, size)
-            for number, (offset, size, _) in enumerate(results.storages)
+            stay.output(number, part.size_bytes)
+            if part.offset == STAYS
+            else results.bytes_at(part.offset, part.size_bytes)
+            for number, part in enumerate(results.storages)
         ]
         # Those first whose bytes may have to be fetched: a worker that dies at it has changed
         # nothing here yet, and the call is repeated.
-        changes = sorted(results.changed, key=lambda change: change[1] != STAYS)
-        for number, (position, offset, size) in enumerate(changes):
+        changes = sorted(results.changed, key=lambda change: change.offset != STAYS)
+        for number, change in enumerate(changes):
+            position, offset, size = change.position, change.offset, change.size_bytes
             data = None if offset == STAYS else results.bytes_at(offset, size)
-            self._change(args[position], data, answer, position, first=number == 0)
+            self._change(attempt, shipment, position, data, first=number == 0)
             if size >= LEAST_BYTES:
                 self._written |= {position}
         if results.rng is not None:
-            turns.drawn(answer.rng, results.rng)
+            turns.drawn(attempt.rng, results.rng)
         outputs = []
         for described in results.views:
             if not isinstance(described, OutputView):
                 outputs.append(described)
             elif described.source >= 0:
                 output = view(owned[described.source], described)
-                answer.note_large(len(outputs), results.storages[described.source])
-                if answer.note_kept(output, described.source, results.storages[described.source]):
+                part = results.storages[described.source]
+                if part.offset == STAYS or part.size_bytes > MOST_COPIED_BYTES:
+                    stay.large.append(len(outputs))
+                key = keys[described.source] if described.source < len(keys) else 0
+                if attempt.note_kept(output, part, key):
                     results.note_origin(output, described.source)
                 outputs.append(output)
             else:
@@ -250,26 +242,25 @@ class RemoteProgram:
 
     def _change(
         self,
-        value: torch.Tensor,
-        data: torch.UntypedStorage | None,
-        answer: "_Answer",
+        attempt: "_Attempt",
+        shipment: Shipment,
         position: int,
+        data: torch.UntypedStorage | None,
         *,
         first: bool,
     ) -> None:
-        shipment = answer.shipment
-        answer.stay.repeatable = False
+        value = attempt.args[position]
+        attempt.stay.repeatable = False
         sent = shipment.sent(position)
         if sent is None:
             self.never_bound |= {position}
             self._bindings = Bindings()
-        if data is None:
-            if not shipment.has_changed(value):  # through another input over the same storage
-                answer.stay_changed(value, first=first)
-        else:
+        if data is not None:
             new = laid_out(data, value if sent is None else sent.value)
             with torch.no_grad():
                 value.copy_(new)
+        elif not shipment.has_changed(value):  # through another input over the same storage
+            attempt.stay_changed(value, first=first)
         write_epochs.note_write(value)
         shipment.changed(position, value)
 
@@ -279,51 +270,30 @@ class RemoteProgram:
         channel.bound.pop(self.number, None)
 
 
-class _Extras(NamedTuple):
-    """The options of a call that say how it is run, not what is computed.
+class _Attempt(NamedTuple):
+    """A call on one channel of a worker."""
 
-    One that `repeats` another was in a worker that died.
-    """
-
-    trace: str
-    arithmetic: list[Any] | None
-    stay: StayingOutputs
-    repeats: bool
-
-    def fields(self) -> list[Any]:
-        return [self.trace, self.arithmetic, self.stay.option, self.repeats]
-
-
-class _Answer(NamedTuple):
-    """A worker's answer, with what is needed to read it."""
-
-    frame: Frame
+    args: Sequence[Any]
+    bound: Bound
     channel: DataChannel
-    shipment: Shipment
-    peer: WorkerPeer
-    keys: list[int]
-    stay: StayingOutputs
+    lease: ModelLease
     rng: bytes | None
+    stay: StayingOutputs
 
-    def resident(self, number: int, size_bytes: int) -> torch.UntypedStorage:
-        """Return the storage of an output whose bytes stay with the worker."""
-        return self.stay.output(number, size_bytes)
+    @property
+    def peer(self) -> WorkerPeer:
+        return self.lease.peer
 
-    def note_large(self, number: int, entry: list[int]) -> None:
-        """Record an output that stayed, or that is too large to be copied as an input."""
-        if entry[0] == STAYS or entry[1] > MOST_COPIED_BYTES:
-            self.stay.large.append(number)
-
-    def note_kept(self, output: torch.Tensor, number: int, entry: list[int]) -> bool:
+    def note_kept(self, output: torch.Tensor, part: OutputPart, key: int) -> bool:
         """Record which content the worker keeps, if it keeps this output; whether both have it."""
-        key = self.keys[number] if number < len(self.keys) and entry[0] != STAYS else 0
-        if entry[0] == STAYS or (key and entry[2]):
-            mark = write_epochs.mark_storage(write_epochs.storage_of(output), key)
-            self.peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
-            if entry[0] != STAYS:  # else its `AbsentBytes` says when nobody needs it
-                mark.held_by(self.peer)
-                return True
-        return False
+        stays = part.offset == STAYS
+        if not stays and not (key and part.kept):
+            return False
+        mark = write_epochs.mark_storage(write_epochs.storage_of(output), 0 if stays else key)
+        self.peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
+        if not stays:  # else its `AbsentBytes` says when nobody needs it
+            mark.held_by(self.peer)
+        return not stays
 
     def stay_changed(self, value: torch.Tensor, *, first: bool) -> None:
         """Note that the worker wrote to an input that it keeps; fetch the bytes if need be."""

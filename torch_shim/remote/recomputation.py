@@ -12,15 +12,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.leases.leasing import SessionLease
+from torch_shim.remote.call_settings import settings_in_force
 from torch_shim.remote.inputs import Bound
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import AbsentBytes, RunThere, absent_of
+from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import tensor_over
@@ -33,17 +33,8 @@ _MOST_NESTED = 2  # workers that die while calls are repeated
 # Integers of a size, by which elements are compared: by its own type, no NaN equals another.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-LeaseFor = Callable[[int], SessionLease]
-
-
-class Repeatable(Protocol):
-    """A program that a worker runs."""
-
-    def run(self, args: Sequence[Any], lease_for: LeaseFor, run_there: RunThere) -> list[Any]:
-        """Return its outputs."""
-
-    def settings(self) -> Any:
-        """Return what of this process changes the numbers that it computes."""
+# Runs a program with these inputs, on whatever worker, and returns its outputs.
+Run = Callable[[Sequence[Any]], list[Any]]
 
 
 class _Made(NamedTuple):
@@ -94,15 +85,12 @@ class _Elsewhere(NamedTuple):
 class RememberedCall:
     """One call, and the handles without bytes that it made."""
 
-    def __init__(
-        self, program: Repeatable, bound: Bound, inputs: list[Any], depth: int, how: "CallOptions"
-    ) -> None:
+    def __init__(self, run: Run, bound: Bound, inputs: list[Any], depth: int) -> None:
         self.depth = depth
-        self._program = program
         self._bound = weakref.ref(bound)
         self._inputs = inputs  # as `_Made`, `_Uniform`, `_Elsewhere`, or values
-        self._how = how
-        self._settings = program.settings()
+        self._run = run
+        self._settings = settings_in_force()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
 
     def made(self, output: int, tensor: torch.Tensor) -> None:
@@ -142,20 +130,13 @@ class RememberedCall:
         bound = self._bound()
         if bound is None or not bound.unchanged():
             raise _lost("the weights that it was computed with have changed")
-        if self._settings != self._program.settings():
+        if self._settings != settings_in_force():
             raise _lost("it was computed with other settings of autocast or arithmetic")
         args = [_value(value, outputs) for value in inputs]
         for position, value in bound.given():
             args[position] = value
-        results = self._program.run(args, self._how.lease_for, self._how.run_there)
+        results = self._run(args)
         return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
-
-
-class CallOptions(NamedTuple):
-    """How a call finds its worker."""
-
-    lease_for: LeaseFor
-    run_there: RunThere
 
 
 class _Nested(threading.local):
@@ -179,10 +160,9 @@ os.register_at_fork(after_in_child=_repeating.renew)
 
 
 def remember(
-    program: Repeatable,
+    run: Run,
     args: Sequence[Any],
     bound: Bound,
-    how: CallOptions,
     made: Iterable[tuple[int, torch.Tensor]],
 ) -> None:
     """Have these outputs of a call remember it, if it could be repeated; each has its number."""
@@ -198,7 +178,7 @@ def remember(
             if isinstance(made_by, _Made):
                 depth = max(depth, made_by.call.depth + 1)
         inputs[position] = value
-    call = RememberedCall(program, bound, inputs, depth, how)
+    call = RememberedCall(run, bound, inputs, depth)
     for number, output in made:
         call.made(number, output)
 

@@ -13,8 +13,17 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.tensors.large_copies import note_origin
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.messages import (
+    BEHIND,
+    STAYS,
+    CallResult,
+    ChangedInput,
+    Number,
+    OutputPart,
+    Residents,
+    SentOutput,
+)
 from torch_shim.wire.protocol import ALIGNMENT, places_behind
 from torch_shim.wire.shared_memory import (
     Buffer,
@@ -27,15 +36,6 @@ from torch_shim.wire.shared_memory import (
     tensor_over,
 )
 from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
-
-# Where the offset of a result's part would stand: its bytes follow those of the part before it in
-# the file or body that came with the answer, or they stay with the worker.
-BEHIND, STAYS = -1, -2
-
-_RESULT_FIELDS = 5  # behind them: the number of the file that is to be given back
-_LAYOUT_FIELDS = 4  # of these: all but the times
-_PART_FIELDS = 3
-_VIEW_FIELDS = 5
 
 _DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 
@@ -73,10 +73,15 @@ class AnswerLayout(NamedTuple):
     are tensors.
     """
 
-    said: list[Any]
+    storages: list[OutputPart]
+    sent: list[SentOutput | Number]
     views: list[Any]
     places: list[int]
     size_bytes: int
+
+    def is_of(self, result: CallResult) -> bool:
+        same = result.storages == self.storages and result.views == self.sent
+        return same and not result.changed and result.rng is None
 
 
 class Results:
@@ -96,11 +101,18 @@ class Results:
     ) -> None:
         """`known` is the layout of an earlier answer to the same program."""
         try:
-            self.layout = self._known(frame.meta, known) or self._checked(frame.meta, args)
+            result: CallResult = frame.meta
+            self.storages, self.changed = result.storages, result.changed
+            self.rng, self.times = result.rng, result.times
+            self.layout = known if known is not None and known.is_of(result) else None
+            if self.layout is None:
+                self.layout = self._checked(result, args)
+            else:
+                _, _, self.views, self._places_of_parts, self.size_bytes = self.layout
             places = self._places_of_parts
-            self.lent = peer.lent(frame.meta[_RESULT_FIELDS:])
+            self.lent = peer.lent(result.file)
             sent_here = frame.descriptors or frame.body or channel.arena is None
-            if not sent_here and any(entry[0] == BEHIND for entry in self.storages):
+            if not sent_here and any(part.offset == BEHIND for part in self.storages):
                 raise BadFrame("a result is said to be behind its frame, where nothing is")
         except BaseException:
             frame.close_descriptors()
@@ -108,7 +120,7 @@ class Results:
         self._places = iter(places)
         self._mapped: dict[int, int] = {}  # in the lent file, where each storage begins
         if self.lent is not None:
-            sent = [number for number, entry in enumerate(self.storages) if entry[0] != STAYS]
+            sent = [number for number, part in enumerate(self.storages) if part.offset != STAYS]
             self._mapped.update(zip(sent, places, strict=False))  # those of changed inputs follow
         self._area, self._copies = self._open(frame, channel)
 
@@ -125,53 +137,31 @@ class Results:
             return copy_of_bytes(self._area, start, size)
         return flat(self._area, torch.uint8, start, size).untyped_storage()
 
-    def _known(self, meta: Any, known: AnswerLayout | None) -> AnswerLayout | None:
-        """Take the fields of an answer that says what an earlier one said; None if it does not."""
-        if known is None or not isinstance(meta, list) or meta[:_LAYOUT_FIELDS] != known.said:
-            return None
-        if len(meta) < _RESULT_FIELDS:
-            return None
-        self.storages, _, self.changed, self.rng = known.said
-        self.times = meta[_LAYOUT_FIELDS]
-        self.views, self._places_of_parts, self.size_bytes = known[1:]
-        return known
-
-    def _checked(self, meta: Any, args: Sequence[Any]) -> AnswerLayout | None:
+    def _checked(self, result: CallResult, args: Sequence[Any]) -> AnswerLayout | None:
         """Take the fields of an answer; return its layout if it holds for other inputs too."""
-        sizes = self._check(meta, args)
+        parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
+        sizes = [part.size_bytes for part in parts if part.offset != STAYS]
+        for change in result.changed:
+            _check_inside(_input(args, change.position), change.size_bytes)
+        self.views = [
+            self._view(output, args) if isinstance(output, SentOutput) else output
+            for output in result.views
+        ]
         self._places_of_parts, self.size_bytes = places_behind(0, sizes)
-        views = self.views
-        own = all(isinstance(view, OutputView) and view.source >= 0 for view in views)
-        if not own or self.changed or self.rng is not None:
+        own = all(isinstance(view, OutputView) and view.source >= 0 for view in self.views)
+        if not own or result.changed or result.rng is not None:
             return None
-        return AnswerLayout(meta[:_LAYOUT_FIELDS], views, self._places_of_parts, self.size_bytes)
+        places = self._places_of_parts
+        return AnswerLayout(result.storages, result.views, self.views, places, self.size_bytes)
 
-    def _check(self, meta: Any, args: Sequence[Any]) -> list[int]:
-        """Take the fields of an answer; return the sizes of the parts that came with it."""
-        if not isinstance(meta, list) or len(meta) < _RESULT_FIELDS:
-            raise BadFrame("a result of unknown shape")
-        self.storages, views, self.changed, self.rng, self.times = meta[:_RESULT_FIELDS]
-        if not isinstance(views, list) or not (self.rng is None or isinstance(self.rng, bytes)):
-            raise BadFrame("a result of unknown shape")
-        parts = _parts(self.storages, 0) + _parts(self.changed, 1)
-        for position, _, size in self.changed:
-            _check_inside(_input(args, position), size)
-        self.views = [self._view(described, args) for described in views]
-        return [size for offset, size in parts if offset != STAYS]
-
-    def _view(self, described: Any, args: Sequence[Any]) -> Any:
-        """Return an output as it is to be made: an OutputView, or a value without a tensor."""
-        if not isinstance(described, list):
-            if described is not None and not isinstance(described, bool | int | float):
-                raise BadFrame(f"an output: {shown(described)}")
-            return described
-        output = _read_view(described)
+    def _view(self, sent: SentOutput, args: Sequence[Any]) -> OutputView:
+        output = _read_view(sent)
         if output.source < 0:
             _input(args, -1 - output.source)
         elif output.source >= len(self.storages):
             raise BadFrame(f"an output in storage {output.source} of {len(self.storages)}")
-        elif output.end_bytes > self.storages[output.source][1]:
-            size = self.storages[output.source][1]
+        elif output.end_bytes > self.storages[output.source].size_bytes:
+            size = self.storages[output.source].size_bytes
             raise BadFrame(f"an output up to byte {output.end_bytes} of {size}")
         return output
 
@@ -190,7 +180,6 @@ class Results:
             raise AliasOfCopy(frozenset(copies))
 
     def note_origin(self, output: torch.Tensor, source: int) -> None:
-        """Record that an output lies in a file that came with the answer, if it does."""
         if self.lent is not None and source in self._mapped:
             note_origin(output, self.lent, self._mapped[source])
 
@@ -199,20 +188,6 @@ class Results:
         if frame.descriptors or frame.body or channel.arena is None:
             return body_of(frame, self.size_bytes, self.lent), False
         return channel.arena.memory, True
-
-
-def _parts(entries: Any, first: int) -> list[tuple[int, int]]:
-    if not isinstance(entries, list):
-        raise BadFrame("the parts of a result are a list")
-    places = []
-    for entry in entries:
-        if not isinstance(entry, list) or len(entry) != _PART_FIELDS:
-            raise BadFrame(f"part of a result: {shown(entry)}")
-        offset, size = entry[first], entry[first + 1]
-        if type(offset) is not int or type(size) is not int or size < 0 or offset < STAYS:
-            raise BadFrame(f"part of a result: {shown(entry)}")
-        places.append((offset, size))
-    return places
 
 
 def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:
@@ -248,10 +223,10 @@ def laid_out(data: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
     return tensor_over(data, dtype, 0, shape, strides)
 
 
-def _input(args: Sequence[Any], position: Any) -> torch.Tensor:
-    value = args[position] if type(position) is int and 0 <= position < len(args) else None
+def _input(args: Sequence[Any], position: int) -> torch.Tensor:
+    value = args[position] if position < len(args) else None
     if not isinstance(value, torch.Tensor):
-        raise BadFrame(f"a result names input {shown(position)}, which is no tensor")
+        raise BadFrame(f"a result names input {position}, which is no tensor")
     return value
 
 
@@ -260,20 +235,13 @@ def _check_inside(value: torch.Tensor, size: int) -> None:
         raise BadFrame(f"{size} bytes were written to an input that is smaller")
 
 
-def _read_view(described: list[Any]) -> OutputView:
-    try:
-        source, name, shape, strides, offset = described[:_VIEW_FIELDS]
-        numbers = [source, offset, *shape, *strides]
-        if {type(number) for number in numbers} != {int} or min(numbers[1:]) < 0:
-            raise BadFrame(f"an output: {shown(described)}")
-        dtype = _DTYPE_OF[name]
-        span = 1
-        for size, stride in zip(shape, strides, strict=True):
-            span = span + (size - 1) * stride if size and span else 0
-    except (LookupError, TypeError, ValueError) as error:
-        raise BadFrame(f"an output: {shown(described)}") from error
-    end_bytes = (offset + span) * dtype.itemsize if span else 0
-    return OutputView(source, dtype, shape, strides, offset, end_bytes)
+def _read_view(sent: SentOutput) -> OutputView:
+    dtype = _DTYPE_OF.get(sent.dtype)
+    if dtype is None or len(sent.shape) != len(sent.strides):
+        raise BadFrame(f"an output: {sent!r:.200}")
+    span = span_of(sent.shape, sent.strides)
+    end_bytes = (sent.offset + span) * dtype.itemsize if span else 0
+    return OutputView(sent.source, dtype, sent.shape, sent.strides, sent.offset, end_bytes)
 
 
 # Which outputs of a program stay with the worker until the function looks at them.
@@ -298,18 +266,17 @@ class OutputHabits:
         self._looked: dict[int, int] = {}  # the sizes of outputs that were fetched, by number
         self._calls = 0
 
-    def wanted(self) -> list[list[int]]:
-        """Return what the next call should send: numbers of outputs, and up to which size."""
+    def wanted(self) -> dict[int, int]:
+        """Return what the next call should send: outputs by number, and up to which size."""
         self._calls += 1
         tries = not self._calls % _TRIED_EVERY
-        return [
-            [number, _GROWTH * size]
+        return {
+            number: _GROWTH * size
             for number, size in list(self._looked.items())
             if not tries or size < _TRIED_FROM_BYTES
-        ]
+        }
 
     def look(self, number: int, size_bytes: int) -> None:
-        """Remember that an output was fetched."""
         self._looked[number] = size_bytes
 
 
@@ -324,7 +291,7 @@ class StayingOutputs:
         self._dropped = peer.take_dropped()
         self.large: list[int] = []  # outputs in storages of their own, which stayed or came
         self.repeatable = True  # False once it has written to an input
-        self.option = [self._first_key, LEAST_BYTES, habits.wanted(), self._dropped]
+        self.residents = Residents(self._first_key, LEAST_BYTES, habits.wanted(), self._dropped)
 
     def give_up(self) -> None:
         """The call has failed: name again what the function needs no more."""
@@ -332,8 +299,8 @@ class StayingOutputs:
             self._peer.drop(key)
 
     def output(self, number: int, size_bytes: int) -> torch.UntypedStorage:
-        if type(size_bytes) is not int or size_bytes <= 0:
-            raise BadFrame(f"an output of {shown(size_bytes)} bytes stays with the worker")
+        if not size_bytes:
+            raise BadFrame("an output without bytes stays with the worker")
         mark = write_epochs.WriteMark(self._first_key + number)
         storage = storage_without_bytes(mark, size_bytes)
         looked = partial(self._habits.look, number, size_bytes)
@@ -366,7 +333,6 @@ def _adopt(value: torch.Tensor, mark: write_epochs.WriteMark) -> bool:
 
 
 def overwrite(value: torch.Tensor, content: torch.Tensor) -> None:
-    """Write a storage's whole content, as bytes, to the storage of a tensor."""
     storage = write_epochs.storage_of(value)
     with torch.no_grad():
         tensor_over(storage, torch.uint8, 0, (storage.nbytes(),), (1,)).copy_(content)

@@ -1,6 +1,6 @@
 """The settings of torch that change how a GPU computes, as they travel with a call."""
 
-from typing import Any, NamedTuple
+from typing import Literal, cast
 
 import torch
 
@@ -12,25 +12,15 @@ from torch._C import _get_deterministic_algorithms as _is_deterministic
 from torch._C import _get_deterministic_algorithms_warn_only as _only_warns
 from torch._C import _get_float32_matmul_precision as _matmul_precision
 
-_MATMUL = ("highest", "high", "medium")
-
-
-class Arithmetic(NamedTuple):
-    """The defaults are torch's own; a call with these sends nothing."""
-
-    matmul: str = "highest"  # float32 matrix products: the others use tf32
-    cudnn_tf32: bool = True
-    cudnn_benchmark: bool = False
-    cudnn_deterministic: bool = False
-    deterministic: int = 0  # algorithms: 0 any, 1 a warning for others, 2 no others
+from torch_shim.wire.messages import Arithmetic
 
 
 def arithmetic_in_force() -> Arithmetic:
     """This process's settings; RuntimeError where torch's two interfaces to tf32 are mixed."""
     deterministic = (1 if _only_warns() else 2) if _is_deterministic() else 0
-    return Arithmetic(
-        _matmul_precision(), _allows_tf32(), _benchmarks(), _is_cudnn_deterministic(), deterministic
-    )
+    matmul = cast(Literal["highest", "high", "medium"], _matmul_precision())
+    switches = _allows_tf32(), _benchmarks(), _is_cudnn_deterministic()
+    return Arithmetic(matmul, *switches, deterministic)
 
 
 def use_arithmetic(wanted: Arithmetic) -> None:
@@ -44,15 +34,3 @@ def use_arithmetic(wanted: Arithmetic) -> None:
     torch._C._set_deterministic_algorithms(  # noqa: SLF001 - see above
         wanted.deterministic > 0, warn_only=wanted.deterministic == 1
     )
-
-
-def read_arithmetic(sent: Any) -> Arithmetic | None:
-    """The settings that somebody else sent; None unless each is one that there is."""
-    if not isinstance(sent, list) or len(sent) != len(Arithmetic._fields):
-        return None
-    matmul, *switches, deterministic = sent
-    if matmul not in _MATMUL or not all(type(switch) is bool for switch in switches):
-        return None
-    if type(deterministic) is not int or not 0 <= deterministic <= 2:  # noqa: PLR2004 - the numbers above
-        return None
-    return Arithmetic(*sent)

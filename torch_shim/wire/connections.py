@@ -31,7 +31,7 @@ def connect(address: str) -> socket.socket:
     where, _, fingerprint = rest.partition("#")
     host, _, port = where.rpartition(":")
     connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    _configure_tcp(connection)
+    configure_tcp(connection)
     host = host.strip("[]")
     _connected(connection, (host, int(port)))
     if scheme == "tcp":
@@ -50,8 +50,8 @@ def _connected(connection: socket.socket, where: Any) -> socket.socket:
     return connection
 
 
-def _configure_tcp(connection: socket.socket) -> None:
-    """Send small requests without delay, and detect a peer machine that has died."""
+def configure_tcp(connection: socket.socket) -> None:
+    """Send small messages without delay, and detect a peer machine that has died."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S // 3)

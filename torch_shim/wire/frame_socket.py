@@ -12,17 +12,13 @@ from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.connections import carries_descriptors
 from torch_shim.wire.protocol import (
     HEADER_BYTES,
-    MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
-    MAX_META_BYTES,
+    Buffer,
     FrameKind,
-    Meta,
     pack_frame,
     read_header,
     unpack_meta,
 )
-
-Buffer = bytes | bytearray | memoryview
 
 _READ_AHEAD_BYTES = 64 << 10
 # A peer that sleeps answers 40 to 100 us later than one that is awake, each way: while messages
@@ -40,9 +36,14 @@ class Frame(NamedTuple):
     """One message; its receiver owns the descriptors and closes them."""
 
     kind: FrameKind
-    meta: Meta
+    packed: Buffer
     body: memoryview
     descriptors: tuple[int, ...]
+
+    @property
+    def meta(self) -> Any:
+        """The metadata, read when it is asked for: BadFrame unless it is of the kind's type."""
+        return unpack_meta(self.kind, self.packed)
 
     def close_descriptors(self) -> None:
         """Call this once."""
@@ -56,11 +57,8 @@ class FrameSocket:
     def __init__(self, connection: socket.socket, *, eager: bool = False) -> None:
         self.socket = connection
         self.local = carries_descriptors(connection)
-        self.max_meta_bytes = MAX_META_BYTES
-        self.max_body_bytes = MAX_BODY_BYTES
         self.send_timeout_s: float | None = None  # for how long the peer may take no byte
         self.sent_bytes = 0
-        self.received_bytes = 0
         self._ahead = bytearray(_READ_AHEAD_BYTES)
         self._start = 0
         self._end = 0
@@ -71,7 +69,7 @@ class FrameSocket:
     def send(
         self,
         kind: FrameKind,
-        meta: Meta,
+        meta: Any,
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -92,13 +90,12 @@ class FrameSocket:
         """Read one frame; raise ConnectionLost at the end, BadFrame for an invalid frame."""
         self._fill(HEADER_BYTES)
         view = memoryview(self._ahead)[self._start : self._end]
-        header = read_header(view, self.max_meta_bytes, self.max_body_bytes)
+        header = read_header(view)
         self._start += HEADER_BYTES
-        meta = unpack_meta(header.kind, self._take(header.meta_bytes))
+        packed = self._take(header.meta_bytes)
         body = memoryview(self._take(header.body_bytes)) if header.body_bytes else _NO_BODY
-        self.received_bytes += HEADER_BYTES + header.meta_bytes + header.body_bytes
         descriptors = self._take_descriptors(header.descriptors) if header.descriptors else ()
-        return Frame(header.kind, meta, body, descriptors)
+        return Frame(header.kind, packed, body, descriptors)
 
     def close(self) -> None:
         """Close the socket and every received descriptor that was not handed out."""

@@ -7,18 +7,19 @@ conditions are parts of the program, which its steps name.
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import msgpack
+from msgspec import Meta, Raw, Struct, msgpack
 
 from torch_shim.errors import BadFrame
-from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
+from torch_shim.wire.protocol import Buffer, decoded, encode
 
 MAX_STEPS = 200_000  # of a program and of its parts together
 MAX_DEPTH = 32
 MAX_PARTS = 1024
-# A step is a list of three, with some arguments of which few are lists.
-_BOUNDS = MessageBounds(32 * MAX_STEPS, MAX_STEPS)
+_MOST_CODE_BYTES = 16 << 20  # of a program without its constants
+_MOST_CONSTANTS = 1 << 16
+_Count = Annotated[int, Meta(ge=0)]
 
 
 class Ref(NamedTuple):
@@ -83,12 +84,11 @@ _TAGS: tuple[type, ...] = (
 _NUMBER = {tag: number for number, tag in enumerate(_TAGS)}
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A tensor that is part of the program."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Meta(max_length=64)]
     data: bytes
 
 
@@ -133,16 +133,19 @@ class Program:
 
     def pack(self) -> bytes:
         """Return the serialized program; equal programs give equal bytes."""
-        fields = [
-            self.inputs,
-            [[c.dtype, list(c.shape), c.data] for c in self.constants],
+        code = [
             _plain_steps(self.steps),
             _plain(self.output),
-            self.random,
             [[p.inputs, _plain_steps(p.steps), _plain(p.output)] for p in self.parts],
         ]
-        data: bytes = msgpack.packb(fields, use_bin_type=True)
-        return data
+        return encode([self.inputs, self.constants, self.random, code])
+
+
+_PackedStep = tuple[str, list[Any], dict[str, Any]]
+_Code = tuple[list[_PackedStep], Any, list[tuple[_Count, list[_PackedStep], Any]]]
+_Constants = Annotated[list[Constant], Meta(max_length=_MOST_CONSTANTS)]
+_PROGRAM = msgpack.Decoder(tuple[_Count, _Constants, bool, Raw])
+_CODE = msgpack.Decoder(_Code)
 
 
 def digest_of(packed: bytes) -> str:
@@ -150,54 +153,31 @@ def digest_of(packed: bytes) -> str:
     return hashlib.sha256(packed).hexdigest()
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Program:
+def unpack(data: Buffer) -> Program:
     """Read a program from the peer; raise BadFrame if it is invalid."""
-    fields = unpack_bounded(data, _BOUNDS, text_keys=False)
+    inputs, constants, random, packed = decoded(_PROGRAM, data, "program")
+    if len(packed) > _MOST_CODE_BYTES:
+        raise BadFrame(f"program of {len(packed)} bytes without its constants")
+    steps, output, parts = decoded(_CODE, packed, "program")
+    if len(parts) > MAX_PARTS or len(steps) + sum(len(body) for _, body, _ in parts) > MAX_STEPS:
+        raise BadFrame("program with too many steps or parts")
     try:
-        inputs, constants, steps, output, random, parts = fields
-        _check_size(steps, parts)
         return Program(
-            _count_of(inputs),
-            tuple(_constant(*entry) for entry in constants),
+            inputs,
+            tuple(constants),
             _steps(steps),
             _tagged(output),
-            bool(random),
-            tuple(ProgramPart(_count_of(n), _steps(body), _tagged(o)) for n, body, o in parts),
+            random,
+            tuple(ProgramPart(count, _steps(body), _tagged(value)) for count, body, value in parts),
         )
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (ValueError, TypeError) as error:
         raise BadFrame(f"program: {error}") from error
 
 
-def _constant(dtype: Any, shape: Any, data: Any) -> Constant:
-    if not isinstance(data, bytes):  # `bytes` of a number is as many zeros
-        raise BadFrame("program: a constant without bytes")
-    if any(type(size) is not int for size in shape):
-        raise BadFrame("program: the shape of a constant")
-    return Constant(str(dtype), tuple(shape), data)
-
-
-def _check_size(steps: list[Any], parts: list[Any]) -> None:
-    if len(parts) > MAX_PARTS or len(steps) + sum(len(body) for _, body, _ in parts) > MAX_STEPS:
-        raise BadFrame("program with too many steps or parts")
-
-
-def _count_of(inputs: Any) -> int:
-    if type(inputs) is not int or inputs < 0:
-        raise BadFrame(f"program: {inputs!r:.20} inputs")
-    return inputs
-
-
-def _steps(steps: list[Any]) -> tuple[ProgramStep, ...]:
+def _steps(steps: list[_PackedStep]) -> tuple[ProgramStep, ...]:
     return tuple(
-        ProgramStep(
-            str(op), [_tagged(a) for a in args], {str(k): _tagged(v) for k, v in kw.items()}
-        )
-        for op, args, kw in steps
+        ProgramStep(op, [_tagged(a) for a in args], {key: _tagged(v) for key, v in named.items()})
+        for op, args, named in steps
     )
 
 
@@ -222,9 +202,11 @@ def _tagged(value: Any, depth: int = 0) -> Any:
         raise BadFrame("program: arguments nested too deep")
     if isinstance(value, list):
         return [_tagged(item, depth + 1) for item in value]
-    if not isinstance(value, dict):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
+    if not isinstance(value, dict):
+        raise BadFrame(f"program: a {type(value).__name__} as an argument")
     ((number, items),) = value.items()
-    if not isinstance(number, int) or not 0 <= number < len(_TAGS):
+    if not isinstance(number, int) or not 0 <= number < len(_TAGS) or not isinstance(items, list):
         raise BadFrame(f"program: unknown kind of value {number!r:.40}")
     return _TAGS[number](*(_tagged(item, depth + 1) for item in items))

@@ -2,6 +2,9 @@
 
 A frame is a fixed header, msgpack metadata and a raw body. This module neither opens sockets nor
 uses torch. No data from a socket is ever unpickled.
+
+One byte of msgpack can become an object of a hundred bytes: the bytes that a kind's metadata may
+have bound what reading it takes, and its type what it may be made of.
 """
 
 import struct
@@ -9,13 +12,13 @@ from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-import msgpack
+import msgspec
 
 from torch_shim.errors import BadFrame, OtherVersion
-from torch_shim.wire.bounded_msgpack import MessageBounds, unpack_bounded
+from torch_shim.wire import messages
 
 MAGIC = b"gF"
-VERSION = 2  # of both ends: another one is refused
+VERSION = 3  # of both ends: another one is refused
 
 # Bytes of metadata and of body that any frame may announce; most kinds are limited further.
 MAX_META_BYTES = 64 << 20
@@ -27,8 +30,6 @@ MAX_STORAGES = 1 << 16
 MAX_PIECE_BYTES = 16 << 20
 # The bindings of one program that a channel has at a time: those used last.
 MOST_BINDINGS = 8
-# The description of one put of data, which its receiver alone reads, and the parts of one put.
-MOST_ABOUT_BYTES, MOST_PARTS = 64 << 10, 64
 # The blocks of a function's memory that a worker maps, and their bytes.
 MOST_BLOCKS, MOST_BLOCK_BYTES = 64, 1 << 30
 
@@ -38,7 +39,9 @@ ALIGNMENT = 64
 _HEADER = struct.Struct("<2sBBB3xIQ")  # magic, version, kind, descriptors, metadata, body
 HEADER_BYTES = _HEADER.size
 
-Meta = Any  # msgpack values, which the reader of each kind checks
+Buffer = bytes | bytearray | memoryview
+
+_ERROR_CHARACTERS = 200
 
 
 class FrameKind(IntEnum):
@@ -83,47 +86,9 @@ class FrameKind(IntEnum):
     RESULT = 49
     FAILED = 50
     LEFT = 51
-    # manager -> worker
-    WARM = 64
-    ASSIGN = 65
-    LOAD = 66
-    LIMIT = 67
-    ADMIT = 68
-    END = 69
-    CHANNEL = 70
-    STOP = 71
-    EMPTY = 72
-    HURRY = 73
-    RECALL = 74
-    HAND_OVER = 75
-    WITHDRAW = 76
-    LEND = 77
-    BORROWED = 78
-    GRANT = 79
-    # worker -> manager
-    READY = 80
-    LOADED = 81
-    LOAD_FAILED = 82
-    ENDED = 83
-    RAN = 84
-    PRESSURE = 85
-    CLEARED = 86
-    MOVED = 87
-    HANDED_OVER = 88
-    LENT = 89
-    BORROW = 90
-    PUT_HERE = 92
-    GRANT_LEFT = 93
-    MERGED = 94
-    # both ways: data that was borrowed is not used any more
-    GIVEN_BACK = 91
-    # manager -> fork server, and back
-    FORK = 96
-    FORKED = 97
-    EXITED = 98
-    # manager -> worker, and back
-    ASK_COMPUTED = 99
-    COMPUTED = 100
+    # manager -> worker or fork server, and back: one of `gpu_manager/worker/orders.py`
+    ORDER = 64
+    REPORT = 65
 
 
 class FailureKind(StrEnum):
@@ -151,52 +116,91 @@ class FailureKind(StrEnum):
 
 
 class FrameLimit(NamedTuple):
-    """How much a frame of some kind may carry, and whether its maps have only strings as keys."""
+    """How much a frame of some kind may carry, and the type of its metadata."""
 
+    meta: Any  # None: whoever takes the frame reads it
     meta_bytes: int
-    bounds: MessageBounds
     body_bytes: int = 0
     descriptors: int = 0
-    text_keys: bool = True
 
 
-# What a function sends to a manager, and a worker to a manager, is read on the manager's event loop
-# for all tenants: it has to be small. A table of sizes is binary data, and counts as one entry.
-_GREETING = FrameLimit(MAX_HELLO_BYTES, MessageBounds(64, 64))
-_REQUEST = FrameLimit(128 << 10, MessageBounds(4096, 1024))
-_OFFER = _REQUEST._replace(meta_bytes=(128 << 10) + 8 * MAX_STORAGES)
-_UPLOAD = _OFFER._replace(descriptors=1)
-_PIECE = _REQUEST._replace(body_bytes=MAX_PIECE_BYTES)
-_REPORT = FrameLimit(64 << 10, MessageBounds(1024, 1024))
-# A worker reads what functions of its own tenant sent, on a thread for each channel.
-_CALL = FrameLimit(16 << 20, MessageBounds(1 << 20, 1 << 16), MAX_BODY_BYTES, MAX_DESCRIPTORS)
-_BINDING = _CALL._replace(text_keys=False)
-_FAILURE = FrameLimit(1 << 20, MessageBounds(1 << 16, 1 << 16))
-# The manager is trusted by the programs that it answers and by its workers.
-_ANSWER = FrameLimit(MAX_META_BYTES, MessageBounds(1 << 22, 1 << 20), descriptors=MAX_DESCRIPTORS)
-_ORDER = FrameLimit(4 << 20, MessageBounds(1 << 18, 1 << 16), descriptors=MAX_DESCRIPTORS)
+def _request(fields: Any, meta_bytes: int = 128 << 10, body_bytes: int = 0) -> FrameLimit:
+    """What a function sends to a manager, which reads it on its event loop for all tenants."""
+    descriptors = 1 if fields is messages.Upload else 0
+    return FrameLimit(tuple[int, fields], meta_bytes, body_bytes, descriptors)
 
-_LIMITS = (
-    {kind: _REQUEST for kind in FrameKind if kind < FrameKind.ANSWER}
-    | {kind: _ANSWER for kind in FrameKind if FrameKind.ANSWER <= kind < FrameKind.ARENA}
-    | {kind: _CALL for kind in FrameKind if FrameKind.ARENA <= kind < FrameKind.WARM}
-    | {kind: _ORDER for kind in FrameKind if FrameKind.WARM <= kind < FrameKind.READY}
-    | {kind: _REPORT for kind in FrameKind if FrameKind.READY <= kind < FrameKind.FORK}
-    | {kind: _ORDER for kind in FrameKind if kind >= FrameKind.FORK}
-    | {
-        FrameKind.HELLO: _GREETING,
-        FrameKind.OFFER: _OFFER,
-        FrameKind.UPLOAD: _UPLOAD,
-        FrameKind.CHUNK: _PIECE,
-        FrameKind.PIECE: _PIECE,
-        FrameKind.DISCARD: _REQUEST,
-        FrameKind.RETURN: _REQUEST,
-        FrameKind.CONTENT: _ANSWER._replace(body_bytes=MAX_PIECE_BYTES, descriptors=0),
-        FrameKind.LENT: _REPORT._replace(descriptors=1),
-        FrameKind.BIND: _BINDING,
-        FrameKind.FAILED: _FAILURE,
-    }
+
+def _channel(meta: Any, meta_bytes: int = 4 << 20) -> FrameLimit:
+    """What a function and its tenant's own worker say to each other, on a thread for each."""
+    return FrameLimit(meta, meta_bytes, MAX_BODY_BYTES, MAX_DESCRIPTORS)
+
+
+def _answer(meta: Any) -> FrameLimit:
+    """The manager is trusted by the programs that it answers."""
+    return FrameLimit(meta, MAX_META_BYTES, descriptors=MAX_DESCRIPTORS)
+
+
+_SIZES_BYTES = 8 * MAX_STORAGES  # a table of sizes is binary data
+_LIMITS = {
+    FrameKind.HELLO: _request(messages.Hello, MAX_HELLO_BYTES),
+    FrameKind.OFFER: _request(messages.AboutImage),
+    FrameKind.PROVE: _request(messages.Prove),
+    FrameKind.UPLOAD: _request(messages.Upload, (128 << 10) + _SIZES_BYTES),
+    FrameKind.CHUNK: _request(messages.Chunk, body_bytes=MAX_PIECE_BYTES),
+    FrameKind.ACQUIRE: _request(messages.Acquire),
+    FrameKind.RELEASE: _request(messages.Release),
+    FrameKind.FORGET: _request(messages.AboutImage),
+    FrameKind.ADMIN: _request(messages.Admin),
+    FrameKind.PING: _request(messages.Ping),
+    FrameKind.WHERE: _request(messages.Where),
+    FrameKind.CLAIMED: _request(messages.Release),
+    FrameKind.PUT: _request(messages.Put),
+    FrameKind.GET: _request(messages.Get),
+    FrameKind.PIECE: _request(messages.Piece, body_bytes=MAX_PIECE_BYTES),
+    FrameKind.DISCARD: _request(messages.AboutData),
+    FrameKind.RETURN: _request(messages.AboutData),
+    FrameKind.ANSWER: _answer(messages.Answer),
+    FrameKind.REFUSED: _answer(messages.Refused),
+    FrameKind.LEASE_ENDED: _answer(messages.Answer),
+    FrameKind.CONTENT: FrameLimit(messages.Answer, MAX_META_BYTES, MAX_PIECE_BYTES),
+    FrameKind.ARENA: _channel(messages.Arena),
+    FrameKind.DEFINE: _channel(messages.Define),
+    FrameKind.BIND: _channel(messages.Bind),
+    FrameKind.CALL: _channel(messages.Call),
+    FrameKind.DROP: _channel(messages.Drop),
+    FrameKind.FETCH: _channel(messages.Fetch),
+    FrameKind.SHARE: _channel(messages.Share),
+    FrameKind.PUBLISH: _channel(messages.Publish),
+    FrameKind.TAKE: _channel(messages.Take),
+    FrameKind.DONE: _channel(messages.Done),
+    FrameKind.RESULT: _channel(messages.CallResult),
+    FrameKind.FAILED: _channel(messages.Failed, 1 << 20),
+    FrameKind.LEFT: _channel(messages.Left),
+    FrameKind.ORDER: FrameLimit(None, 4 << 20, descriptors=MAX_DESCRIPTORS),
+    FrameKind.REPORT: FrameLimit(None, 64 << 10, descriptors=1),
+}
+# What clients of a manager send.
+REQUESTS = frozenset(
+    kind
+    for kind in FrameKind
+    if kind < FrameKind.ANSWER or kind in (FrameKind.DISCARD, FrameKind.RETURN)
 )
+_DECODERS = {
+    kind: msgspec.msgpack.Decoder(limit.meta)
+    for kind, limit in _LIMITS.items()
+    if limit.meta is not None
+}
+
+
+def _plain_value(value: Any) -> Any:
+    """A value whose class derives from a plain one, such as a number of NumPy's."""
+    for plain in (int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    raise TypeError(f"no message has a {type(value).__name__}")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
 
 
 # Looking a number up takes a tenth of what `FrameKind(number)` does.
@@ -212,14 +216,14 @@ class Header(NamedTuple):
     body_bytes: int
 
 
-def pack_frame(kind: FrameKind, meta: Meta, body_bytes: int = 0, descriptors: int = 0) -> bytes:
+def pack_frame(kind: FrameKind, meta: Any, body_bytes: int = 0, descriptors: int = 0) -> bytes:
     """Return a frame's header and metadata; the body and the descriptors are sent separately."""
-    packed: bytes = msgpack.packb(meta, use_bin_type=True)
+    packed = encode(meta)
     return _HEADER.pack(MAGIC, VERSION, kind, descriptors, len(packed), body_bytes) + packed
 
 
 def read_header(
-    data: bytes | bytearray | memoryview,
+    data: Buffer,
     max_meta_bytes: int = MAX_META_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Header:
@@ -244,10 +248,20 @@ def read_header(
     return Header(kind, descriptors, meta_bytes, body_bytes)
 
 
-def unpack_meta(kind: FrameKind, data: bytes | bytearray | memoryview) -> Meta:
-    """Unpack the metadata of a frame of this kind; raise BadFrame beyond the kind's bounds."""
-    limit = _LIMITS[kind]
-    return unpack_bounded(data, limit.bounds, text_keys=limit.text_keys)
+def unpack_meta(kind: FrameKind, data: Buffer) -> Any:
+    """Read the metadata of a frame of this kind; raise BadFrame if it is not of the kind's type."""
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise BadFrame(f"{kind.name} where none belongs")
+    return decoded(decoder, data, kind.name)
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[Any], data: Buffer, name: str) -> Any:
+    """Read a message; raise BadFrame with its name if it is not of the decoder's type."""
+    try:
+        return decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"{name}: {error}"[:_ERROR_CHARACTERS]) from error
 
 
 def aligned(size_bytes: int) -> int:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
-from torch_shim.wire.bounded_msgpack import shown
-from torch_shim.wire.frame_socket import Buffer, Frame, FrameSocket
-from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind, FrameKind
+from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.messages import Call, Done, Fetch, Publish, SentTensor, Take
+from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import Arena, LentPages, SharedBlock, shared_blocks
 
 log = logging.getLogger("torch_shim")
@@ -82,63 +82,58 @@ class DataChannel:
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
-        """Send a program once."""
         if number not in self.defined:
             self._ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
 
-    def bind(self, number: int, binding: int, tensors: dict[int, Any]) -> None:
+    def bind(self, number: int, binding: int, tensors: dict[int, SentTensor]) -> None:
         """Send a program's binding, its constant inputs, unless the worker still has it."""
         bindings = self.bound.setdefault(number, [])
         if binding in bindings:
             bindings.remove(binding)
         else:
-            self._ask(FrameKind.BIND, [number, binding, tensors])
+            self._ask(FrameKind.BIND, (number, binding, tensors))
         bindings.append(binding)
         del bindings[:-MOST_BINDINGS]
 
-    def call(self, meta: list[Any], body: Sequence[Buffer]) -> Frame:
+    def call(self, call: Call, body: Sequence[Buffer]) -> Frame:
         """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
-        return self._ask(FrameKind.CALL, meta, body)
+        return self._ask(FrameKind.CALL, call, body)
 
     def fetch(self, key: int, epoch: int, *, gives_back: bool = False) -> Frame:
         """Return the bytes of a kept storage, as a descriptor or the body; RemoteFailure if the
         worker does not have them. With `gives_back` the file may be one to be given back."""
-        return self._ask(FrameKind.FETCH, [key, epoch, *([True] if gives_back else [])])
+        return self._ask(FrameKind.FETCH, Fetch(key, epoch, gives_back))
 
     def share(self, key: int, size_bytes: int, descriptor: int) -> None:
         self._ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
 
     def publish(self, key: int, epoch: int, handle: str, about: bytes) -> None:
         """Let other functions use a kept storage, by the handle of its data."""
-        self._ask(FrameKind.PUBLISH, [key, epoch, handle, about])
+        self._ask(FrameKind.PUBLISH, Publish(key, epoch, about, handle))
 
     def put(self, key: int, epoch: int, about: bytes, lifetime_s: float | None) -> str:
         """Let other functions use a kept storage; return its handle.
 
         RemoteFailure if the manager has to be asked.
         """
-        lifetime = [] if lifetime_s is None else [float(lifetime_s)]
-        match self._ask(FrameKind.PUBLISH, [key, epoch, about, *lifetime]).meta:
-            case [str(handle)]:
-                return handle
-            case other:
-                raise BadFrame(f"the answer to PUBLISH: {shown(other)}")
+        answer: Done = self._ask(
+            FrameKind.PUBLISH, Publish(key, epoch, about, lifetime_s=lifetime_s)
+        ).meta
+        return answer.handle
 
     def take(self, handle: str, key: int) -> tuple[int, bytes]:
         """Have the worker keep data that was published there, under this key.
 
         Return its size and its description.
         """
-        match self._ask(FrameKind.TAKE, [handle, key]).meta:
-            case [int(size_bytes), bytes(about)] if size_bytes > 0:
-                return size_bytes, about
-            case other:
-                raise BadFrame(f"the answer to TAKE: {shown(other)}")
+        answer: Done = self._ask(FrameKind.TAKE, Take(key, handle)).meta
+        if not answer.size_bytes:
+            raise BadFrame("data without bytes")
+        return answer.size_bytes, answer.about
 
     def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
-        """Have the worker keep data that lies in a file, under this key."""
-        self._ask(FrameKind.TAKE, [key, start, size_bytes], descriptors=[descriptor])
+        self._ask(FrameKind.TAKE, Take(key, "", start, size_bytes), descriptors=[descriptor])
 
     def drop(self, keys: list[int]) -> None:
         self._ask(FrameKind.DROP, keys)
@@ -192,18 +187,6 @@ class DataChannel:
             raise BadFrame(f"{frame.kind.name} as the answer to {kind.name}")
         self.broken = False
         return frame
-
-
-def read_left(meta: Any, size_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield key, epoch, offset and size of each storage in a worker's last frame."""
-    for entry in meta if isinstance(meta, list) else []:
-        match entry:
-            case [int(key), int(epoch), int(offset), int(size)] if (
-                min(offset, size) >= 0 and offset + size <= size_bytes
-            ):
-                yield key, epoch, offset, size
-            case _:
-                raise BadFrame(f"what a worker left: {shown(entry)}")
 
 
 class WorkerPeer:
@@ -283,17 +266,9 @@ class WorkerPeer:
         self.sole.discard(key)
         self._dropped.append(key)
 
-    def lent(self, numbers: Sequence[Any]) -> LentPages | None:
-        """Return what to hold while a file is mapped that came with an answer, if it has a number.
-
-        `numbers` are the fields behind those that every answer has.
-        """
-        match numbers:
-            case []:
-                return None
-            case [int(number)] if number > 0:
-                return LentPages(partial(self.drop, -number))
-        raise BadFrame(f"the file of an answer: {shown(numbers)}")
+    def lent(self, number: int) -> LentPages | None:
+        """Return what to hold while a file is mapped that came with an answer and has a number."""
+        return LentPages(partial(self.drop, -number)) if number else None
 
     def share(self, block: SharedBlock, channel: DataChannel) -> bool:
         """Have the worker map a block, unless it does already; whether calls may name it."""
@@ -423,9 +398,12 @@ class WorkerPeer:
             self._close(channel)
             self.mark_lost()
             return self._fetch_left(key)
-        if not isinstance(frame.meta, list) or not frame.meta:
-            raise BadFrame(f"the answer to FETCH: {shown(frame.meta)}")
-        lent = self.lent(frame.meta[1:])
+        try:
+            answer: Done = frame.meta
+        except BadFrame:
+            frame.close_descriptors()
+            raise
+        lent = self.lent(answer.file)
         self.sole.discard(key)
         return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)
 
@@ -455,5 +433,7 @@ class WorkerPeer:
                 frame.close_descriptors()
         else:
             whole = frame.body
-        for key, epoch, offset, size in read_left(frame.meta, len(whole)):
+        for key, epoch, offset, size in frame.meta:
+            if offset + size > len(whole):
+                raise BadFrame(f"what a worker left: {size} bytes at {offset} of {len(whole)}")
             self._left[key] = epoch, whole[offset : offset + size]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
@@ -124,9 +123,8 @@ class AdmittedLeases:
         return self._terms.get(lease, USUAL_TERMS)
 
     def check(self, lease: int) -> None:
-        """Refuse the call unless its lease is still in force."""
         if lease not in self._in_force:
-            raise CallRefused(FailureKind.LEASE, f"lease {shown(lease)} is not in force here")
+            raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
 
     def enter(self, lease: int, session: str, function: str) -> None:
         """A call of this function's session begins; every one that was let in must leave.

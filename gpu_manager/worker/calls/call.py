@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -19,27 +19,19 @@ from gpu_manager.worker.program.channel_state import (
 )
 from gpu_manager.worker.program.plain_values import begin_call
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES, bytes_of, extent_of, identity
-from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force, read_arithmetic
-from torch_shim.wire.bounded_msgpack import shown
+from torch_shim.wire.arithmetic import arithmetic_in_force
+from torch_shim.wire.messages import (
+    STAYS,
+    Arithmetic,
+    Call,
+    CallOptions,
+    CallResult,
+    ChangedInput,
+    OutputPart,
+    Residents,
+    SentOutput,
+)
 from torch_shim.wire.protocol import FailureKind
-
-_CALL_FIELDS, _OPTION_FIELDS = 5, 8
-_TRACE_CHARACTERS = 128
-
-
-class Residents(NamedTuple):
-    """What the shim says about outputs and changed inputs that it may never look at.
-
-    Storages of at least `least_bytes` stay with the worker, output storage n under `first_key` + n,
-    unless it is `wanted` up to its size. `dropped` are the keys of those that the function needs no
-    more, or the negative numbers of files of results that it gives back.
-    """
-
-    first_key: int
-    least_bytes: int
-    wanted: dict[int, int]
-    dropped: list[int]
-
 
 # What changes a program's numbers beside its inputs: each call begins with exactly its own modes.
 #
@@ -49,6 +41,7 @@ class Residents(NamedTuple):
 
 _functorch = torch._C._functorch  # noqa: SLF001 - torch has no public way to ask
 _fills = torch._C._get_deterministic_fill_uninitialized_memory  # noqa: SLF001 - the public one takes longer
+_USUAL = Arithmetic()
 _DTYPES = (("cpu", torch.bfloat16), ("cuda", torch.float16))  # of autocast where nobody names one
 
 
@@ -106,23 +99,6 @@ def _check_process(mode: Mode) -> None:
         raise ContextLost(f"the process computes with {in_force}", of_program=False)
 
 
-class Options(NamedTuple):
-    """How a call is to be run. One that `repeats` another was in a worker that died."""
-
-    autocast: torch.dtype | None
-    rng: bytes | None
-    keys: list[int]
-    default_dtype: torch.dtype
-    trace: str = ""
-    arithmetic: Arithmetic = Arithmetic()
-    residents: Residents | None = None
-    repeats: bool = False
-
-    def mode(self) -> Mode:
-        """What of it changes the numbers that a program computes."""
-        return Mode(self.autocast, self.default_dtype, self.arithmetic)
-
-
 class GraphCall(NamedTuple):
     """A call as it was asked for."""
 
@@ -130,74 +106,39 @@ class GraphCall(NamedTuple):
     number: int
     program: BuiltProgram
     binding: Binding | None
-    inputs: Any
-    options: Options
+    inputs: list[Any]
+    options: CallOptions
+    mode: Mode
 
     @property
     def needs(self) -> CallNeeds:
-        options = self.options
-        return CallNeeds(options.arithmetic, options.default_dtype, options.rng is not None)
+        mode = self.mode
+        return CallNeeds(mode.arithmetic, mode.default_dtype, self.options.rng is not None)
 
 
-def read_call(meta: Any, channel: ChannelState) -> GraphCall:
-    """Check what a CALL says, and find the program and binding it names."""
-    if not isinstance(meta, list) or len(meta) != _CALL_FIELDS or type(meta[0]) is not int:
-        raise CallRefused(FailureKind.BAD_FRAME, "CALL has five fields, the lease first")
-    lease, number, binding, inputs, options = meta
+def read_call(call: Call, channel: ChannelState) -> GraphCall:
+    """Find the program and binding that a CALL names, and the mode that it asks for."""
+    number, options = call.program, call.options
     program = channel.program(number)
-    bound, read = channel.binding(number, binding), read_options(options)
-    if program.random and read.rng is None:
+    bound = channel.binding(number, call.binding)
+    if program.random and options.rng is None:
         raise CallRefused(FailureKind.BAD_FRAME, "a program that draws has a generator's state")
-    return GraphCall(lease, number, program, bound, inputs, read)
+    return GraphCall(call.lease, number, program, bound, call.inputs, options, read_mode(options))
 
 
-def read_options(options: Any) -> Options:
-    if not isinstance(options, list) or len(options) != _OPTION_FIELDS:
-        raise CallRefused(FailureKind.BAD_FRAME, "options have eight fields")
-    autocast, rng, keys, default, trace, sent, stay, repeats = options
-    arithmetic = Arithmetic() if sent is None else read_arithmetic(sent)
-    if arithmetic is None:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no settings of arithmetic: {shown(sent)}")
-    if not isinstance(trace, str) or len(trace) > _TRACE_CHARACTERS:
-        raise CallRefused(FailureKind.BAD_FRAME, "a trace is a short text")
-    if autocast is not None:
-        if not isinstance(autocast, list) or len(autocast) != len(("dtype", "cache")):
-            raise CallRefused(FailureKind.BAD_FRAME, "autocast is a dtype and whether to cache")
-        autocast = _dtype(autocast[0])  # casts are never kept: see `leave_modes`
-    if rng is not None and not isinstance(rng, bytes):
-        raise CallRefused(FailureKind.BAD_FRAME, "a generator's state is bytes")
-    if not isinstance(keys, list) or not _are_numbers(keys):
-        raise CallRefused(FailureKind.BAD_FRAME, "keys are numbers")
-    dtype = torch.float32 if default is None else _dtype(default)
-    if type(repeats) is not bool:
-        raise CallRefused(FailureKind.BAD_FRAME, "a call repeats another one or does not")
-    stays = _read_residents(stay)
-    return Options(autocast, rng, keys, dtype, trace, arithmetic, stays, repeats)
+def read_mode(options: CallOptions) -> Mode:
+    autocast, default = options.autocast, options.default_dtype
+    return Mode(
+        None if autocast is None else _dtype(autocast),
+        torch.float32 if default is None else _dtype(default),
+        _USUAL if options.arithmetic is None else options.arithmetic,
+    )
 
 
-def _read_residents(sent: Any) -> Residents | None:
-    match sent:
-        case None:
-            return None
-        case [int(first), int(least), list(wanted), list(dropped)] if first > 0:
-            numbers = [*dropped, *(number for entry in wanted for number in _pair(entry))]
-            if _are_numbers(numbers):
-                return Residents(first, least, dict(wanted), dropped)
-    raise CallRefused(FailureKind.BAD_FRAME, f"what stays: {shown(sent)}")
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return not values or set(map(type, values)) == {int}
-
-
-def _pair(entry: Any) -> Any:
-    return entry if isinstance(entry, list) and len(entry) == len(("number", "size")) else [None]
-
-
-def _dtype(name: Any) -> torch.dtype:
-    dtype = DTYPES.get(name) if isinstance(name, str) else None
+def _dtype(name: str) -> torch.dtype:
+    dtype = DTYPES.get(name)
     if dtype is None or not dtype.is_floating_point:
-        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {shown(name)} to compute in")
+        raise CallRefused(FailureKind.BAD_FRAME, f"no dtype {name!r:.80} to compute in")
     return dtype
 
 
@@ -207,28 +148,25 @@ _LEAST_DENSITY = 0.25
 _SPARSE_FROM_BYTES = 1 << 16
 
 
-# Where the offset of a part would stand: its bytes stay with the worker.
-_STAYS = -2
-_SOLE = 2
 _LEAST, _LARGEST = -1 << 63, (1 << 64) - 1  # of the whole numbers that a message may contain
 
 
 class PackedResult(NamedTuple):
     """What RESULT says, with offsets still to be filled in, and the bytes in their order."""
 
-    storages: list[list[int]]
+    storages: list[OutputPart]
     views: list[Any]
-    changed: list[list[int]]
+    changed: list[ChangedInput]
     parts: list[torch.Tensor]
 
     def sizes(self) -> list[int]:
         return [part.numel() for part in self.parts]
 
     def place(self, offsets: Sequence[int]) -> None:
-        sent = [(entry, 0) for entry in self.storages if entry[0] != _STAYS]
-        sent += [(entry, 1) for entry in self.changed if entry[1] != _STAYS]
-        for (entry, field), offset in zip(sent, offsets, strict=True):
-            entry[field] = offset
+        parts: list[OutputPart | ChangedInput] = [*self.storages, *self.changed]
+        sent = [part for part in parts if part.offset != STAYS]
+        for part, offset in zip(sent, offsets, strict=True):
+            part.offset = offset
 
 
 class Packer:
@@ -248,7 +186,7 @@ class Packer:
         self._kept = kept
         self._keys = keys
         self._residents = residents
-        self._storages: list[list[int]] = []
+        self._storages: list[OutputPart] = []
         self._parts: list[torch.Tensor] = []
 
     def pack(
@@ -317,12 +255,12 @@ class Packer:
             assert self._residents is not None
             own = self._own(storage, start, stop)
             self._kept.keep_sole(InputStorage(own, self._residents.first_key + here))
-            self._storages.append([_STAYS, stop - start, _SOLE])
+            self._storages.append(OutputPart(STAYS, stop - start, True))
             return
         key = self._keys[here] if here < len(self._keys) else 0
         if key:
             self._kept.keep(InputStorage(self._own(storage, start, stop), key))
-        self._storages.append([0, stop - start, bool(key)])
+        self._storages.append(OutputPart(0, stop - start, bool(key)))
         self._parts.append(bytes_of(storage, start, stop))
 
     def _stays(self, number: int, size_bytes: int) -> bool:
@@ -343,17 +281,17 @@ class Packer:
             part = part.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         return part
 
-    def _changed(self, entry: TensorInput) -> list[int]:
+    def _changed(self, entry: TensorInput) -> ChangedInput:
         start, stop = extent_of(entry.tensor)
         residents, key = self._residents, entry.held.key
         if residents is not None and key and stop - start >= max(residents.least_bytes, 1):
             if self._kept.has_sole(key):
-                return [entry.position, _STAYS, stop - start]
+                return ChangedInput(entry.position, STAYS, stop - start)
             if self._kept.has_room(entry.held.storage.nbytes()):
                 self._kept.keep_sole(entry.held)
-                return [entry.position, _STAYS, stop - start]
+                return ChangedInput(entry.position, STAYS, stop - start)
         self._parts.append(bytes_of(entry.tensor.untyped_storage(), start, stop))
-        return [entry.position, 0, stop - start]
+        return ChangedInput(entry.position, 0, stop - start)
 
 
 def _plain(output: torch.Tensor) -> torch.Tensor:
@@ -365,9 +303,10 @@ def _plain(output: torch.Tensor) -> torch.Tensor:
     return output.resolve_conj().resolve_neg()
 
 
-def _described(storage: int, tensor: torch.Tensor, shift: int) -> list[Any]:
-    offset = tensor.storage_offset() - shift
-    return [storage, NAMES[tensor.dtype], list(tensor.shape), list(tensor.stride()), offset]
+def _described(storage: int, tensor: torch.Tensor, shift: int) -> SentOutput:
+    shape, strides = list(tensor.shape), list(tensor.stride())
+    offset = int(tensor.storage_offset()) - shift
+    return SentOutput(storage, NAMES[tensor.dtype], shape, strides, offset)
 
 
 def _is_sparse(tensor: torch.Tensor, span_bytes: int) -> bool:
@@ -388,6 +327,12 @@ class CallAnswer(NamedTuple):
     times: list[float]
     batch: int
     together: int = 1
+
+    def sent(self, file_number: int) -> CallResult:
+        """The answer as it travels, with the number of the file that is to be given back."""
+        storages, views, changed, _ = self.result
+        times = cast(tuple[float, float, float, float], tuple(self.times))
+        return CallResult(storages, views, changed, self.rng, times, file_number)
 
 
 # Copies a result's bytes to where the shim will read them.

@@ -17,7 +17,8 @@ from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, NoTurns, SlotTurns
 from gpu_manager.worker.calls.admitted_leases import LeaseClocks
 from gpu_manager.worker.data import PublishedData
-from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force, use_arithmetic
+from torch_shim.wire.arithmetic import arithmetic_in_force, use_arithmetic
+from torch_shim.wire.messages import Arithmetic
 from torch_shim.wire.protocol import FailureKind
 
 # After this time in one turn, further calls wait for the next one: other processes wait, too.

@@ -196,7 +196,7 @@ class SingleCalls:
 
     def _run_within_limit(self, call: GraphCall, inputs: Inputs) -> ProgramRun:
         shapes = (call.program.digest, *inputs.shapes)
-        mode = call.options.mode()
+        mode = call.mode
 
         def seeded() -> ProgramRun:
             if call.options.rng is not None:

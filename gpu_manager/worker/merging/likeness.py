@@ -2,22 +2,20 @@
 
 Calls with tensors that stay in the worker, such as caches, may be of other shapes and have other
 numbers: those are each call's own. Only what the calls' descriptions say counts; nothing of it was
-checked yet.
+looked up yet.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
 
 from gpu_manager.worker.calls.call import ChannelCall, GraphCall
 from gpu_manager.worker.merging.records import Singly
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
-from gpu_manager.worker.program.inputs import AREA, IMAGE, KEPT
 from gpu_manager.worker.program.tensor_specs import identity
+from torch_shim.wire.messages import FromArea, FromImage, FromKept, Number, SentTensor
 
 _MOST_BINDINGS = 4096
-_KEY = 2  # where the key stands behind the kind of what lies in the area
 _NESTED = "_vmap_increment_nesting"
 
 
@@ -28,7 +26,7 @@ def why_singly(asked: ChannelCall) -> Singly | None:
         return Singly.REPEATED
     if call.options.rng is not None:
         return Singly.RANDOM
-    if call.options.arithmetic.deterministic or call.options.arithmetic.cudnn_deterministic:
+    if call.mode.arithmetic.deterministic or call.mode.arithmetic.cudnn_deterministic:
         return Singly.EXACT
     if call.program.random:
         return Singly.RANDOM
@@ -52,18 +50,13 @@ class Likenesses:
         call = asked.call
         if why_singly(asked) is not None:
             return None
-        try:
-            found = (
-                call.program.digest,
-                0 if call.binding is None else self._of_binding(call.binding),
-                call.options.mode(),
-                _inputs(call),
-                asked.terms,
-            )
-            hash(found)
-        except (TypeError, ValueError, IndexError):  # the call is refused when it is read
-            return None
-        return found
+        return (
+            call.program.digest,
+            0 if call.binding is None else self._of_binding(call.binding),
+            call.mode,
+            _inputs(call),
+            asked.terms,
+        )
 
     def _of_binding(self, binding: Binding) -> int:
         """A number that bindings of the same tensors have in common."""
@@ -84,28 +77,24 @@ def _inputs(call: GraphCall) -> tuple[Hashable, ...]:
     return tuple(map(_roughly if roughly else _input, call.inputs))
 
 
-def _input(described: Any) -> Hashable:
-    if not isinstance(described, list):
-        return type(described), repr(described)
-    source, dtype, shape, strides, offset = described[:5]
-    if source[0] == IMAGE:
-        return tuple(source), dtype, tuple(shape), tuple(strides), offset
-    return dtype, tuple(shape), tuple(strides)
+def _input(sent: SentTensor | Number | str) -> Hashable:
+    if not isinstance(sent, SentTensor):
+        return type(sent), repr(sent)
+    if isinstance(sent.source, FromImage):
+        return sent.source, sent.dtype, tuple(sent.shape), tuple(sent.strides), sent.offset
+    return sent.dtype, tuple(sent.shape), tuple(sent.strides)
 
 
-def _is_kept(described: Any) -> bool:
-    if not isinstance(described, list):
-        return False
-    kind, *rest = described[0]
-    return bool(kind == KEPT or (kind == AREA and rest[_KEY] > 0))
+def _is_kept(sent: SentTensor | Number | str) -> bool:
+    source = sent.source if isinstance(sent, SentTensor) else None
+    return isinstance(source, FromKept) or (isinstance(source, FromArea) and source.key > 0)
 
 
-def _roughly(described: Any) -> Hashable:
+def _roughly(sent: SentTensor | Number | str) -> Hashable:
     """The same without shapes, and without numbers."""
-    if not isinstance(described, list):
-        return type(described).__name__
-    source, dtype, shape = described[:3]
-    return _input(described) if source[0] == IMAGE else (dtype, len(shape))
+    if not isinstance(sent, SentTensor):
+        return type(sent).__name__
+    return _input(sent) if isinstance(sent.source, FromImage) else (sent.dtype, len(sent.shape))
 
 
 def _bound(entry: TensorInput) -> Hashable:

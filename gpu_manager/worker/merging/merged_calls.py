@@ -308,7 +308,7 @@ class MergedCalls:
         memory, expected = self._single.memory, set[int]()
 
         def work() -> Found:
-            with computing(self._single.device.device, call.options.mode()):
+            with computing(self._single.device.device, call.mode):
                 return how(program, group.inputs, outputs)
 
         try:

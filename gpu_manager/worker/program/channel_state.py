@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from gpu_manager.devices.worker_device import DeviceImage
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
 from gpu_manager.worker.shared_memory import FileBudget, FunctionBlocks, ResultFiles
-from torch_shim.wire.bounded_msgpack import shown
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 
 
@@ -105,11 +105,9 @@ class KeptStorages:
             self.drop([next(iter(self._copies))])
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether as much may be kept that the function does not get."""
         return self._sole_budget.size_bytes + size_bytes <= self._sole_budget.most_bytes
 
     def keep_sole(self, held: InputStorage) -> None:
-        """Keep what the function does not have."""
         self.drop([held.key])
         self._sole[held.key] = held
         self._sole_budget.size_bytes += held.storage.nbytes()
@@ -118,7 +116,6 @@ class KeptStorages:
         return key in self._sole
 
     def sole(self) -> list[InputStorage]:
-        """What the function does not have, the least recently used first."""
         return list(self._sole.values())
 
     def shared(self, key: int) -> None:
@@ -142,7 +139,6 @@ class KeptStorages:
                 self._sole_budget.size_bytes -= held.storage.nbytes()
 
     def clear_copies(self) -> None:
-        """Forget what the function has too."""
         self._copies.clear()
         self.size_bytes = 0
 
@@ -199,11 +195,9 @@ class SessionStorages:
             kept.clear_copies()
 
     def sole(self) -> list[InputStorage]:
-        """What no function has, in any session."""
         return [held for kept in self._now() for held in kept.sole()]
 
     def any_free_file(self) -> bool:
-        """Whether there are files that no function reads."""
         has_files = self.file_budget.size_bytes > 0
         return has_files and any(kept.files.any_free for kept in self._now())
 
@@ -238,70 +232,75 @@ def positions_of(given: Iterable[TensorInput]) -> dict[int, int]:
     return positions
 
 
+@dataclass(slots=True)
+class _DefinedProgram:
+    """A program that a channel has defined, and what the channel has bound and called it with."""
+
+    program: BuiltProgram
+    bindings: OrderedDict[int, Binding] = field(default_factory=OrderedDict)  # the latest
+    # What a call said, its binding, and what its inputs were made of.
+    prepared: tuple[Any, Binding | None, Any] | None = None
+
+
 class ChannelState:
     """The numbers that one channel gave to programs and bindings, and its arena."""
 
     def __init__(self, kept: KeptStorages) -> None:
         self.kept = kept
         self.arena: memoryview | None = None
-        self._programs: dict[int, BuiltProgram] = {}
-        self._bindings: dict[int, OrderedDict[int, Binding]] = {}  # the latest of each program
-        self._prepared: dict[int, tuple[Any, Binding | None, Any]] = {}
+        self._programs: dict[int, _DefinedProgram] = {}
 
     def define(self, number: int, program: BuiltProgram) -> None:
         """Give a program a number; bindings of the one that had it are gone."""
-        self._programs[number] = program
-        self._bindings.pop(number, None)
-        self._prepared.pop(number, None)
+        self._programs[number] = _DefinedProgram(program)
 
-    def program(self, number: Any) -> BuiltProgram:
-        program = self._programs.get(number) if type(number) is int else None
-        if program is None:
-            raise CallRefused(FailureKind.MISSING, f"program {shown(number)}", {"missing": []})
-        return program
+    def program(self, number: int) -> BuiltProgram:
+        defined = self._programs.get(number)
+        if defined is None:
+            raise CallRefused(FailureKind.MISSING, f"program {number}", {"missing": []})
+        return defined.program
 
     def bind(self, program: int, binding: Binding) -> None:
         """Remember a program's binding; the least recently used leaves if there are too many."""
-        bindings = self._bindings.setdefault(program, OrderedDict())
-        bindings[binding.number] = binding
-        bindings.move_to_end(binding.number)
-        if len(bindings) > MOST_BINDINGS:
-            bindings.popitem(last=False)
-        self._prepared.pop(program, None)
+        defined = self._programs[program]
+        defined.bindings[binding.number] = binding
+        defined.bindings.move_to_end(binding.number)
+        if len(defined.bindings) > MOST_BINDINGS:
+            defined.bindings.popitem(last=False)
+        defined.prepared = None
 
-    def binding(self, program: int, number: Any) -> Binding | None:
+    def binding(self, program: int, number: int | None) -> Binding | None:
         """The program's binding of this number; None for no number."""
         if number is None:
             return None
-        bindings = self._bindings.get(program)
-        binding = bindings.get(number) if bindings is not None and type(number) is int else None
-        if bindings is None or binding is None or binding.gone:
-            raise CallRefused(FailureKind.MISSING, f"binding {shown(number)}", {"missing": []})
+        bindings = self._programs[program].bindings
+        binding = bindings.get(number)
+        if binding is None or binding.gone:
+            raise CallRefused(FailureKind.MISSING, f"binding {number}", {"missing": []})
         bindings.move_to_end(number)
         return binding
 
     def take_arena(self, arena: memoryview) -> None:
         """Use this memory from now on; nothing lies in the former one any more."""
         self.arena = arena
-        self._prepared.clear()
+        for defined in self._programs.values():
+            defined.prepared = None
 
     def close(self) -> None:
         self.arena = None
-        self._prepared.clear()
-        self._bindings.clear()
         self._programs.clear()
 
     def prepared(self, program: int, described: Any, binding: Binding | None) -> Any:
-        """What was prepared for a call that said the same, or None."""
-        entry = self._prepared.get(program)
-        if entry is None or entry[1] is not binding or entry[0] != described:
+        prepared = self._programs[program].prepared
+        if prepared is None or prepared[1] is not binding or prepared[0] != described:
             return None
-        return entry[2]
+        return prepared[2]
 
     def prepare(self, program: int, described: Any, binding: Binding | None, inputs: Any) -> None:
         """Remember what the inputs of a call are made of, for the next one that says the same."""
-        self._prepared[program] = (described, binding, inputs)
+        self._programs[program].prepared = described, binding, inputs
 
     def forget_prepared(self, program: int) -> None:
-        """Prepare the program's next call from its description."""
-        self._prepared.pop(program, None)
+        defined = self._programs.get(program)
+        if defined is not None:
+            defined.prepared = None

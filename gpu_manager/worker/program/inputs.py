@@ -15,13 +15,9 @@ from gpu_manager.worker.program.channel_state import (
     positions_of,
 )
 from gpu_manager.worker.program.tensor_specs import read_spec, view
-from torch_shim.wire.bounded_msgpack import shown
+from torch_shim.wire.messages import FromArea, FromImage, FromKept, SentTensor
 from torch_shim.wire.protocol import FailureKind
 
-IMAGE, KEPT, AREA = 0, 1, 2
-_IMAGE_FIELDS, _KEPT_FIELDS, _AREA_FIELDS = 4, 3, 5
-_BLOCK_FIELDS = 6  # of what lies in a block instead of the area
-_TENSOR_FIELDS = 5
 _MOST_LASTING_BYTES = 1 << 20  # of inputs whose copies may stay for the next call
 
 _version_of = operator.attrgetter("_version")  # the counter that autograd goes by
@@ -49,7 +45,6 @@ class Inputs:
 
     @property
     def received_bytes(self) -> int:
-        """The bytes that came with the call."""
         return sum(entry.tensor.nbytes for entry in self.sent if entry.held.image is None)
 
     def refilled(self, area: memoryview) -> "Inputs":
@@ -61,7 +56,6 @@ class Inputs:
         return self
 
     def changed(self) -> list[TensorInput]:
-        """Those that were written to since."""
         after = self._now()
         if after == self._versions:
             return []
@@ -115,13 +109,13 @@ class InputReader:
         self._end_bytes = 0
         self._lasting = True
 
-    def call(self, described: Any, count: int, binding: Binding | None) -> Inputs:
-        if not isinstance(described, list) or len(described) != count:
+    def call(self, described: list[Any], count: int, binding: Binding | None) -> Inputs:
+        if len(described) != count:
             raise CallRefused(FailureKind.BAD_FRAME, f"the program takes {count} inputs")
         values: list[Any] = [None] * count
         given = []
         for position, entry in enumerate(described):
-            if isinstance(entry, list):
+            if isinstance(entry, SentTensor):
                 tensor = self._tensor(position, entry)
                 if tensor is not None:
                     given.append(tensor)
@@ -132,7 +126,7 @@ class InputReader:
             elif entry is None:
                 continue
             else:
-                raise CallRefused(FailureKind.BAD_FRAME, f"input {position} is {shown(entry)}")
+                raise CallRefused(FailureKind.BAD_FRAME, f"input {position} is {entry!r:.80}")
         self._check_missing()
         for entry in binding.given if binding is not None else ():
             if described[entry.position] is not None:
@@ -144,13 +138,11 @@ class InputReader:
             inputs.refill = self._device.refill
         return inputs
 
-    def binding(self, number: Any, described: Any, count: int) -> Binding:
-        if not isinstance(described, dict) or type(number) is not int:
-            raise CallRefused(FailureKind.BAD_FRAME, "a binding is a number and a map")
+    def binding(self, number: int, described: dict[int, SentTensor], count: int) -> Binding:
         given = []
         for position, entry in sorted(described.items()):
-            if type(position) is not int or not 0 <= position < count:
-                raise CallRefused(FailureKind.BAD_FRAME, f"no input {shown(position)}")
+            if not 0 <= position < count:
+                raise CallRefused(FailureKind.BAD_FRAME, f"no input {position}")
             tensor = self._tensor(position, entry)
             if tensor is not None:
                 given.append(tensor)
@@ -162,75 +154,66 @@ class InputReader:
             detail = f"{len(self._missing)} kept storages"
             raise CallRefused(FailureKind.MISSING, detail, {"missing": self._missing})
 
-    def _tensor(self, position: int, described: Any) -> TensorInput | None:
-        """The tensor and its storage; None where that is not here any more."""
-        if not isinstance(described, list) or len(described) < _TENSOR_FIELDS:
-            raise CallRefused(FailureKind.BAD_FRAME, f"tensor {shown(described)}")
-        source, dtype, shape, strides, offset = described[:_TENSOR_FIELDS]
-        spec = read_spec(dtype, shape, strides, offset)
-        held = self._source(source)
+    def _tensor(self, position: int, sent: SentTensor) -> TensorInput | None:
+        spec = read_spec(sent.dtype, sent.shape, sent.strides, sent.offset)
+        held = self._source(sent.source)
         return None if held is None else TensorInput(position, view(held.storage, spec), held, spec)
 
-    def _source(self, source: Any) -> InputStorage | None:
-        if not isinstance(source, list) or not source or len(source) > _BLOCK_FIELDS:
-            raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
-        kind, *rest = source
-        if kind == IMAGE and len(source) == _IMAGE_FIELDS:
-            return self._weights(*rest)
-        if not all(type(number) is int and number >= 0 for number in rest):
-            raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
-        if kind == KEPT and len(source) == _KEPT_FIELDS:
-            key, epoch = rest
-            self._lasting = False
-            held = self._kept.find(key, epoch)
-            if held is None:
-                self._missing.append(key)
-                return None
-            if held.parked:
-                held.storage, held.parked = self._device.unpark(held.storage), False
-                held.shared = False  # it is a copy
-            elif held.shared and not self._reads_only:
-                held.storage, held.shared = self._device.duplicate(held.storage), False
-                held.use = None
-            return held
-        if kind == AREA and len(source) == _AREA_FIELDS:
-            return self._sent(self._area, *rest)
-        if kind == AREA and len(source) == _BLOCK_FIELDS:
-            block = self._kept.blocks.get(rest[-1])
-            if block is None:
-                raise CallRefused(FailureKind.BAD_FRAME, f"no block {rest[-1]}")
-            self._lasting = False
-            return self._sent(block.memory, *rest)
-        raise CallRefused(FailureKind.BAD_FRAME, f"source {shown(source)}")
+    def _source(self, source: FromImage | FromKept | FromArea) -> InputStorage | None:
+        if isinstance(source, FromImage):
+            return self._weights(source)
+        if isinstance(source, FromKept):
+            return self._from_kept(source)
+        if not source.block:
+            return self._sent(self._area, source)
+        block = self._kept.blocks.get(source.block)
+        if block is None:
+            raise CallRefused(FailureKind.BAD_FRAME, f"no block {source.block}")
+        self._lasting = False
+        return self._sent(block.memory, source)
 
-    def _weights(self, digest: Any, offset: Any, size_bytes: Any) -> InputStorage:
-        image = self._images.get(digest) if isinstance(digest, str) else None
-        if image is None or type(offset) is not int or type(size_bytes) is not int:
-            raise CallRefused(FailureKind.UNKNOWN_MODEL, f"no image {shown(digest)} in this worker")
-        storage = image.storage(offset, size_bytes)
-        if storage is None:
-            raise CallRefused(
-                FailureKind.BAD_FRAME, f"no storage of {size_bytes} bytes at {offset}"
-            )
-        held = self._held.get((id(image), offset))
+    def _from_kept(self, source: FromKept) -> InputStorage | None:
+        self._lasting = False
+        held = self._kept.find(source.key, source.epoch)
         if held is None:
-            held = InputStorage(storage, image=image, place=(offset, size_bytes))
-            self._held[(id(image), offset)] = held
+            self._missing.append(source.key)
+            return None
+        if held.parked:
+            held.storage, held.parked = self._device.unpark(held.storage), False
+            held.shared = False  # it is a copy
+        elif held.shared and not self._reads_only:
+            held.storage, held.shared = self._device.duplicate(held.storage), False
+            held.use = None
         return held
 
-    def _sent(
-        self, area: memoryview, offset: int, size_bytes: int, key: int, epoch: int, block: int = 0
-    ) -> InputStorage:
+    def _weights(self, source: FromImage) -> InputStorage:
+        image, place = self._images.get(source.digest), (source.offset, source.size_bytes)
+        if image is None:
+            detail = f"no image {source.digest!r:.80} in this worker"
+            raise CallRefused(FailureKind.UNKNOWN_MODEL, detail)
+        storage = image.storage(*place)
+        if storage is None:
+            detail = f"no storage of {source.size_bytes} bytes at {source.offset}"
+            raise CallRefused(FailureKind.BAD_FRAME, detail)
+        held = self._held.get((id(image), source.offset))
+        if held is None:
+            held = InputStorage(storage, image=image, place=place)
+            self._held[id(image), source.offset] = held
+        return held
+
+    def _sent(self, area: memoryview, source: FromArea) -> InputStorage:
+        offset, size_bytes, key = source.offset, source.size_bytes, source.key
         if offset + size_bytes > len(area):
             raise CallRefused(FailureKind.BAD_FRAME, f"{size_bytes} bytes at {offset} of the area")
-        held = self._held.get((block, offset, size_bytes, key))
+        place = source.block, offset, size_bytes, key
+        held = self._held.get(place)
         if held is None:
             borrows = self._borrows and not key and size_bytes > _MOST_LASTING_BYTES
             take = self._device.borrow if borrows else self._device.receive
             storage = take(area, offset, size_bytes)
-            held = InputStorage(storage, key, epoch, place=(offset, size_bytes))
-            self._held[(block, offset, size_bytes, key)] = held
-            if not block:
+            held = InputStorage(storage, key, source.epoch, place=(offset, size_bytes))
+            self._held[place] = held
+            if not source.block:
                 self._end_bytes = max(self._end_bytes, offset + size_bytes)
             if key:
                 self._lasting = False

@@ -19,6 +19,7 @@ from hunt.seeds.programs.node_program import NodeProgram, image_of
 from hunt.seeds.surroundings import Surroundings
 from tests.kit.simulation.simulated_loop import SimulatedProgram
 from tests.kit.simulation.simulated_network import listener
+from torch_shim.wire.messages import Release
 
 PORT = 8100
 _ATTEMPTS = 4
@@ -160,7 +161,7 @@ class FunctionProgram:
         """Tell the manager that asked for a lease elsewhere that nothing came of it."""
 
         async def release(session: ClientSession) -> None:
-            self.host.acquiring.release(session, {"lease": lease})
+            self.host.acquiring.release(session, Release(lease))
 
         with suppress(ManagerLost):
             await self._link(self.host).ask(release)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from cache_manager.model.ids import MIB, GpuId, NodeId
 from cache_manager.tier_index import TierIndex
 from gpu_manager.attachment.attachment import Attachment
@@ -32,6 +34,7 @@ from scheduler.api import Dispatch, GpuSpec, LeaseId, LeaseTokens, SlotId, SlotS
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from tests.kit.virtual_time import InlineExecutor
 from torch_shim.wire.image_digests import ImageTable, image_digest, lay_out
+from torch_shim.wire.messages import Acquire, Release
 
 _CONTEXT_BYTES = CONTEXT_MIB * MIB
 _STORE_BYTES = 64 << 30
@@ -244,14 +247,15 @@ class NodeProgram:
         self, session: ClientSession, fields: dict[str, Any], run_s: float, *, gives_back: bool
     ) -> dict[str, Any] | None:
         """Acquire, or take up a lease, and compute; where to go if the lease is elsewhere."""
-        answer, _ = await self.acquiring.acquire(session, fields, local=False)
+        asked = msgspec.convert(fields, Acquire)
+        answer, _ = await self.acquiring.acquire(session, asked, local=False)
         if "elsewhere" in answer:
             elsewhere: dict[str, Any] = answer["elsewhere"] | {"lease": answer["lease"]}
             return elsewhere
         (worker,) = answer["workers"].values()
         await self.runtime.call(worker, answer["lease"], session.key, run_s)
         if gives_back:
-            self.acquiring.release(session, {"lease": answer["lease"]})
+            self.acquiring.release(session, Release(answer["lease"]))
         return None
 
     def _host_gpus(self, node: NodeId) -> list[HostGpu]:

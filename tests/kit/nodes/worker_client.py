@@ -14,6 +14,7 @@ from tests.kit.nodes.manager_client import SealedWeights
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.wire.connections import connect
 from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.messages import Call, CallOptions, FromArea, FromImage, SentTensor
 from torch_shim.wire.programs import Named, Program, ProgramStep, Ref, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.worker_peer import DataChannel
@@ -142,17 +143,18 @@ class FunctionClient:
         number = self._programs.setdefault(digest_of(packed), len(self._programs) + 1)
         channel.define(number, digest_of(packed), packed)
         shape, size = [4], 4 * FLOAT_BYTES
-        image = [0, weights.digest, 0, len(weights.content)]
-        channel.bind(number, 1, {1: [image, "float32", shape, [1], 0]})
-        sent = [len(content) // FLOAT_BYTES]
-        inputs = [[[2, 0, len(content), 0, 0], "float32", sent, [1], 0], None]
-        options = [None, None, [0], None, "", None, None, False]
+        image = FromImage(weights.digest, 0, len(weights.content))
+        channel.bind(number, 1, {1: SentTensor(image, "float32", shape, [1], 0)})
+        area = FromArea(0, len(content), 0, 0)
+        sent = SentTensor(area, "float32", [len(content) // FLOAT_BYTES], [1], 0)
         try:
-            frame = channel.call([self.lease, number, 1, inputs, options], [content])
+            frame = channel.call(
+                Call(self.lease, number, 1, [sent, None], CallOptions(keys=[0])), [content]
+            )
         except WireError:
             self._channels.pop(self.worker).close()
             raise
-        return list(struct.unpack("4f", frame.body[:size])), frame.meta[4][1]
+        return list(struct.unpack("4f", frame.body[:size])), frame.meta.times[1]
 
     def use(self, weights: SealedWeights, program: Program = ADD, x: float = 1.0) -> list[float]:
         """Acquire and call; repeat it where the lease had ended."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgpack
+from msgspec import msgpack
 
 from common.frame_line import FrameLine, LineBroken
 from common.time_limits import time_limit
@@ -107,7 +107,7 @@ class SimulatedNats:
             task.cancel()
 
     def _take(self, line: FrameLine, pushing: list[asyncio.Task[None]], frame: bytes) -> None:
-        number, subject, content, headers = msgpack.unpackb(frame)
+        number, subject, content, headers = msgpack.decode(frame)
         if number and not subject:
             line.send(packed(("answer", number, b"", {})))  # to a ping
             return
@@ -181,5 +181,5 @@ class SimulatedNats:
 
 def packed(parts: tuple[Any, ...]) -> bytes:
     """A frame between server and client."""
-    found: bytes = msgpack.packb(parts)
+    found: bytes = msgpack.encode(parts)
     return found

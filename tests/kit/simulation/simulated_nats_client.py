@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, cast
 
-import msgpack
+from msgspec import msgpack
 from nats import errors as nats_errors
 from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
@@ -111,7 +111,7 @@ class SimulatedNatsClient:
         await self._end()
 
     def _take(self, frame: bytes) -> None:
-        kind, *rest = msgpack.unpackb(frame)
+        kind, *rest = msgpack.decode(frame)
         if kind == "push":
             inbox, subject, reply, content, headers = rest
             message = Msg(cast(Client, self), subject, reply, content, headers or None)

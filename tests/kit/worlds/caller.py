@@ -24,6 +24,7 @@ from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.messages import CallResult, SentOutput
 from torch_shim.wire.programs import Program, ProgramStep, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind, aligned
 
@@ -85,7 +86,7 @@ class Reply:
     outputs: list[Any]
     changed: dict[int, torch.Tensor]
     rng: bytes | None
-    meta: list[Any]
+    meta: CallResult
     sizes: list[int]
 
 
@@ -161,14 +162,15 @@ class Caller:
         area = self.memory if self.memory is not None else bytearray(1 << 20)
         described, end = self._write(area, inputs, keys)
         body = () if self.memory is not None or not end else (area[:end],)
-        meta = [lease, number, binding, described, call_options(*options)]
+        meta = [lease, number, binding, described, list(options)]
         return self.read(self.ask(FrameKind.CALL, meta, body))
 
     def read(self, frame: Frame) -> Reply:
         """A RESULT as tensors."""
-        storages, views, changed, rng, _ = frame.meta
-        entries = [(offset, size) for offset, size, _ in storages]
-        entries += [(offset, size) for _, offset, size in changed]
+        result: CallResult = frame.meta
+        storages, changed = result.storages, result.changed
+        entries = [(part.offset, part.size_bytes) for part in storages]
+        entries += [(part.offset, part.size_bytes) for part in changed]
         source: Any = self.memory
         if frame.descriptors:
             (descriptor,) = frame.descriptors
@@ -184,16 +186,18 @@ class Caller:
             start = end if offset < 0 else offset
             end = aligned(start + size)
             found.append(bytearray(source[start : start + size]))
-        outputs = [_output(view, found) for view in views]
+        outputs = [_output(view, found) for view in result.views]
         new = zip(changed, found[len(storages) :], strict=True)
         return Reply(
             outputs,
             {
-                entry[0]: torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+                entry.position: torch.frombuffer(data, dtype=torch.uint8)
+                if data
+                else torch.empty(0)
                 for entry, data in new
             },
-            rng,
-            frame.meta,
+            result.rng,
+            result,
             [size for _, size in entries],
         )
 
@@ -221,10 +225,10 @@ class Caller:
 
 def _output(view: Any, storages: list[bytearray]) -> Any:
     """A tensor, a number, or the description of an alias of an input."""
-    if not isinstance(view, list) or view[0] < 0:
+    if not isinstance(view, SentOutput) or view.source < 0:
         return view
-    storage, name, shape, strides, offset = view
-    data = storages[storage]
+    name, shape, strides, offset = view.dtype, view.shape, view.strides, view.offset
+    data = storages[view.source]
     if not data:  # it has no elements, or stays with the worker
         return torch.empty(shape, dtype=DTYPES[name])
     flat = torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
@@ -292,9 +296,3 @@ class LocalWorker:
     def _relieve(self, _: int, need_bytes: int) -> tuple[int | None, bool]:
         self.pressures.append(need_bytes)
         return self.relief
-
-
-def call_options(*first: Any) -> list[Any]:
-    """The options of a CALL, of which these are the first; the others say nothing."""
-    usual: list[Any] = [None, None, [], None, "", None, None, False]
-    return [*first, *usual[len(first) :]]

@@ -117,7 +117,7 @@ def test_memory_of_weights_outputs_and_calls_is_given_back_when_a_model_leaves(
     pid = pid_of(hosted)
     with machine.connect(hosted) as caller:
         caller.memory = machine.run(asyncio.to_thread(caller.arena, MIB))
-        stays: list[Any] = [None, None, [], None, "", None, [100, 0, [], []]]
+        stays: list[Any] = [None, None, [], None, "", None, [100, 0, {}, []]]
         machine.call(caller, DOUBLE, weight(table, 0, large), options=stays)
         assert of_host(pid, "RssAnon") >= 64 * MIB
         assert of_host(pid, "RssShmem") >= 64 * MIB

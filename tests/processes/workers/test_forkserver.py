@@ -35,11 +35,11 @@ async def test_worker_that_is_dead_before_the_loop_has_seen_it_can_be_told_and_k
 @pytest.mark.parametrize(
     ("kind", "meta", "descriptors"),
     [
-        (FrameKind.FORKED, [7, 1], 0),
-        (FrameKind.FORKED, [7, 1], 2),
-        (FrameKind.FORKED, [8, 1], 1),
-        (FrameKind.FORKED, [7], 1),
-        (FrameKind.FORKED, "x", 3),
+        (FrameKind.REPORT, ["Forked", 7, 1], 0),
+        (FrameKind.REPORT, ["Forked", 7, 1], 2),
+        (FrameKind.REPORT, ["Forked", 8, 1], 1),
+        (FrameKind.REPORT, ["Forked", 7], 1),
+        (FrameKind.REPORT, "x", 1),
         (FrameKind.ARENA, [1], 1),
     ],
 )

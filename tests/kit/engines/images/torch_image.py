@@ -23,7 +23,7 @@ from tests.kit.engines.docker_engine import Engine
 TORCH = "gpufaas-test/torch:3.11"
 
 _UNFILLED = "gpufaas-test/torch:unfilled"
-_WANTED = ("msgpack", "nvidia-ml-py", "safetensors", "torch", "torchvision")
+_WANTED = ("msgspec", "nvidia-ml-py", "safetensors", "torch", "torchvision")
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"
 # Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts. What pip has compiled
 # of Python stays, as in any image: it would be compiled again by every process that imports it.

@@ -19,7 +19,8 @@ from tests.kit.nodes.manager_client import (
     weights,
 )
 from tests.kit.waiting import eventually
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, MOST_ABOUT_BYTES, FailureKind, FrameKind
+from torch_shim.wire.messages import MOST_ABOUT_BYTES
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, FailureKind, FrameKind
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 

@@ -150,7 +150,7 @@ async def test_manager_gives_a_sign_of_life_when_a_request_waits(tmp_path: Path)
         fields = {"models": [image.digest], "batch": 1, "request": None, "deadline_s": None}
         await client.stream.send(FrameKind.ACQUIRE, [99, fields | {"workers": []}])
         await client.stream.send(FrameKind.PING, [0, {}])
-        assert (await client.answer()).meta == [0, {}]
+        assert (await client.answer()).meta == (0, {})
         image.close()
     await it.stop()
 

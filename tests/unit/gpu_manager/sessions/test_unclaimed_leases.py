@@ -15,6 +15,7 @@ from gpu_manager.sessions.sessions import ClientSession, session_key
 from scheduler.api import LeaseTokens, Placement, Request, RequestId
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import OWNER, World, world
+from torch_shim.wire.messages import Acquire, Release
 
 SECRET = b"s" * 32
 # With the usual second it would not show who waited for what.
@@ -48,8 +49,8 @@ class Stage:
 
     async def acquire(self, who: ClientSession) -> dict[str, Any]:
         """The answer to a session that asks for a lease by itself."""
-        fields = {"models": [self.it.model(self.model).digest], "batch": 1, "workers": []}
-        found, _ = await self.acquiring.acquire(who, fields, local=False)
+        asked = Acquire([self.it.model(self.model).digest], 1, [])
+        found, _ = await self.acquiring.acquire(who, asked, local=False)
         return found
 
     def held(self, lease: int) -> LeaseInForce:
@@ -114,7 +115,7 @@ async def test_calls_that_have_threads_compute_while_leases_of_others_are_unclai
         for _ in range(10):  # pieces of a stream, whose lease ends after each of them
             answer = await stage.acquire(streaming)
             await it.runtime.of(stage.model).call(answer["lease"], run_s=0.05)
-            stage.acquiring.release(streaming, {"lease": answer["lease"]})
+            stage.acquiring.release(streaming, Release(answer["lease"]))
 
         # Behind twenty leases of which nobody makes use it would be twenty seconds.
         assert asyncio.get_running_loop().time() - began_s < 2.0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from gpu_manager.frame_stream import FrameDecoder, FrameStream
 from tests.kit.processes.open_files import open_files, opened_since
@@ -65,7 +66,9 @@ def test_decoder_gives_every_frame_when_bytes_come_in_pieces(
         number += 1
         found += decoder.feed(data[:size])
         data = data[size:]
-    assert [(frame.kind, frame.meta, bytes(frame.body)) for frame in found] == sent
+    assert [
+        (frame.kind, msgpack.decode(frame.packed), bytes(frame.body)) for frame in found
+    ] == sent
 
 
 @given(st.binary(min_size=20, max_size=400))
@@ -122,7 +125,7 @@ async def test_stream_carries_a_body_when_it_is_of_any_size(streams: Streams, si
         frame = await theirs.read()
         await sending
         assert frame.kind is FrameKind.RESULT
-        assert frame.meta == [1, {"a": b"x"}]
+        assert msgpack.decode(frame.packed) == [1, {"a": b"x"}]
         assert frame.body == body + b"tail"
         await ours.send(FrameKind.DROP, [])
         assert (await theirs.read()).kind is FrameKind.DROP
@@ -137,14 +140,16 @@ async def test_stream_speaks_with_a_blocking_wire_when_both_send_much() -> None:
     def other() -> None:
         for _ in range(50):
             frame = wire.receive()
-            wire.send(frame.kind, frame.meta, [frame.body])
+            wire.send(frame.kind, msgpack.decode(frame.packed), [frame.body])
 
     echo = asyncio.get_running_loop().run_in_executor(None, other)
     sending = [
         asyncio.create_task(stream.send(FrameKind.RESULT, [n], (bytes(100_000),)))
         for n in range(50)
     ]
-    assert [(await stream.read()).meta for _ in range(50)] == [[n] for n in range(50)]
+    assert [msgpack.decode((await stream.read()).packed) for _ in range(50)] == [
+        [n] for n in range(50)
+    ]
     await asyncio.gather(*sending)
     await echo
     stream.close()
@@ -275,10 +280,10 @@ async def test_sender_is_woken_when_the_other_side_closes(streams: Streams) -> N
 async def test_stream_closes_when_a_small_frame_finds_no_room(streams: Streams) -> None:
     async def scene(ours: FrameStream, _: FrameStream) -> None:
         sent = 0
-        while ours.send_now(FrameKind.ADMIT, [sent]):
+        while ours.send_now(FrameKind.ORDER, [sent]):
             sent += 1
         assert sent > 100
-        assert not ours.send_now(FrameKind.ADMIT, [sent])
+        assert not ours.send_now(FrameKind.ORDER, [sent])
 
     await streams(scene)
 

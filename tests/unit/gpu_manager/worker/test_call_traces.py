@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, call_options, program, step
+from tests.kit.worlds.caller import LEASE, CallFailed, LocalWorker, program, step
 from torch_shim.wire.programs import Ref
 from torch_shim.wire.protocol import FrameKind
 
@@ -43,8 +43,8 @@ def test_call_is_refused_with_options_that_are_none(trace: tuple[object, ...]) -
 def test_worker_says_how_much_of_the_transfer_was_the_way_back() -> None:
     with LocalWorker().connect() as caller:
         number = caller.define(DOUBLE)
-        meta: list[Any] = [LEASE, number, None, [3], call_options()]
-        times = caller.ask(FrameKind.CALL, meta).meta[4]
+        meta: list[Any] = [LEASE, number, None, [3], []]
+        times = caller.ask(FrameKind.CALL, meta).meta.times
         waited_s, transfer_s, compute_s, back_s = times
         assert waited_s >= 0 < compute_s
         assert 0 < back_s <= transfer_s

@@ -3,15 +3,15 @@
 from gpu_manager.worker import orders
 from gpu_manager.worker.call_reports import MergeSums
 from gpu_manager.worker.merging.records import MergeCounts, Singly
-from torch_shim.wire.protocol import pack_frame, read_header, unpack_meta
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import FrameKind, pack_frame, read_header
 
 
 def travelled(report: orders.WorkerOrder) -> orders.CallsMerged:
     """The report as the manager reads it."""
-    kind, fields = orders.KINDS[type(report)], orders.report_fields(report)
-    packed = pack_frame(kind, fields)
+    packed = pack_frame(FrameKind.REPORT, orders.bounded(report))
     header = read_header(packed, 64 << 10, 0)
-    found = orders.read(kind, unpack_meta(kind, packed[-header.meta_bytes :]))
+    found = orders.read(Frame(header.kind, packed[-header.meta_bytes :], memoryview(b""), ()))
     assert isinstance(found, orders.CallsMerged)
     return found
 

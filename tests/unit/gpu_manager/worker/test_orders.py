@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from gpu_manager.worker import orders
 from tests.kit.outcomes import instead_of, outcome
 from torch_shim.errors import BadFrame
-from torch_shim.wire.protocol import FrameKind, pack_frame, read_header, unpack_meta
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.protocol import FrameKind, encode
 
 EXAMPLES: list[orders.WorkerOrder] = [
     orders.Warm("cpu", 0.25, 1 << 28),
@@ -29,7 +32,7 @@ EXAMPLES: list[orders.WorkerOrder] = [
     orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
     orders.ImageLoadFailed(1, True, "why"),
     orders.SetLimit(1, 1, 2, 0, False),
-    orders.AdmitCalls(1, 1, "team/f/s", False, True, [0, 3], 7, 4, 2),
+    orders.AdmitCalls(1, 1, "team/f/s", False, True, orders.LeaseTerms((0, 3), 7, 4, 2)),
     orders.CallsClaimed(1, 1, "team/f/s"),
     orders.EndCalls(1, 2),
     orders.CallsEnded(1, 2, 0.5),
@@ -55,7 +58,7 @@ EXAMPLES: list[orders.WorkerOrder] = [
     orders.GrantData(1, "node.", 21, "work", 1 << 20, 16),
     orders.RecallGrant(1),
     orders.GrantLeft(1, 1 << 20, 16),
-    orders.DataPut(1, "team/f/s", "node.handle", 1 << 20, b"about", [0.5]),
+    orders.DataPut(1, "team/f/s", "node.handle", 1 << 20, b"about", 0.5),
     orders.BytesMoved([[1.0, 0.5], [0.0, 0.0], [2.0, 0.0]], []),
     orders.Fork(1),
     orders.Forked(1, 4711),
@@ -63,30 +66,28 @@ EXAMPLES: list[orders.WorkerOrder] = [
 
 
 def test_orders_are_the_same_when_they_have_travelled() -> None:
-    def travel(order: orders.WorkerOrder) -> orders.WorkerOrder:
-        packed = pack_frame(orders.KINDS[type(order)], list(order))
-        header = read_header(packed)
-        meta = unpack_meta(header.kind, packed[-header.meta_bytes :])
-        return orders.read(header.kind, meta)
-
     wrong = [(order, found) for order in EXAMPLES if (found := outcome(travel, order)) != order]
     assert wrong == []
+
+
+def travel(order: Any, kind: FrameKind = FrameKind.REPORT) -> orders.WorkerOrder:
+    """The order that is read from a frame with this metadata."""
+    return orders.read(Frame(kind, encode(order), memoryview(b""), ()))
 
 
 def test_reports_are_read_when_a_program_has_made_their_numbers_absurd() -> None:
     wrong = []
     for number in (1 << 80, -1, 1 << 62, 2.0**90, -0.5, float("inf"), float("-inf"), float("nan")):
         for order in EXAMPLES:
-            absurd = type(order)(*(_with(value, number) for value in order))
-            kind, fields = orders.KINDS[type(order)], orders.report_fields(absurd)
-            assert pack_frame(kind, fields)
-            if isinstance(found := outcome(orders.read, kind, fields), Exception):
+            fields = structs.astuple(order)
+            absurd = type(order)(*(_with(value, number) for value in fields))
+            if isinstance(found := outcome(travel, orders.bounded(absurd)), Exception):
                 wrong.append((absurd, found))
     assert wrong == []
 
 
 def test_reports_are_as_they_were_when_their_numbers_are_possible() -> None:
-    assert [type(order)(*orders.report_fields(order)) for order in EXAMPLES] == EXAMPLES
+    assert [orders.bounded(order) for order in EXAMPLES] == EXAMPLES
 
 
 def _with(value: Any, number: float) -> Any:
@@ -97,33 +98,37 @@ def _with(value: Any, number: float) -> Any:
 
 
 def test_every_order_has_an_example() -> None:
-    assert {type(order) for order in EXAMPLES} == set(orders.KINDS)
-    assert len(set(orders.KINDS.values())) == len(orders.KINDS)
+    names = {
+        name
+        for name, kind in vars(orders).items()
+        if isinstance(kind, type) and issubclass(kind, orders.WorkerOrder)
+    }
+    assert {type(order).__name__ for order in EXAMPLES} == names - {"WorkerOrder", "DataOrder"}
 
 
-WRONG_FIELDS: list[tuple[FrameKind, Any]] = [
-    (FrameKind.RAN, [1, 1, 1, 1, float("nan"), 1]),
-    (FrameKind.RAN, [1, 1, 1, 1, float("inf"), 1]),
-    (FrameKind.RAN, [1, 1, 1, 1, -0.5, 1]),
-    (FrameKind.RAN, [1, 1, 1, 1, 1, 1]),
-    (FrameKind.RAN, [1, 1, 1, 1, 0.5]),
-    (FrameKind.RAN, [1, True, 1, 1, 0.5, 1]),
-    (FrameKind.ENDED, [1, -1]),
-    (FrameKind.ENDED, [1, 1 << 63]),
-    (FrameKind.ENDED, 1),
-    (FrameKind.ENDED, None),
-    (FrameKind.READY, [["a", 1], 5]),
-    (FrameKind.READY, ["ab", 5]),
-    (FrameKind.LOAD_FAILED, [1, 1, "why"]),
-    (FrameKind.CALL, []),
-    (FrameKind.HELLO, []),
+RAN = ["CallsRan", 1, 1, 3, 32, 0.125, 7, 7, 4, [0.5], ""]
+WRONG: list[Any] = [
+    RAN[:-1],
+    [*RAN, 1],
+    *([*RAN[:5], number, *RAN[6:]] for number in (float("nan"), float("inf"), -0.5, "1", 1 << 62)),
+    *([*RAN[:2], number, *RAN[3:]] for number in (True, 1.0, -1, 1 << 62, 1 << 63, None)),
+    ["CallsEnded", 1, 1],
+    ["Nonsense", 1],
+    ["WorkerOrder"],
+    [7, 1],
+    [],
+    "CallsEnded",
+    None,
+    ["Ready", ["a", 1], 5],
+    ["Ready", "ab", 5],
+    ["ImageLoadFailed", 1, 1, "why"],
 ]
 
 
 def test_order_is_a_bad_frame_when_a_field_is_wrong() -> None:
-    wrong = [
-        (kind, meta, taken)
-        for kind, meta in WRONG_FIELDS
-        if (taken := instead_of(BadFrame, orders.read, kind, meta))
-    ]
+    wrong = [(meta, taken) for meta in WRONG if (taken := instead_of(BadFrame, travel, meta))]
     assert wrong == []
+
+
+def test_frame_of_a_function_is_no_order() -> None:
+    assert not instead_of(BadFrame, travel, EXAMPLES[0], FrameKind.CALL)

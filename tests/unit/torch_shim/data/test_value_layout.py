@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import msgpack
 import pytest
 import torch
+from msgspec import msgpack
 
 from tests.kit.outcomes import instead_of, outcome
 from torch_shim.data.value_layout import (
@@ -51,7 +51,7 @@ def test_values_come_back_as_they_were() -> None:
     values: tuple[Any, ...] = (
         *(None, True, 0, -(1 << 63), (1 << 64) - 1, 2.5, "text", "", [], (), {}),
         [1, (2.0, [None, {"a": (True,)}]), "ä" * 2000],
-        {"x": 1, 2: "y"},
+        {"x": 1, 2: "y", True: "z"},
     )
     wrong = []
     for value in values:
@@ -125,29 +125,32 @@ def test_value_is_refused_when(value: Any, words: str) -> None:
         Describer(lambda _: None).describe(value)
 
 
-GOOD = ["t", 0, "float32", [4], [1], 0, True]
+def described(*changes: Any, on_gpu: Any = True) -> bytes:
+    """One tensor over a leaf of 16 bytes, the last fields of which are these."""
+    good = [0, "float32", [4], [1], 0]
+    return msgpack.encode([1, [[0, 16]], ["t", [*good[: 5 - len(changes)], *changes], on_gpu]])
 
 
 WRONG_DESCRIPTIONS = (
     b"",
     b"\xc1",
-    msgpack.packb([2, [], None]),
-    msgpack.packb([1, [[0, 17]], None]),
-    msgpack.packb([1, [[-1, 4]], None]),
-    msgpack.packb([1, [["node", -4]], None]),
-    msgpack.packb([1, [[0, 16]], ["x", 0]]),
-    msgpack.packb([1, [[0, 16]], ["b", 1]]),
-    msgpack.packb([1, [[0, 16]], ["b", -1]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:2], "nonsense", *GOOD[3:]]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [5], *GOOD[4:]]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4, 4], *GOOD[4:]]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:3], [4], [1 << 62], 0, True]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:5], -1, True]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:5], 1, True]]),
-    msgpack.packb([1, [[0, 16]], [*GOOD[:6], 1]]),
-    msgpack.packb([1, [[0, 16]], ["d", [["k"]]]]),
-    msgpack.packb([1, [], ["l", [["l", [b"bytes"]]]]]),
-    msgpack.packb([1, [], [[]]]),
+    msgpack.encode([2, [], None]),
+    msgpack.encode([1, [[0, 17]], None]),
+    msgpack.encode([1, [[-1, 4]], None]),
+    msgpack.encode([1, [["node", -4]], None]),
+    msgpack.encode([1, [[0, 16]], ["x", 0]]),
+    msgpack.encode([1, [[0, 16]], ["b", 1]]),
+    msgpack.encode([1, [[0, 16]], ["b", -1]]),
+    described("nonsense", [4], [1], 0),
+    described([5], [1], 0),
+    described([4, 4], [1], 0),
+    described([4], [1 << 62], 0),
+    described(-1),
+    described(1),
+    described(on_gpu=1),
+    msgpack.encode([1, [[0, 16]], ["d", [["k"]]]]),
+    msgpack.encode([1, [], ["l", [["l", [b"bytes"], False]], False]]),
+    msgpack.encode([1, [], [[]]]),
 )
 
 

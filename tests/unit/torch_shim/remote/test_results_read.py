@@ -15,15 +15,15 @@ from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame
 from torch_shim.remote.results import AnswerLayout, Results
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import FrameKind, encode
 from torch_shim.wire.worker_peer import WorkerPeer
 
-PLACE = [0, "float32", [4], [1], 0, False]
+PLACE = [0, "float32", [4], [1], 0]
 INPUT = torch.zeros(4)
 
 
 def answer(
-    storages: Any = ((0, 16, 0),),
+    storages: Any = ((0, 16, False),),
     views: Any = (PLACE,),
     changed: Any = (),
     *,
@@ -41,7 +41,7 @@ def answer(
         os.ftruncate(descriptors[0], file_bytes)
         fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, seals)
     meta = [_lists(storages), _lists(views), _lists(changed), None, [0.0] * 4, *numbers]
-    frame = Frame(FrameKind.RESULT, meta, memoryview(body), descriptors)
+    frame = Frame(FrameKind.RESULT, encode(meta), memoryview(body), descriptors)
     arena = SimpleNamespace(memory=bytearray(arena_bytes)) if arena_bytes else None
     channel: Any = SimpleNamespace(arena=arena)
     peer = WorkerPeer("w", "node")
@@ -57,10 +57,10 @@ def _lists(entries: Any) -> Any:
 ABSURD: dict[str, dict[str, Any]] = {
     "no list of storages": {"storages": 7},
     "storage without a size": {"storages": ((0, 16),)},
-    "negative size": {"storages": ((0, -16, 0),)},
-    "size that is no number": {"storages": ((0, "16", 0),)},
-    "offset that means nothing": {"storages": ((-3, 16, 0),)},
-    "behind a frame that has nothing": {"storages": ((-1, 16, 0),)},
+    "negative size": {"storages": ((0, -16, False),)},
+    "size that is no number": {"storages": ((0, "16", False),)},
+    "offset that means nothing": {"storages": ((-3, 16, False),)},
+    "behind a frame that has nothing": {"storages": ((-1, 16, False),)},
     "output in no storage": {"views": ((1, "float32", [4], [1], 0),)},
     "output longer than its storage": {"views": ((0, "float32", [5], [1], 0),)},
     "output behind its storage": {"views": ((0, "float32", [4], [1], 1),)},
@@ -81,10 +81,10 @@ ABSURD: dict[str, dict[str, Any]] = {
     "write to input -1": {"changed": ((-1, 0, 16),)},
     "write to a number": {"changed": ((1, 0, 16),)},
     "write of more than the input has": {"changed": ((0, 0, 17),)},
-    "body that ends too early": {"storages": ((-1, 16, 0),), "body": b"short"},
-    "file that ends too early": {"storages": ((-1, 5000, 0),), "file_bytes": 4096},
+    "body that ends too early": {"storages": ((-1, 16, False),), "body": b"short"},
+    "file that ends too early": {"storages": ((-1, 5000, False),), "file_bytes": 4096},
     "file that could shrink": {
-        "storages": ((-1, 16, 0),),
+        "storages": ((-1, 16, False),),
         "file_bytes": 4096,
         "seals": fcntl.F_SEAL_GROW,
         "numbers": (1,),
@@ -109,15 +109,15 @@ def test_answer_is_refused_when_it_does_not_fit_together(*, by_file: bool) -> No
     assert wrong == []
 
 
-@pytest.mark.parametrize("offset", [1, 49, 1 << 62])
+@pytest.mark.parametrize("offset", [1, 49, (1 << 62) - 1])
 def test_part_is_refused_when_it_lies_beyond_the_arena(offset: int) -> None:
-    results, _ = answer(storages=((0 if offset == 1 else offset, 64 + (offset == 1), 0),))
+    results, _ = answer(storages=((0 if offset == 1 else offset, 64 + (offset == 1), False),))
     with pytest.raises(BadFrame, match="bytes of a result at"):
-        results.bytes_at(*results.storages[0][:2])
+        results.bytes_at(results.storages[0].offset, results.storages[0].size_bytes)
 
 
 def test_file_is_given_back_once_nothing_maps_it_any_more() -> None:
-    results, peer = answer(storages=((-1, 16, 0),), file_bytes=4096, numbers=(5,))
+    results, peer = answer(storages=((-1, 16, False),), file_bytes=4096, numbers=(5,))
     storage = results.bytes_at(-1, 16)
     del results
     gc.collect()
@@ -142,23 +142,23 @@ def test_answer_is_checked_when_it_says_something_else_than_the_one_before() -> 
     first, _ = answer()
 
     with pytest.raises(BadFrame, match="output up to byte 20 of 16"):
-        answer(views=((0, "float32", [5], [1], 0, False),), known=first.layout)
-    with pytest.raises(BadFrame, match="part of a result"):
-        answer(storages=((0, -16, 0),), known=first.layout)
+        answer(views=((0, "float32", [5], [1], 0),), known=first.layout)
+    with pytest.raises(BadFrame, match="Expected `int` >= 0"):
+        answer(storages=((0, -16, False),), known=first.layout)
 
 
 def test_answer_behind_its_frame_is_refused_when_nothing_came_though_its_layout_is_known() -> None:
-    first, _ = answer(storages=((-1, 16, 0),), body=bytes(64))
+    first, _ = answer(storages=((-1, 16, False),), body=bytes(64))
 
     assert first.layout is not None
     with pytest.raises(BadFrame, match="behind its frame"):
-        answer(storages=((-1, 16, 0),), known=first.layout)
+        answer(storages=((-1, 16, False),), known=first.layout)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        {"views": ((-1, "float32", [4], [1], 0, False),), "storages": ()},
+        {"views": ((-1, "float32", [4], [1], 0),), "storages": ()},
         {"views": (PLACE, 3)},
         {"changed": ((0, 0, 16),)},
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from torch_shim.remote.call_settings import arithmetic_to_send
+from torch_shim.wire.messages import Arithmetic
 
 
 @pytest.fixture(autouse=True)
@@ -20,4 +21,4 @@ def test_nothing_is_sent_when_settings_are_the_usual_ones() -> None:
 
 def test_settings_are_sent_when_the_function_has_changed_them() -> None:
     torch.backends.cudnn.benchmark = True
-    assert arithmetic_to_send() == ["highest", True, True, False, 0]
+    assert arithmetic_to_send() == Arithmetic(cudnn_benchmark=True)

@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from torch_shim.wire.arithmetic import (
-    Arithmetic,
-    arithmetic_in_force,
-    read_arithmetic,
-    use_arithmetic,
-)
+from torch_shim.wire.arithmetic import arithmetic_in_force, use_arithmetic
+from torch_shim.wire.messages import Arithmetic
 
 OTHER = Arithmetic("medium", False, True, True, 1)
 
@@ -45,7 +42,7 @@ def test_setting_is_seen_when_a_function_changes_it(line: str, expected: Arithme
 
 
 def test_settings_are_the_same_after_they_have_travelled() -> None:
-    found = read_arithmetic(list(OTHER))
+    found = msgspec.msgpack.decode(msgspec.msgpack.encode(OTHER), type=Arithmetic)
     assert found == OTHER
     use_arithmetic(found)
     assert arithmetic_in_force() == OTHER
@@ -55,8 +52,6 @@ def test_settings_are_the_same_after_they_have_travelled() -> None:
     "sent",
     [
         None,
-        [],
-        list(OTHER)[:4],
         [*OTHER, 1],
         ["fast", True, False, False, 0],
         [7, True, False, False, 0],
@@ -67,4 +62,5 @@ def test_settings_are_the_same_after_they_have_travelled() -> None:
     ],
 )
 def test_settings_are_refused_when_there_are_no_such(sent: Any) -> None:
-    assert read_arithmetic(sent) is None
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Arithmetic)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import msgpack
 import pytest
+from msgspec import msgpack
 
 from tests.kit.outcomes import instead_of
 from torch_shim.errors import BadFrame
@@ -65,17 +65,17 @@ def test_program_is_refused_when_its_parts_are_too_many_or_too_long() -> None:
 NONSENSE = (
     b"",
     b"\x00" * 40,
-    msgpack.packb([0, [], [], None, False]),
-    msgpack.packb([0, [], [], None, False, [[0, []]]]),
-    msgpack.packb([0, [], [], None, False, [[True, [], None]]]),
-    msgpack.packb([0, [], [], None, False, 7]),
-    msgpack.packb([1, 0, [], [], None, False, []]),
-    msgpack.packb([-1, [], [], None, False, []]),
-    msgpack.packb([0, [], [["m:add", [{99: []}], {}]], None, False, []]),
-    msgpack.packb([0, [], [["m:add", [{0: [1, 2, 3]}], {}]], None, False, []]),
-    msgpack.packb([0, [], [["m:add", 7, {}]], None, False, []]),
-    msgpack.packb([0, [], "steps", None, False, []]),
-    msgpack.packb(msgpack.ExtType(1, b"x")),
+    msgpack.encode([0, [], False, [[], None]]),
+    msgpack.encode([0, [], False, [[], None, [[0, []]]]]),
+    msgpack.encode([0, [], False, [[], None, [[True, [], None]]]]),
+    msgpack.encode([0, [], False, [[], None, 7]]),
+    msgpack.encode([1, 0, [], [], None, False, []]),
+    msgpack.encode([-1, [], False, [[], None, []]]),
+    msgpack.encode([0, [], False, [[["m:add", [{99: []}], {}]], None, []]]),
+    msgpack.encode([0, [], False, [[["m:add", [{0: [1, 2, 3]}], {}]], None, []]]),
+    msgpack.encode([0, [], False, [[["m:add", 7, {}]], None, []]]),
+    msgpack.encode([0, [], False, ["steps", None, []]]),
+    msgpack.encode(msgpack.Ext(1, b"x")),
 )
 
 
@@ -89,4 +89,4 @@ def test_program_is_refused_when_its_arguments_are_nested_too_deep() -> None:
     for _ in range(100):
         value = [value]
     with pytest.raises(BadFrame):
-        unpack(msgpack.packb([0, [], [["m:add", value, {}]], None, False, []]))
+        unpack(msgpack.encode([0, [], False, [[["m:add", value, {}]], None, []]]))

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Future
 
 import pytest
+from msgspec import structs
 
 from gpu_manager.runtimes.hosting_worker import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
@@ -80,4 +81,4 @@ def test_context_that_was_made_before_is_no_part_of_a_load() -> None:
 
     assert list(spans_of(loaded, 10.0)) == [LoadSpan("transfer", 10.0, 10.5)]
     assert [span.phase for span in spans_of(loaded, 1.5)] == ["context", "transfer"]
-    assert list(spans_of(loaded._replace(transfer=[]), 10.0)) == []
+    assert list(spans_of(structs.replace(loaded, transfer=[]), 10.0)) == []

@@ -15,13 +15,13 @@ SIZE = 1 << 16
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 TOTAL = program(step("m:sum", Ref(0)), output=[Ref(1)])
 GROW = program(step("m:add_", Ref(0), 1), step("m:sum", Ref(0)), output=[Ref(2)])
-STAYS = [None, None, [], None, "", None, [KEY, 1, [], []]]
+STAYS = [None, None, [], None, "", None, [KEY, 1, {}, []]]
 
 
 def published(caller: Caller, value: float = 3.0) -> None:
     """A result that stays with the worker, and is put by its handle."""
     caller.call(DOUBLE, torch.full((SIZE,), value), options=STAYS)
-    caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE, b"about"])
+    caller.ask(FrameKind.PUBLISH, [KEY, 0, b"about", HANDLE])
 
 
 def taken(key: int = TAKEN) -> list[Any]:

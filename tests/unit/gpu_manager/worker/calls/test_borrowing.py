@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from msgspec import structs
 
 from gpu_manager.worker import data
 from gpu_manager.worker.data import BorrowedData, Borrowing
@@ -70,7 +71,7 @@ def test_what_comes_for_nobody_is_given_back_and_closed(
     monkeypatch.setattr(data, "_PATIENCE_S", 0.01)
     assert asked.ask().result() is None
     descriptor = os.memfd_create("late")
-    asked.borrowing.answer(FOUND._replace(token=b""), (descriptor,))
+    asked.borrowing.answer(structs.replace(FOUND, token=b""), (descriptor,))
     assert asked.given_back() == 1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
@@ -82,7 +83,7 @@ def test_answer_with_both_a_token_and_a_descriptor_or_neither_is_none(
 ) -> None:
     waiting = asked.ask()
     descriptors = (os.memfd_create("both"),) if token else ()
-    asked.borrowing.answer(FOUND._replace(token=token), descriptors)
+    asked.borrowing.answer(structs.replace(FOUND, token=token), descriptors)
     assert waiting.result() is None
     assert asked.given_back() == 1
 

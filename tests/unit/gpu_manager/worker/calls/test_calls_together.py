@@ -10,7 +10,8 @@ import torch
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
 from tests.kit.waiting import PATIENCE_S, wait_until
-from torch_shim.wire.arithmetic import Arithmetic, arithmetic_in_force
+from torch_shim.wire.arithmetic import arithmetic_in_force
+from torch_shim.wire.messages import Arithmetic
 
 PLAIN = CallNeeds(Arithmetic(), torch.float32, random=False)
 ALONE = PLAIN._replace(alone=True)

@@ -36,7 +36,7 @@ def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put()
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(8, "b")
         published(one)
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
         mine, theirs = storage_of(worker, "b", TAKEN), storage_of(worker, "a", KEY)
         assert mine.storage.data_ptr() == theirs.storage.data_ptr()
@@ -58,9 +58,9 @@ def test_others_see_no_write_when_a_program_writes_to_what_it_took(
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(8, "b")
         published(one)
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, what, lease=8) == pytest.approx(after * SIZE)
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1])
+        other.ask(FrameKind.TAKE, [TAKEN + 1, HANDLE])
         assert total(other, key=TAKEN + 1, lease=8) == 6.0 * SIZE
 
 
@@ -70,7 +70,7 @@ def test_readers_see_no_write_when_who_put_writes_to_its_own() -> None:
         published(one)
         assert total(one, GROW, KEY) == 7.0 * SIZE
         worker.leases.admit(8, "b")
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
 
 
@@ -80,11 +80,11 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
         with worker.connect("a", 1 << 20) as one:
             published(one)
         worker.leases.admit(8, "b")
-        other.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
         worker.executor.data.withdraw(HANDLE)
         with pytest.raises(CallFailed) as refused:
-            other.ask(FrameKind.TAKE, [HANDLE, TAKEN + 1])
+            other.ask(FrameKind.TAKE, [TAKEN + 1, HANDLE])
         assert refused.value.failure == FailureKind.NO_DATA
         assert total(other, lease=8) == 6.0 * SIZE  # who took it has it
 
@@ -92,11 +92,11 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
 @pytest.mark.parametrize(
     "meta",
     [
-        ["node." + "x" * 32, TAKEN],
-        [HANDLE, 0],
-        [HANDLE, -1],
-        [HANDLE, TAKEN, 4 * SIZE],
-        [TAKEN, 0, 4 * SIZE],
+        [TAKEN, "node." + "x" * 32],
+        [0, HANDLE],
+        [-1, HANDLE],
+        [HANDLE, TAKEN],
+        [TAKEN, "", 0, 4 * SIZE],
         [],
     ],
 )
@@ -111,10 +111,10 @@ def test_take_is_refused_when(meta: list[Any]) -> None:
 @pytest.mark.parametrize(
     "meta",
     [
-        [5, 0, HANDLE, b""],
-        [KEY, 3, HANDLE, b""],
-        [KEY, 0, "", b""],
-        [KEY, 0, HANDLE, bytes(1 << 17)],
+        [5, 0, b"", HANDLE],
+        [KEY, 3, b"", HANDLE],
+        [KEY, 0, b"", ""],
+        [KEY, 0, bytes(1 << 17), HANDLE],
         [KEY, 0, HANDLE],
         [KEY],
     ],
@@ -130,7 +130,7 @@ def test_publish_is_refused_when_the_handle_has_data_already() -> None:
     with LocalWorker().connect(arena_bytes=1 << 20) as caller:
         published(caller)
         with pytest.raises(CallFailed) as refused:
-            caller.ask(FrameKind.PUBLISH, [KEY, 0, HANDLE, b"about"])
+            caller.ask(FrameKind.PUBLISH, [KEY, 0, b"about", HANDLE])
         assert refused.value.failure == FailureKind.NO_ROOM
 
 
@@ -139,7 +139,7 @@ def test_data_is_parked_with_the_rest_when_memory_is_short_and_then_read_the_sam
     with worker.connect("a", 1 << 20) as one:
         published(one)
         worker.executor.memory.park()
-        one.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        one.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(one) == 6.0 * SIZE
         room = memoryview(bytearray(4 * SIZE))
         assert worker.executor.data.hand_over(HANDLE, room)
@@ -172,7 +172,7 @@ def test_session_computes_with_a_file_of_the_manager(state: str) -> None:
     with worker.connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0), before=640, sealed=sealed)
         reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
-        caller.ask(FrameKind.TAKE, [TAKEN, 640, 4 * SIZE], descriptors=[reader])
+        caller.ask(FrameKind.TAKE, [TAKEN, "", 640, 4 * SIZE], descriptors=[reader])
         assert total(caller) == 5.0 * SIZE
         # What is sealed is read where it lies; a file that can shrink was copied.
         os.pwrite(descriptor, torch.full((SIZE,), 6.0).numpy().tobytes(), 640)
@@ -184,7 +184,7 @@ def test_session_computes_with_a_file_of_the_manager(state: str) -> None:
 def test_program_that_writes_has_a_copy_of_a_file_of_the_manager() -> None:
     with LocalWorker().connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0))
-        caller.ask(FrameKind.TAKE, [TAKEN, 0, 4 * SIZE], descriptors=[descriptor])
+        caller.ask(FrameKind.TAKE, [TAKEN, "", 0, 4 * SIZE], descriptors=[descriptor])
         assert total(caller, GROW) == 6.0 * SIZE
         assert os.pread(descriptor, 4, 0) == torch.tensor([5.0]).numpy().tobytes()
         os.close(descriptor)
@@ -197,6 +197,6 @@ def test_file_is_refused_when_it_does_not_hold_what_it_is_said_to(start: int, si
     with LocalWorker().connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0))
         with pytest.raises(CallFailed) as refused:
-            caller.ask(FrameKind.TAKE, [TAKEN, start, size], descriptors=[descriptor])
+            caller.ask(FrameKind.TAKE, [TAKEN, "", start, size], descriptors=[descriptor])
         assert refused.value.failure == FailureKind.BAD_FRAME
         os.close(descriptor)

@@ -117,7 +117,7 @@ def test_result_is_kept_when_it_was_given_a_key() -> None:
     double = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
     with LocalWorker().connect() as caller:
         reply = caller.call(double, torch.ones(4), options=(None, None, [9], None))
-        assert reply.meta[0][0][2] is True
+        assert reply.meta.storages[0].kept
         reply = caller.call(double, [[1, 9, 0], "float32", [4], [1], 0])
     assert reply.outputs[0].tolist() == [4.0] * 4
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from msgspec import structs
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.data import GrantedPuts
@@ -34,9 +35,9 @@ class PuttingWorker:
         self.caller: Caller = self.worker.connect(arena_bytes=1 << 20)
         self.caller.call(DOUBLE, torch.full((SIZE,), 3.0), options=STAYS)
 
-    def put(self, about: bytes = b"about", lifetime_s: tuple[float, ...] = ()) -> str:
+    def put(self, about: bytes = b"about", lifetime_s: float | None = None) -> str:
         kept = self.worker.executor.sessions._sessions["s"]  # noqa: SLF001 - the session's
-        return self.puts.put("team/f/s", kept, KEY, 0, about, list(lifetime_s))
+        return self.puts.put("team/f/s", kept, KEY, 0, about, lifetime_s)
 
 
 @pytest.fixture
@@ -48,14 +49,14 @@ def putting() -> Iterator[PuttingWorker]:
 
 def test_put_has_an_unguessable_handle_and_the_manager_is_told(putting: PuttingWorker) -> None:
     putting.puts.grant(GRANT)
-    first, second = putting.put(), putting.put(lifetime_s=(0.5,))
+    first, second = putting.put(), putting.put(lifetime_s=0.5)
     assert first != second
     assert all(re.fullmatch(r"node\.[A-Za-z0-9_-]{28}work", each) for each in (first, second))
     assert putting.said == [
-        DataPut(3, "team/f/s", first, BYTES, b"about", []),
-        DataPut(3, "team/f/s", second, BYTES, b"about", [0.5]),
+        DataPut(3, "team/f/s", first, BYTES, b"about", None),
+        DataPut(3, "team/f/s", second, BYTES, b"about", 0.5),
     ]
-    putting.caller.ask(FrameKind.TAKE, [second, TAKEN])
+    putting.caller.ask(FrameKind.TAKE, [TAKEN, second])
     assert total(putting.caller) == 6.0 * SIZE
 
 
@@ -68,9 +69,9 @@ def test_nothing_is_put_beyond_a_grant_and_what_is_left_is_said(putting: Putting
         putting.put()
     with pytest.raises(CallRefused):
         putting.put()  # a piece is left, and no bytes
-    putting.puts.grant(GRANT._replace(size_bytes=BYTES + 1, pieces=0))
+    putting.puts.grant(structs.replace(GRANT, size_bytes=BYTES + 1, pieces=0))
     putting.put()
-    putting.puts.grant(GRANT._replace(pieces=0))
+    putting.puts.grant(structs.replace(GRANT, pieces=0))
     with pytest.raises(CallRefused):
         putting.put()  # the other way round
     putting.puts.recall()
@@ -95,11 +96,11 @@ def test_put_that_fails_takes_nothing_of_the_grant(putting: PuttingWorker) -> No
 @pytest.mark.parametrize(
     "meta",
     [
-        [KEY, 0, b"about", -1.0],
-        [KEY, 0, b"about", float("nan")],
-        [KEY, 0, b"about", 1e300],
-        [KEY, 0, b"about", "1"],
-        [KEY, 0, b"about", 1.0, 1.0],
+        [KEY, 0, b"about", "", -1.0],
+        [KEY, 0, b"about", "", float("nan")],
+        [KEY, 0, b"about", "", 1e300],
+        [KEY, 0, b"about", "", "1"],
+        [KEY, 0, b"about", "", 1.0, 1.0],
     ],
 )
 def test_lifetime_that_is_none_is_refused(putting: PuttingWorker, meta: list[object]) -> None:

@@ -110,9 +110,9 @@ def test_lent_memory_is_used_again_when_nobody_reads_it_any_more(pair: Pair) -> 
 def again(pair: Pair, value: float) -> int:
     """Put and lend other data; the file in which it lies, which nobody uses afterwards."""
     key, handle = KEY + int(value), f"node.{int(value)}" + "h" * 31
-    stays = [None, None, [], None, "", None, [key, 1, [], []]]
+    stays = [None, None, [], None, "", None, [key, 1, {}, []]]
     pair.maker.call(DOUBLE, torch.full((SIZE,), value), options=stays)
-    pair.maker.ask(FrameKind.PUBLISH, [key, 0, handle, b""])
+    pair.maker.ask(FrameKind.PUBLISH, [key, 0, b"", handle])
     lent = pair.lender.executor.data.lend(handle)
     assert lent is not None
     assert os.pread(lent.descriptor, 4, 0) == torch.tensor([2 * value]).numpy().tobytes()
@@ -215,5 +215,5 @@ def test_memory_that_its_lender_could_change_is_not_used(pair: Pair) -> None:
 def test_take_of_what_no_worker_lends_is_refused(pair: Pair) -> None:
     caller: Caller = pair.user
     with pytest.raises(CallFailed) as refused:
-        caller.ask(FrameKind.TAKE, [HANDLE, TAKEN])
+        caller.ask(FrameKind.TAKE, [TAKEN, HANDLE])
     assert refused.value.failure == FailureKind.NO_DATA

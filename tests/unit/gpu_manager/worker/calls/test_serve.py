@@ -14,7 +14,6 @@ from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     LocalWorker,
-    call_options,
     program,
     step,
 )
@@ -23,7 +22,7 @@ from torch_shim.wire.programs import Ref, digest_of
 from torch_shim.wire.protocol import FrameKind, pack_frame
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
-NO_OPTIONS = call_options()
+NO_OPTIONS: list[Any] = []
 SOURCE = [2, 0, 16, 0, 0]
 
 
@@ -95,13 +94,13 @@ ABSURD_REQUESTS: list[tuple[FrameKind, Any]] = [
     (FrameKind.CALL, [LEASE, 1, 99, [None], NO_OPTIONS]),
     (FrameKind.CALL, [LEASE, 1, {}, [None], NO_OPTIONS]),
     (FrameKind.CALL, [[], 1, None, [tensor()], NO_OPTIONS]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(["int64", True], None, [], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(["float16"], None, [], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(7, None, [], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, b"short", [], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, "text", [], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, None, ["a"], None)]),
-    (FrameKind.CALL, [LEASE, 1, None, [tensor()], call_options(None, None, [], "int8")]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], ["int64", None, [], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [["float16"], None, [], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [7, None, [], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, b"short", [], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, "text", [], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, None, ["a"], None]]),
+    (FrameKind.CALL, [LEASE, 1, None, [tensor()], [None, None, [], "int8"]]),
     (FrameKind.CALL, None),
     (FrameKind.DEFINE, [2, "wrong digest"]),
     (FrameKind.DEFINE, ["a", "b"]),
@@ -133,8 +132,7 @@ NONSENSE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     bytes(64),
     pack_frame(FrameKind.CALL, [])[:4] + b"\xff" * 40,
-    pack_frame(FrameKind.STOP, []),
-    pack_frame(FrameKind.LOAD, [1, 2, 3]),
+    pack_frame(FrameKind.ORDER, ["StopWorker"]),
     pack_frame(FrameKind.ANSWER, []),
     pack_frame(FrameKind.CALL, [], descriptors=3),
 ]

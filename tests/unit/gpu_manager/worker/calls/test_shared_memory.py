@@ -14,7 +14,6 @@ from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
     LocalWorker,
-    call_options,
     program,
     step,
 )
@@ -34,8 +33,8 @@ def call(caller: Caller, value: float, dropped: Any = (), *, gives_back: bool = 
     data = torch.full((SIZE,), value).numpy().tobytes()
     caller.memory[: len(data)] = data
     described = [[2, 0, len(data), 0, 0], "float32", [SIZE], [1], 0]
-    residents = [1 << 40, 1 << 60, [], list(dropped)] if gives_back else None
-    options = call_options(None, None, [], None, "", None, residents)
+    residents = [1 << 40, 1 << 60, {}, list(dropped)] if gives_back else None
+    options = [None, None, [], None, "", None, residents]
     return caller.ask(FrameKind.CALL, [7, number, None, [described], options])
 
 
@@ -48,7 +47,7 @@ def content(frame: Frame) -> tuple[int, int, float]:
         first, last = struct.unpack_from("f", memory), struct.unpack_from("f", memory, 8)
         assert first == last
     os.close(descriptor)
-    return (frame.meta[5] if len(frame.meta) > 5 else 0), found.st_ino, first[0]
+    return frame.meta.file, found.st_ino, first[0]
 
 
 def test_file_is_written_again_only_when_the_function_has_given_it_back() -> None:

@@ -19,18 +19,18 @@ from tests.kit.worlds.caller import (
     step,
 )
 from torch_shim.errors import ConnectionLost
+from torch_shim.wire.messages import STAYS, ChangedInput, OutputPart
 from torch_shim.wire.programs import Ref
 from torch_shim.wire.protocol import FrameKind
 
-FIRST, STAYS, SOLE = 1 << 40, -2, 2
+FIRST = 1 << 40
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
 GROW = program(step("m:add_", Ref(0), 1), output=[])
 
 
 def staying(first: int = FIRST, least: int = 1, wanted: Any = (), dropped: Any = ()) -> list[Any]:
     """A call's options that let outputs stay."""
-    wanted = [list(entry) if isinstance(entry, tuple) else entry for entry in wanted]
-    return [None, None, [], None, "", None, [first, least, wanted, list(dropped)]]
+    return [None, None, [], None, "", None, [first, least, dict(wanted), list(dropped)]]
 
 
 def kept(key: int, epoch: int = 0, size: int = 4) -> list[Any]:
@@ -48,7 +48,7 @@ def fetch(caller: Caller, key: int, epoch: int = 0) -> list[float]:
         os.close(descriptor)
     else:
         data = bytes(frame.body)
-    assert frame.meta == [len(data)]
+    assert frame.meta.size_bytes == len(data)
     return torch.frombuffer(bytearray(data), dtype=torch.float32).tolist()
 
 
@@ -56,7 +56,7 @@ def fetch(caller: Caller, key: int, epoch: int = 0) -> list[float]:
 def test_output_is_fetched_and_used_again_when_it_has_stayed(arena_bytes: int) -> None:
     with LocalWorker().connect(arena_bytes=arena_bytes) as caller:
         reply = caller.call(DOUBLE, torch.arange(4.0), options=staying())
-        assert reply.meta[0] == [[STAYS, 16, SOLE]]
+        assert reply.meta.storages == [OutputPart(STAYS, 16, True)]
         assert fetch(caller, FIRST) == [0, 2, 4, 6]
         again = caller.call(DOUBLE, kept(FIRST)).outputs
         assert again[0].tolist() == [0, 4, 8, 12]
@@ -71,7 +71,7 @@ def test_output_stays_unless_it_is_small_or_wanted(
 ) -> None:
     with LocalWorker().connect() as caller:
         reply = caller.call(DOUBLE, torch.arange(4.0), options=staying(least=least, wanted=wanted))
-        assert (reply.meta[0][0][0] == STAYS) is stays
+        assert (reply.meta.storages[0].offset == STAYS) is stays
         if not stays:
             assert reply.outputs[0].tolist() == [0, 2, 4, 6]
 
@@ -81,12 +81,15 @@ def test_outputs_are_sent_when_no_room_is_left_for_what_stays() -> None:
     worker.executor.sessions.sole_budget.most_bytes = 40
     with worker.connect() as caller:
         sent = [
-            caller.call(DOUBLE, torch.arange(4.0), options=staying(first)).meta[0][0][0] != STAYS
+            caller.call(DOUBLE, torch.arange(4.0), options=staying(first)).meta.storages[0].offset
+            != STAYS
             for first in (100, 200, 300)
         ]
         assert sent == [False, False, True]
         options = staying(400, dropped=[100])
-        assert caller.call(DOUBLE, torch.arange(4.0), options=options).meta[0][0][0] == STAYS
+        assert (
+            caller.call(DOUBLE, torch.arange(4.0), options=options).meta.storages[0].offset == STAYS
+        )
         with pytest.raises(CallFailed, match="not held here"):
             fetch(caller, 100)
         assert fetch(caller, 200) == [0, 2, 4, 6]
@@ -97,9 +100,9 @@ def test_outputs_are_sent_when_no_room_is_left_for_what_stays() -> None:
 def test_changed_input_stays_and_has_the_next_epoch_when_it_is_kept() -> None:
     with LocalWorker().connect() as caller:
         first = caller.call(GROW, torch.arange(4.0), keys=[42], options=staying())
-        assert first.meta[2] == [[0, STAYS, 16]]
+        assert first.meta.changed == [ChangedInput(0, STAYS, 16)]
         second = caller.call(GROW, kept(42, epoch=1), options=staying())
-        assert second.meta[2] == [[0, STAYS, 16]]
+        assert second.meta.changed == [ChangedInput(0, STAYS, 16)]
         with pytest.raises(CallFailed, match="not held here"):
             fetch(caller, 42, epoch=1)
         assert fetch(caller, 42, epoch=2) == [2, 3, 4, 5]
@@ -125,13 +128,12 @@ def test_what_stays_is_parked_and_brought_back_when_memory_is_short(
     "stay",
     [
         [],
-        [0, 1, [], []],
-        [FIRST, 1, [], [1.5]],
-        [FIRST, 1, [1], []],
-        [FIRST, 1, [[1]], []],
-        [FIRST, 1, [["1", 2]], []],
-        [FIRST, "1", [], []],
-        [FIRST, 1, {}, []],
+        [0, 1, {}, []],
+        [FIRST, 1, {}, [1.5]],
+        [FIRST, 1, {1: "2"}, []],
+        [FIRST, 1, {"1": 2}, []],
+        [FIRST, "1", {}, []],
+        [FIRST, 1, [], []],
         "all",
     ],
 )
@@ -171,7 +173,7 @@ def test_function_gets_what_stayed_once_when_the_worker_ends() -> None:
         frames = [frame for caller in callers for frame in _until_the_end(caller)]
         (left,) = frames
         assert left.kind is FrameKind.LEFT
-        assert [entry[:2] for entry in left.meta] == [[FIRST, 0], [FIRST + 7, 0]]
+        assert [entry[:2] for entry in left.meta] == [(FIRST, 0), (FIRST + 7, 0)]
         (descriptor, *_) = left.descriptors or (None,)
         content = left.body if descriptor is None else os.pread(descriptor, 1 << 16, 0)
         left.close_descriptors()

@@ -12,7 +12,8 @@ from gpu_manager.call_errors import ContextLost
 from gpu_manager.worker.calls.call import Mode, computing
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
-from torch_shim.wire.arithmetic import Arithmetic, use_arithmetic
+from torch_shim.wire.arithmetic import use_arithmetic
+from torch_shim.wire.messages import Arithmetic
 from torch_shim.wire.programs import Named, Ref
 
 ENTER, EXIT = (
@@ -24,7 +25,7 @@ UNNEST = "t:torch._functorch.predispatch._vmap_decrement_nesting"
 BFLOAT16 = Named("dtype", "bfloat16")
 ENTERS = step(ENTER, "cuda", BFLOAT16, True, None)
 FAILS = step("m:view", Ref(0), 5)
-AUTOCAST: tuple[Any, ...] = (["bfloat16", True], None, [], None)
+AUTOCAST: tuple[Any, ...] = ("bfloat16", None, [], None)
 PLAIN: tuple[Any, ...] = (None, None, [], None)
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from gpu_manager.worker.merging.records import Singly
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
-from torch_shim.wire.arithmetic import Arithmetic
+from torch_shim.wire.messages import Arithmetic
 from torch_shim.wire.programs import Constant, Named, Program, Ref, Slice, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind
 
@@ -69,10 +69,10 @@ def test_each_of_merged_calls_computes_for_its_part_of_the_time() -> None:
         crowd.bind(LAYER, [W, B])
         crowd.learn(LAYER, some())
         replies = [each.result() for each in crowd.begin(LAYER, some())]
-    computed = [reply.meta[4][2] for reply in replies]
+    computed = [reply.meta.times[2] for reply in replies]
     assert sum(computed) >= 0.02
     assert computed == pytest.approx([computed[0]] * SIZE)
-    assert all(reply.meta[4][0] >= sum(computed) - computed[0] for reply in replies)
+    assert all(reply.meta.times[0] >= sum(computed) - computed[0] for reply in replies)
 
 
 def test_a_poisoned_call_fails_alone_when_it_runs_with_others() -> None:
@@ -339,7 +339,7 @@ def test_outputs_that_stay_belong_to_their_call_alone() -> None:
         crowd.bind(LAYER, [W, B])
         crowd.learn(LAYER, some(4))
         before, xs = merged(worker), some(4)
-        crowd.call(LAYER, xs, options=[None, None, [], None, "", None, [1000, 1, [], []]])
+        crowd.call(LAYER, xs, options=[None, None, [], None, "", None, [1000, 1, {}, []]])
         assert merged(worker)[1] == before[1] + 4
         kept = worker.executor.sessions.sole()
         assert sorted(each.storage.nbytes() for each in kept) == [16 * 4] * 4
@@ -362,7 +362,7 @@ def test_calls_of_a_program_that_an_earlier_worker_forbade_run_singly() -> None:
     assert not worker.executor.merged.counts.compared
 
 
-@pytest.mark.parametrize("autocast", [None, ["bfloat16", True]])
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
 def test_group_computes_in_float32_when_one_before_failed_in_autocast(autocast: Any) -> None:
     """The program leaves autocast unless a matrix is singular."""
     amp, half = "t:torch.amp.autocast_mode.", Named("dtype", "bfloat16")

@@ -67,7 +67,7 @@ class Growing:
                 [length * WIDTH, WIDTH, 1],
                 0,
             ]
-        stays = [self._next, 1, [[1, 1 << 20]], []]
+        stays = [self._next, 1, {1: 1 << 20}, []]
         more: dict[str, Any] = {"options": [None, None, [], None, "", None, stays]}
         if self._is_new:
             more["keys"] = [0, self._key]
@@ -98,7 +98,7 @@ class Written:
             shape, strides = [1, LONGEST, WIDTH], [LONGEST * WIDTH, WIDTH, 1]
             known = [[1, CACHE_KEY, self._epoch], "float32", shape, strides, 0]
         more: dict[str, Any] = {
-            "options": [None, None, [], None, "", None, [9000, 1, [[0, 999]], []]]
+            "options": [None, None, [], None, "", None, [9000, 1, {0: 999}, []]]
         }
         if not self._epoch:
             more["keys"] = [0, CACHE_KEY]

@@ -15,6 +15,7 @@ from tests.kit.worlds.caller import (
     step,
     weight,
 )
+from torch_shim.wire.messages import SentOutput
 from torch_shim.wire.programs import Constant, Ref
 
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
@@ -106,9 +107,9 @@ def test_replay_keeps_aliases_when_an_output_is_an_input() -> None:
     with worker.connect() as caller:
         for _ in range(4):
             reply = caller.call(what, x)
-            assert reply.outputs[0] == [-1, "float32", [3, 2], [1, 3], 0]
+            assert reply.outputs[0] == SentOutput(-1, "float32", [3, 2], [1, 3], 0)
             assert torch.equal(reply.outputs[1], x * 2)
-            assert reply.outputs[2] == [-1, "float32", [2, 3], [3, 1], 0]
+            assert reply.outputs[2] == SentOutput(-1, "float32", [2, 3], [3, 1], 0)
     assert len(recorder.recordings) == 1
 
 
@@ -169,7 +170,7 @@ def test_modes_are_recorded_apart_when_one_computes_in_half() -> None:
     worker, recorder = recording()
     with worker.connect() as caller:
         for _ in range(4):
-            half = caller.call(what, x, options=(["bfloat16", True], None, [], None)).outputs[0]
+            half = caller.call(what, x, options=("bfloat16", None, [], None)).outputs[0]
             full = caller.call(what, x).outputs[0]
             assert half.dtype is torch.bfloat16
             assert full.dtype is torch.float32
