@@ -81,12 +81,6 @@ class PublishedData:
         self._lent: dict[str, PublishedTensor] = {}  # withdrawn, and not given back yet
         self.size_bytes = 0
 
-    def __bool__(self) -> bool:
-        return True  # also without a tensor
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
     def add(self, handle: str, tensor: PublishedTensor) -> bool:
         """Publish a tensor; False if there are too many, or the handle has another one."""
         with self._changed:
@@ -264,7 +258,7 @@ class DataInWorker:
         """`published` is what was put with any model of the process."""
         self._device = device
         self._gate = gate
-        self._published = published
+        self.published = published
 
     def publish(
         self,
@@ -286,7 +280,7 @@ class DataInWorker:
             if held is None:
                 raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
             tensor = PublishedTensor(held, about, self)
-            if tensor.size_bytes > most_bytes or not self._published.add(handle, tensor):
+            if tensor.size_bytes > most_bytes or not self.published.add(handle, tensor):
                 raise CallRefused(FailureKind.NO_ROOM, "the worker has enough data of functions")
             held.shared = True
             return tensor.size_bytes
@@ -297,7 +291,7 @@ class DataInWorker:
         Return its size and its description.
         """
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or key <= 0:
                 raise CallRefused(FailureKind.NO_DATA, "no such data in this worker")
             _check_room(kept, tensor.size_bytes)
@@ -348,7 +342,7 @@ class DataInWorker:
         The caller closes the descriptor.
         """
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or tensor.parked or tensor.model is not self:
                 return None
             if tensor.loan is None:
@@ -356,34 +350,28 @@ class DataInWorker:
                 if loan is None:
                     return None
                 tensor.lend(loan)
-            return self._published.use(handle, tensor)
-
-    def given_back(self, handle: str) -> None:
-        self._published.given_back(handle)
+            return self.published.use(handle, tensor)
 
     def hand_over(self, handle: str, room: memoryview) -> bool:
         """Copy published data to this memory; return whether it is here."""
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or tensor.storage.nbytes() != len(room):
                 return False
             self._device.send([bytes_of(tensor.storage, 0, len(room))], [room])
             return True
 
-    def withdraw(self, handle: str) -> None:
-        self._published.withdraw(handle)
-
     def park(self) -> None:
         """Move what this model's memory holds to the host; the gate is held."""
-        for tensor in self._published.of_model(self).values():
+        for tensor in self.published.of_model(self).values():
             if not tensor.parked and not tensor.uses:
                 tensor.end_loan()
                 tensor.storage, tensor.parked = self._device.park(tensor.storage), True
 
     def clear(self) -> None:
-        for handle in self._published.of_model(self):
-            self.withdraw(handle)
-        self._published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)
+        for handle in self.published.of_model(self):
+            self.published.withdraw(handle)
+        self.published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -32,7 +32,6 @@ from gpu_manager.worker import orders
 from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.hosted_model import HostedModel
-from gpu_manager.worker.orders import LeaseTerms
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.sandbox import give_up_rights
 from torch_shim.errors import WireError
@@ -79,17 +78,20 @@ class _WorkerLife:
         """Carry out orders until the manager hangs up."""
         handlers: dict[type[orders.WorkerOrder], Callable[..., None]] = {
             orders.Warm: self._setup.warm,
-            orders.AdmitCalls: self._admit,
             orders.EndCalls: self._end,
-            orders.AskComputed: self._say_computed,
             orders.SetLimit: self._limit,
             orders.DropModel: self._drop,
-            orders.WithdrawData: self._withdraw,
             orders.LendData: self._lend,
-            orders.DataGivenBack: self._given_back,
-            orders.GrantData: self._grant,
-            orders.RecallGrant: self._recall,
-            orders.HurryLoad: self._hurry,
+        }
+        published = self._together.published
+        of_models: dict[type[orders.WorkerOrder], Callable[[HostedModel, Any], object]] = {
+            orders.AdmitCalls: HostedModel.admit,
+            orders.AskComputed: lambda model, order: model.tell_computed(order.lease),
+            orders.WithdrawData: lambda _, order: published.withdraw(order.handle),
+            orders.DataGivenBack: lambda _, order: published.given_back(order.handle),
+            orders.GrantData: lambda model, order: model.puts.grant(order),
+            orders.RecallGrant: lambda model, _: self._setup.background(model.puts.recall),
+            orders.HurryLoad: lambda model, _: model.urgency.hurry(),
         }
         with_descriptors: dict[type[orders.WorkerOrder], Callable[..., None]] = {
             orders.Assign: self._assign,
@@ -101,13 +103,17 @@ class _WorkerLife:
         while True:
             try:
                 frame = self._wire.receive()
-                order = orders.read(frame.kind, frame.meta)
+                order: Any = orders.read(frame.kind, frame.meta)
             except WireError:
                 break
             if isinstance(order, orders.StopWorker):
                 break
             if type(order) in with_descriptors:
                 with_descriptors[type(order)](order, frame)
+            elif type(order) in of_models:
+                model = self._models.get(order.model)
+                if model is not None:  # else it has left meanwhile
+                    of_models[type(order)](model, order)
             else:
                 handlers[type(order)](order)
         for model in self._models.values():
@@ -146,34 +152,12 @@ class _WorkerLife:
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
-    def _hurry(self, order: orders.HurryLoad) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.urgency.hurry()
-
-    def _admit(self, order: orders.AdmitCalls) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            terms = LeaseTerms(tuple(order.slots), order.of, order.batch, order.vcpus)
-            model.leases.admit(
-                order.lease,
-                order.owner,
-                several=order.several,
-                divided=order.divided,
-                terms=terms,
-            )
-
     def _end(self, order: orders.EndCalls) -> None:
         model = self._models.get(order.model)
         if model is None:
             self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
         else:
             model.leases.end(order.lease)
-
-    def _say_computed(self, order: orders.AskComputed) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.tell_computed(order.lease)
 
     def _limit(self, order: orders.SetLimit) -> None:
         model = self._models.get(order.model)
@@ -187,8 +171,7 @@ class _WorkerLife:
         if model is not None:
             model.serve(order, frame)
             return
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
+        frame.close_descriptors()
 
     def _hand_over(self, order: orders.HandOver, frame: Frame) -> None:
         model = self._models.get(order.model)
@@ -196,28 +179,22 @@ class _WorkerLife:
             (descriptor,) = frame.descriptors
             self._setup.background(partial(model.hand_over, order, descriptor))
             return
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
+        frame.close_descriptors()
         self._tell(orders.HandedOver(order.model, order.handle, False))
-
-    def _withdraw(self, order: orders.WithdrawData) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.executor.data.withdraw(order.handle)
 
     def _lend(self, order: orders.LendData) -> None:
         model = self._models.get(order.model)
-        if model is not None:
-            self._setup.background(partial(model.lend, order, self._lent))
+        if model is None:
+            self._lent(order, None)
         else:
-            self._lent(order.model, order.handle, None)
+            self._setup.background(lambda: self._lent(order, model.lend(order)))
 
-    def _lent(self, number: int, handle: str, lent: LentStorage | None) -> None:
+    def _lent(self, order: orders.LendData, lent: LentStorage | None) -> None:
         if lent is None:
-            self._tell(orders.DataLent(number, handle, False, 0, 0, b""))
+            self._tell(orders.DataLent(order.model, order.handle, False, 0, 0, b""))
             return
         size_bytes, offset, token, descriptor = lent
-        answer = orders.DataLent(number, handle, True, size_bytes, offset, token)
+        answer = orders.DataLent(order.model, order.handle, True, size_bytes, offset, token)
         self._tell(answer, [descriptor] if descriptor >= 0 else [])
         if descriptor >= 0:
             os.close(descriptor)
@@ -228,21 +205,6 @@ class _WorkerLife:
             model.borrowing.answer(order, frame.descriptors)
             return
         frame.close_descriptors()  # and the manager knows that the model has left
-
-    def _given_back(self, order: orders.DataGivenBack) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.executor.data.given_back(order.handle)
-
-    def _grant(self, order: orders.GrantData) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.puts.grant(order)
-
-    def _recall(self, order: orders.RecallGrant) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            self._setup.background(model.puts.recall)
 
     def _drop(self, order: orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""
