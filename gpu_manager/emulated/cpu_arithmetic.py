@@ -28,7 +28,7 @@ from gpu_manager.emulated.compute_threads import (
 )
 from gpu_manager.emulated.lent_files import LentFile, LentFiles
 from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory, SharedPool
-from gpu_manager.emulated.process_memory import EmulatedMemory, ProcessMemory
+from gpu_manager.emulated.process_memory import ProcessMemory
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.schedule import TransferRank
 
@@ -48,7 +48,7 @@ class CpuArithmetic:
         self,
         context_s: float = 0.0,
         context_bytes: int = 0,
-        memory: EmulatedMemory | None = None,
+        memory: ProcessMemory | PooledMemory | None = None,
         library: MemoryPool | None = None,
         owner: str = "",
         all_threads: int | None = None,
@@ -65,7 +65,7 @@ class CpuArithmetic:
         self._context_bytes = context_bytes
         self.device = torch.device("cpu")
         self.recorder: WorkRecorder | None = None
-        self._memory = ProcessMemory() if memory is None else memory
+        self._memory = memory or ProcessMemory()
         self._library = library
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
