@@ -209,4 +209,4 @@ class DataRoom:
     def _no_room(self, wanted_bytes: int) -> NoRoomForData:
         limits = self.limits
         detail = f"of {limits.memory_bytes} bytes of memory and {limits.disk_bytes} of disk"
-        return NoRoomForData(wanted_bytes, limits.memory_bytes, f"{detail} too few are free")
+        return NoRoomForData(wanted_bytes, f"{detail} too few are free")

@@ -246,7 +246,7 @@ class DataTable:
         if self._lack_in_tenant(item) or self._lack_in_node():
             gone = self._giving_way(item)
             if detail := self._lack_in_tenant(item, gone) or self._lack_in_node(gone):
-                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
+                raise NoRoomForData(item.size_bytes, detail)
         if item.wished:
             self._make_room_among_wishes(item)
         while self._lack_in_tenant(item) and self._end_wish(
