@@ -283,14 +283,19 @@ _MAIN_STACK_BYTES = 16 << 20
 
 
 class WorkerSetup:
-    """What a worker has of its device, and the loads of its models."""
+    """What a worker has of its device, and the loads of its models.
+
+    A worker is warmed before all else: then it has a `device`, ready or not, and the `table` of the
+    operators of all models (one of each model's own took 160 KiB).
+    """
+
+    device: WorkerDevice
+    table: OperatorTable
 
     def __init__(self, tell: Tell, pool: MemoryPool | None = None) -> None:
         """`pool` is the memory of several models on an emulated GPU, where it could be built."""
         self._tell = tell
         self._pool = pool
-        self._device: WorkerDevice | None = None
-        self._table: OperatorTable | None = None
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
         self._is_usable = False  # the device, once it is warmed
         self._warmed = threading.Event()
@@ -298,21 +303,9 @@ class WorkerSetup:
 
     def warm(self, order: orders.Warm) -> None:
         """Make the device ready, in the background."""
-        device = self._device = _device(order, self._pool)
-        self.background(partial(self._warm, device))
-        self._table = OperatorTable(device.device)
-
-    @property
-    def device(self) -> WorkerDevice:
-        """The worker's device, ready or not."""
-        assert self._device is not None, "a worker is warmed before all else"
-        return self._device
-
-    @property
-    def table(self) -> OperatorTable:
-        """The operators of all models: one of each model's own took 160 KiB."""
-        assert self._table is not None, "a worker is warmed before all else"
-        return self._table
+        self.device = _device(order, self._pool)
+        self.background(self._warm)
+        self.table = OperatorTable(self.device.device)
 
     def overhead_bytes(self) -> int:
         """Wait until the device is ready; return what it takes of its memory without a model."""
@@ -338,10 +331,10 @@ class WorkerSetup:
         finally:
             threading.stack_size(usual_bytes)
 
-    def _warm(self, device: WorkerDevice) -> None:
+    def _warm(self) -> None:
         begin_s = time.monotonic()
         try:
-            device.warm()
+            self.device.warm()
             self._is_usable = True
         except (RuntimeError, OSError, AssertionError) as error:  # as torch says it
             # The manager reads it when it wants to use this worker: until then the pool has one
