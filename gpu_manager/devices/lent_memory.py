@@ -28,6 +28,28 @@ def make_file(size_bytes: int) -> int:
     return descriptor
 
 
+class MappedFile:
+    """Such a file with its pages, which are all mapped: to map them takes as long as to fill them.
+
+    It is used again where it is free, since `free_since_s`.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = make_file(size_bytes)
+        self.free_since_s = 0.0
+        try:
+            self.memory = map_room(self.descriptor, size_bytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; who maps it keeps the pages."""
+        os.close(self.descriptor)
+        self.memory = memoryview(b"")
+
+
 def read_file(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:
     """Return the bytes and whether they are mapped: then they begin at `start`.
 
