@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -181,14 +182,6 @@ class BorrowedData(NamedTuple):
     use: Use
 
 
-class _Wanted:
-    """One question, and its answer."""
-
-    def __init__(self) -> None:
-        self.answered = threading.Event()
-        self.answer: BorrowedData | None = None
-
-
 class Borrowing:
     """What one model's functions borrow. Thread-safe."""
 
@@ -196,45 +189,46 @@ class Borrowing:
         self._model = model
         self._tell = tell
         self._lock = threading.Lock()
-        self._wanted: dict[str, deque[_Wanted]] = {}
+        self._wanted: dict[str, deque[Future[BorrowedData | None]]] = {}
         self._ended: SimpleQueue[str] = SimpleQueue()  # uses; a finalizer may put to it
         self._telling: threading.Thread | None = None
 
     def borrow(self, handle: str) -> BorrowedData | None:
         """Return data of another worker of the tenant; None if it is not to be had."""
-        wanted = _Wanted()
+        wanted: Future[BorrowedData | None] = Future()
         with self._lock:
             self._wanted.setdefault(handle, deque()).append(wanted)
         self._tell(BorrowData(self._model, handle))
-        wanted.answered.wait(_PATIENCE_S)
+        wait((wanted,), _PATIENCE_S)
         with self._lock:
             waiting = self._wanted.get(handle)
             if waiting is not None and wanted in waiting:
                 waiting.remove(wanted)  # what comes for it later is given back
                 if not waiting:
                     del self._wanted[handle]
-        return wanted.answer
+            return wanted.result() if wanted.done() else None
 
     def answer(self, order: DataBorrowed, descriptors: tuple[int, ...]) -> None:
         """The manager has answered; every question has one answer."""
+        is_sound = order.done and bool(descriptors) != bool(order.token)
         with self._lock:
             waiting = self._wanted.get(order.handle)
             wanted = waiting.popleft() if waiting else None
             if waiting is not None and not waiting:
                 del self._wanted[order.handle]
-            if wanted is not None and order.done and bool(descriptors) != bool(order.token):
+            if wanted is not None and is_sound:
                 descriptor = descriptors[0] if descriptors else -1
                 lent = LentStorage(order.size_bytes, order.offset, order.token, descriptor)
                 use = Use(order.handle, self._ended.put)
-                wanted.answer = BorrowedData(lent, order.about, order.same_gpu, use)
                 self._tell_of_ends()
-        if wanted is None or wanted.answer is None:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if order.done:
-                self._tell(DataGivenBack(self._model, order.handle))
+                wanted.set_result(BorrowedData(lent, order.about, order.same_gpu, use))
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if order.done:
+            self._tell(DataGivenBack(self._model, order.handle))
         if wanted is not None:
-            wanted.answered.set()
+            wanted.set_result(None)
 
     def close(self) -> None:
         self._ended.put("")
