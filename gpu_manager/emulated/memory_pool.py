@@ -108,10 +108,6 @@ class PoolFloor:
         self._now_bytes = max(self._now_bytes, used_bytes)
         return max(self._before_bytes, self._now_bytes)
 
-    def at(self, now_s: float) -> int:
-        self._advance(now_s)
-        return max(self._before_bytes, self._now_bytes)
-
     def _advance(self, now_s: float) -> None:
         if now_s < self._ends_s:
             return
@@ -174,7 +170,7 @@ class SharedPool:
             self._used.clear()
             time.sleep(self._floor.window_s)
             with self._lock:
-                floor_bytes = self._floor.at(time.monotonic())
+                floor_bytes = self._floor.used(0, time.monotonic())
                 self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
             if floor_bytes:
                 self._used.set()  # look again: the floor falls
