@@ -201,9 +201,6 @@ class MergeCounts:
         changes.forbidden = {digest: why for digest, why in now.items() if digest not in earlier}
         return changes
 
-    def copy(self) -> "MergeCounts":
-        return self.changes_since(MergeCounts())
-
     def __bool__(self) -> bool:
         return bool(self.groups or self.compared or self.singly or self.forbidden)
 
