@@ -111,15 +111,19 @@ class _WorkerLife:
             if type(order) in with_descriptors:
                 with_descriptors[type(order)](order, frame)
             elif type(order) in of_models:
-                model = self._models.get(order.model)
-                if model is not None:  # else it has left meanwhile
-                    of_models[type(order)](model, order)
+                self._tell_model(order, of_models[type(order)])
             else:
                 handlers[type(order)](order)
         for model in self._models.values():
             model.leave()
 
     # -- orders ---------------------------------------------------------------------------------
+
+    def _tell_model(self, order: Any, tell: Callable[[HostedModel, Any], object]) -> None:
+        """Tell it to the order's model, unless that has left; nothing refers to it afterwards."""
+        model = self._models.get(order.model)
+        if model is not None:
+            tell(model, order)
 
     def _assign(self, order: orders.Assign, frame: Frame) -> None:
         gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
