@@ -12,7 +12,7 @@ import weakref
 
 import torch
 
-from gpu_manager.devices.lent_memory import IDLE_S, MappedFile
+from gpu_manager.devices.lent_memory import IDLE_S, MAPPED_AHEAD, MappedFile
 
 _MOST_FREE_BYTES = 1 << 28
 _ROUNDED_TO = 1 << 21
@@ -69,7 +69,7 @@ class LentFiles:
                     self._free.remove(place)
                     place.memory[size_bytes:] = bytes(wanted - size_bytes)  # of earlier data
                     return LentFile(self, place)
-        return LentFile(self, MappedFile(wanted))
+        return LentFile(self, MappedFile(wanted, MAPPED_AHEAD))
 
     def give(self, place: MappedFile) -> None:
         """Keep a file for a later loan, unless there are enough."""
