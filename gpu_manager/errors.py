@@ -9,9 +9,7 @@ GpuManagerError
 ├── PlacedElsewhere      a model's lease is on another node, whose addresses nobody knows
 ├── NoScheduler          no scheduler could be reached
 ├── LoadFailure          a model could not be loaded onto its GPU
-├── DeviceError
-│   ├── NoDriver         NVML or the NVIDIA driver is missing or does not answer
-│   └── NoSuchDevice     a choice of devices that this machine does not have
+├── NoDriver             NVML or the NVIDIA driver is missing or does not answer
 ├── DataError
 │   ├── NoSuchData       no data by this handle is here for this tenant, for whatever reason
 │   ├── NoRoomForData    data exceeds what the node, or one tenant, may have
@@ -31,20 +29,8 @@ class GpuManagerError(Exception):
     """Base of every error that the GPU manager raises."""
 
 
-class DeviceError(GpuManagerError):
-    """Base of errors about this machine's GPUs."""
-
-
-class NoDriver(DeviceError):
+class NoDriver(GpuManagerError):
     """NVML is not available; the text states what is missing and what to do."""
-
-
-class NoSuchDevice(DeviceError):
-    """The choice of devices is invalid, or names a GPU that does not exist."""
-
-    def __init__(self, choice: str, detail: str) -> None:
-        self.choice = choice
-        super().__init__(f"devices {choice!r}: {detail}")
 
 
 class WeightStoreError(GpuManagerError):
@@ -59,7 +45,6 @@ class UnknownImage(WeightStoreError):
     """The node has no weights with this digest, neither in memory nor on disk."""
 
     def __init__(self, digest: str) -> None:
-        self.digest = digest
         super().__init__(f"no weights with digest {digest}")
 
 
@@ -67,8 +52,6 @@ class ProofRefused(WeightStoreError):
     """A function's proof of possession of these weights is wrong."""
 
     def __init__(self, function: str, digest: str) -> None:
-        self.function = function
-        self.digest = digest
         super().__init__(f"{function} did not prove that it has the weights {digest}")
 
 
@@ -76,8 +59,6 @@ class WeightStoreFull(WeightStoreError):
     """There is no room for an image, even after evictions."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
-        self.needed_bytes = needed_bytes
-        self.limit_bytes = limit_bytes
         super().__init__(f"{needed_bytes} bytes of weights do not fit into {limit_bytes} bytes")
 
 
@@ -89,7 +70,6 @@ class WeightsChanged(WeightStoreError):
     """A spilled file's content no longer has its digest; the file was deleted."""
 
     def __init__(self, digest: str, detail: str) -> None:
-        self.digest = digest
         super().__init__(f"spilled weights {digest}: {detail}")
 
 
@@ -97,7 +77,6 @@ class ReadingGivenUp(WeightStoreError):
     """Nobody waits for an image any more, or the store is closed: it was not read to its end."""
 
     def __init__(self, digest: str) -> None:
-        self.digest = digest
         super().__init__(f"reading weights {digest} was given up")
 
 
@@ -118,9 +97,7 @@ class NoSuchData(DataError):
 class NoRoomForData(DataError):
     """Data exceeds a bound; the text says which one."""
 
-    def __init__(self, needed_bytes: int, limit_bytes: int, detail: str) -> None:
-        self.needed_bytes = needed_bytes
-        self.limit_bytes = limit_bytes
+    def __init__(self, needed_bytes: int, detail: str) -> None:
         super().__init__(f"no room for {needed_bytes} bytes of data: {detail}")
 
 
@@ -129,11 +106,9 @@ class DataFailed(DataError):
 
 
 class BadSetting(GpuManagerError):
-    """A setting has an invalid value; `detail` states the reason or the valid values."""
+    """A setting has an invalid value; the text states the reason or the valid values."""
 
     def __init__(self, setting: str, value: str, detail: str) -> None:
-        self.setting = setting
-        self.value = value
         super().__init__(f"{setting} {value!r}: {detail}")
 
 
@@ -141,7 +116,6 @@ class AddressInUse(GpuManagerError):
     """Another process already listens at this address."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
         super().__init__(f"another GPU manager listens at {address}")
 
 
@@ -153,7 +127,6 @@ class NoWorker(GpuManagerError):
     """The process for a model has ended or does not exist; a new lease gets another one."""
 
     def __init__(self, model: str, detail: str) -> None:
-        self.model = model
         super().__init__(f"the worker of {model}: {detail}")
 
 
@@ -165,8 +138,6 @@ class PlacedElsewhere(GpuManagerError):
     """The scheduler placed a model on another node, whose addresses it has not told."""
 
     def __init__(self, model: str, node: str) -> None:
-        self.model = model
-        self.node = node
         super().__init__(f"{model} was placed on node {node}, of which no address is known")
 
 
@@ -178,6 +149,5 @@ class LoadFailure(GpuManagerError):
     """A model could not be loaded onto its GPU; `out_of_memory` if memory was lacking."""
 
     def __init__(self, model: str, detail: str, *, out_of_memory: bool = False) -> None:
-        self.model = model
         self.out_of_memory = out_of_memory
         super().__init__(f"loading {model}: {detail}")

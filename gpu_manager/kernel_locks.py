@@ -47,19 +47,13 @@ def lock(descriptor: int, byte: int) -> None:
             return
 
 
-def try_lock(descriptor: int, byte: int) -> bool:
-    """Lock a byte for this process alone, if no other one has it; return whether that was done."""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-    except BlockingIOError:
-        return False
-    return True
+def try_lock(descriptor: int, byte: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a byte for this process alone, or (LOCK_SH) as others may, too, at the same time.
 
-
-def try_share_lock(descriptor: int, byte: int) -> bool:
-    """Lock a byte as others may, too, at the same time; False if one has it for itself alone."""
+    Return whether that was done: False if another one has it, or has it for itself alone.
+    """
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
+        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB, 1, byte)
     except BlockingIOError:
         return False
     return True

@@ -10,7 +10,7 @@ from pathlib import Path
 from common.addresses import Address
 from gpu_manager.api import FunctionIdentity, GpuManager, MakeRuntime, NodeSettings
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.emulated.pool_build import PoolNotBuilt, pool_library
+from gpu_manager.emulated.memory_pool import PoolNotBuilt, pool_library
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
 from gpu_manager.runtimes.stream import BREAKS_FILE, ChosenRuntime, ProcessBreaks

@@ -21,7 +21,7 @@ from bench.gpu.part_process import PartProcess
 from bench.gpu.results_file import ResultsFile, Row
 from bench.measure.report import RESULTS
 from cache_manager.model.ids import NodeId
-from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.host_gpus import choose_devices
 
 WITHIN_S = 1500.0
@@ -97,7 +97,7 @@ def main(
     devices = "cpu:1" if options.emulate else options.devices
     try:
         gpu_type = _gpu_type(devices, environment.get("CUDA_VISIBLE_DEVICES"))
-    except (NoDriver, NoSuchDevice) as error:
+    except (NoDriver, BadSetting) as error:
         print(f"bench.gpu: {error}; --emulate tries the parts without a GPU", file=sys.stderr)
         return 1
     results = ResultsFile(options.output, gpu_type, () if options.emulate else (RESULTS,))

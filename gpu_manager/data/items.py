@@ -1,10 +1,8 @@
 """One piece of data: whose it is, what its readers are told, and the file that has its bytes."""
 
-import contextlib
-import errno
 import fcntl
 import os
-import secrets
+import tempfile
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
@@ -193,8 +191,6 @@ class DataItem:
 #
 # They end with the process, as the handles of their data do: nothing is left behind or taken over.
 
-_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
-
 
 class DataSpill:
     """A folder's disk, of which data may take so many bytes."""
@@ -232,22 +228,7 @@ class DataSpill:
     def _unnamed_file(self) -> int:
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(IsADirectoryError):
-                return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        except OSError as error:
-            if error.errno not in _NO_UNNAMED_FILES:
-                raise
-        finally:
-            os.close(folder)
-        return self._unlinked_file()
-
-    def _unlinked_file(self) -> int:
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            name = f"{secrets.token_hex(16)}.data"
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            target = os.open(name, flags, 0o600, dir_fd=folder)
-            os.unlink(name, dir_fd=folder)
-            return target
+            with tempfile.TemporaryFile(buffering=0, dir=f"/proc/self/fd/{folder}") as file:
+                return os.dup(file.fileno())
         finally:
             os.close(folder)

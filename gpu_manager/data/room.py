@@ -45,7 +45,6 @@ class DataRoom:
         """Without `spill` data that does not fit into memory is refused."""
         self.limits = limits
         self.used_bytes = 0  # of memory: of data, of what is read after its data has gone, and free
-        self.spilled = 0  # pieces, since the start
         self._spill = spill
         self._free = FreeFiles()
         self._resting: OrderedDict[DataItem, None] = OrderedDict()  # the least recently used first
@@ -199,7 +198,6 @@ class DataRoom:
             os.close(written)
             self._spill.used_bytes -= victim.size_bytes
             return
-        self.spilled += 1
         victim.disk = written
         self._resting.pop(victim, None)
         file, victim.file = victim.file, None
@@ -209,4 +207,4 @@ class DataRoom:
     def _no_room(self, wanted_bytes: int) -> NoRoomForData:
         limits = self.limits
         detail = f"of {limits.memory_bytes} bytes of memory and {limits.disk_bytes} of disk"
-        return NoRoomForData(wanted_bytes, limits.memory_bytes, f"{detail} too few are free")
+        return NoRoomForData(wanted_bytes, f"{detail} too few are free")

@@ -1,4 +1,4 @@
-"""Data that stays with workers: lent to others of the tenant, or brought to host memory."""
+"""Data that stays with workers: put as granted, lent to others, or brought to host memory."""
 
 import asyncio
 import logging
@@ -7,12 +7,11 @@ import stat
 from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from common.data_handles import LONGEST, is_of_worker, node_of
 from common.tasks import BackgroundTasks, error_of
 from common.time_limits import time_limit
-from gpu_manager.data.grants import PutGrants
 from gpu_manager.data.items import DataFile, DataItem, DataStage, read_only
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
@@ -32,10 +31,18 @@ log = logging.getLogger(__name__)
 _BRING_S = 10.0
 # A model that is to leave its GPU waits for its data for so long at most.
 _RESCUE_S = 3.0
+_LEND_S = 10.0  # a worker lends data when no call of its model runs
+_MOST_WISHES, _MOST_USES = 64, 4096  # of one borrower at a time
+_MOST_TOKEN_BYTES = 64
+
+_Uses = Counter[tuple[HostedModel, str]]
 
 
 class WorkerData(StayingData):
-    """Brings workers' data to memory, once for all who wait for it."""
+    """Brings workers' data to memory, once for all who wait for it, and has workers lend it.
+
+    Used on one loop.
+    """
 
     def __init__(self, table: DataTable) -> None:
         self._table = table
@@ -43,11 +50,19 @@ class WorkerData(StayingData):
         self._copied: dict[tuple[HostedId, str], asyncio.Future[bool]] = {}
         self._watched: set[HostedId] = set()
         self.grants = PutGrants(table)
-        self._lending = Lending(table, self.grants)
+        self._tasks = BackgroundTasks(log, "lending data")
+        self._wishes: Counter[HostedId] = Counter()
+        self._asked: dict[tuple[HostedId, str], deque[asyncio.Future[LentData | None]]] = {}
+        self._uses: dict[HostedId, _Uses] = {}  # by borrower: whose data, by its handle
 
-    def put(self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel) -> DataItem:
-        """Note data whose bytes this model's worker has, until the model leaves."""
-        item = self._table.put_on_worker(tenant, owner, new, hosted)
+    def put(
+        self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel, handle: str = ""
+    ) -> DataItem:
+        """Note data whose bytes this model's worker has, until the model leaves.
+
+        `handle` is one that the worker has made by itself.
+        """
+        item = self._table.put_on_worker(tenant, owner, new, hosted, handle)
         self._watch(hosted)
         self.grants.note_put(hosted, new.size_bytes)
         return item
@@ -62,9 +77,7 @@ class WorkerData(StayingData):
             hosted.withdraw(handle)
             return
         new = NewData(put.size_bytes, put.about, put.lifetime_s)
-        self._table.was_put(SessionKey(put.session), new, hosted, handle)
-        self._watch(hosted)
-        self.grants.note_put(hosted, put.size_bytes)
+        self.put(tenant, SessionKey(put.session), new, hosted, handle)
 
     def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
         self.grants.left(hosted, size_bytes, pieces)
@@ -112,18 +125,40 @@ class WorkerData(StayingData):
         if copied is not None and not copied.done():
             copied.set_result(done)
 
-    def wanted(self, hosted: HostedModel, handle: str) -> None:
-        self._lending.wanted(hosted, handle)
+    def wanted(self, borrower: HostedModel, handle: str) -> None:
+        too_many = (
+            self._wishes[borrower.id] >= _MOST_WISHES
+            or self._uses_of(borrower).total() >= _MOST_USES
+        )
+        if too_many or len(handle) > LONGEST:
+            borrower.borrowed(handle, None)
+            return
+        self._wishes[borrower.id] += 1
+        self._tasks.start(self._answer(borrower, handle))
 
-    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
-        self._lending.lent(hosted, handle, lent)
+    def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
+        """A worker has answered; its data is given back at once if nobody waits any more."""
+        waiting = self._asked.get((lender.id, handle), ())
+        asked = next((future for future in waiting if not future.done()), None)
+        if asked is not None:
+            asked.set_result(None if lent is None else _kept(lent))
+        elif lent is not None:
+            lender.given_back(handle)
 
-    def given_back(self, hosted: HostedModel, handle: str) -> None:
-        self._lending.given_back(hosted, handle)
+    def given_back(self, borrower: HostedModel, handle: str) -> None:
+        """A worker uses data once less; what it has not borrowed counts for nothing."""
+        uses = self._uses_of(borrower)
+        found = next((use for use in uses if use[1] == handle), None)
+        if found is None:
+            return
+        uses[found] -= 1
+        if not uses[found]:
+            del uses[found]
+        found[0].given_back(handle)
 
     async def close(self) -> None:
         self.grants.close()
-        await self._lending.close()
+        await self._tasks.close()
         tasks = list(self._bringing.values())
         for task in tasks:
             task.cancel()
@@ -178,64 +213,11 @@ class WorkerData(StayingData):
                 log.info("data of %s was lost with its worker", item.tenant)
                 self._table.end(item)
 
-
-# Data from worker to worker of a tenant: the manager says who may open what, and knows who does.
-#
-# No function learns how memory of a GPU is opened: what a driver takes for it could be forged, and
-# would open another tenant's.
-
-_LEND_S = 10.0  # a worker lends data when no call of its model runs
-_MOST_WISHES, _MOST_USES = 64, 4096  # of one borrower at a time
-_MOST_TOKEN_BYTES = 64
-
-_Uses = Counter[tuple[HostedModel, str]]
-
-
-class Lending:
-    """What is lent between the workers of a node. Used on one loop."""
-
-    def __init__(self, table: DataTable, grants: PutGrants) -> None:
-        self._table = table
-        self._grants = grants
-        self._tasks = BackgroundTasks(log, "lending data")
-        self._wishes: Counter[HostedId] = Counter()
-        self._asked: dict[tuple[HostedId, str], deque[asyncio.Future[LentData | None]]] = {}
-        self._uses: dict[HostedId, _Uses] = {}  # by borrower: whose data, by its handle
-
-    def uses(self, borrower: HostedModel) -> int:
-        """How much this model's worker has borrowed and not given back."""
-        return self._uses.get(borrower.id, Counter()).total()
-
-    def wanted(self, borrower: HostedModel, handle: str) -> None:
-        too_many = self._wishes[borrower.id] >= _MOST_WISHES or self.uses(borrower) >= _MOST_USES
-        if too_many or len(handle) > LONGEST:
-            borrower.borrowed(handle, None)
-            return
-        self._wishes[borrower.id] += 1
-        self._tasks.start(self._answer(borrower, handle))
-
-    def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
-        """A worker has answered; its data is given back at once if nobody waits any more."""
-        waiting = self._asked.get((lender.id, handle), ())
-        asked = next((future for future in waiting if not future.done()), None)
-        if asked is not None:
-            asked.set_result(None if lent is None else _kept(lent))
-        elif lent is not None:
-            lender.given_back(handle)
-
-    def given_back(self, borrower: HostedModel, handle: str) -> None:
-        """A worker uses data once less; what it has not borrowed counts for nothing."""
-        uses = self._uses.get(borrower.id, Counter())
-        found = next((use for use in uses if use[1] == handle), None)
-        if found is None:
-            return
-        uses[found] -= 1
-        if not uses[found]:
-            del uses[found]
-        found[0].given_back(handle)
-
-    async def close(self) -> None:
-        await self._tasks.close()
+    # -- lending --------------------------------------------------------------------------------
+    #
+    # From worker to worker of a tenant: the manager says who may open what, and knows who does. No
+    # function learns how memory of a GPU is opened: what a driver takes for it could be forged,
+    # and would open another tenant's.
 
     async def _answer(self, borrower: HostedModel, handle: str) -> None:
         borrowed: BorrowedByCall | None = None
@@ -251,7 +233,7 @@ class Lending:
 
     async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
         """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""
-        await self._grants.settle(borrower.order.tenant, handle)
+        await self.grants.settle(borrower.order.tenant, handle)
         item = self._find(borrower, handle)
         lender = None if item is None else item.hosted
         if item is None or lender is None or lender.closed.done():
@@ -294,6 +276,10 @@ class Lending:
             if not waiting:
                 del self._asked[key]
 
+    def _uses_of(self, borrower: HostedModel) -> _Uses:
+        """What this model's worker has borrowed and not given back."""
+        return self._uses.get(borrower.id, Counter())
+
     def _note_use(self, borrower: HostedModel, lender: HostedModel, handle: str) -> None:
         uses = self._uses.get(borrower.id)
         if uses is None:
@@ -326,3 +312,145 @@ def _kept(lent: LentData) -> LentData:
 def _close(lent: LentData) -> None:
     if lent.descriptor is not None:
         os.close(lent.descriptor)
+
+
+# What functions may put with workers without asking: set aside ahead, topped up, recalled.
+#
+# A put then is one message to the worker, which makes the handle. Its report may come after
+# somebody has asked for the data: then what the worker has said up to now is read first.
+
+# A worker has room for so many more puts as large as its largest one, as far as the tenant has it.
+_PUTS = 4
+_PIECES = 32
+_RECALL_S = 2.0  # a put that has begun waits for a call of its model
+_HEARD_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Grant:
+    """What one model's worker has left, and the largest put so far."""
+
+    size_bytes: int = 0
+    pieces: int = 0
+    largest_bytes: int = 0
+    used_s: float = 0.0
+    recalls: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class PutGrants:
+    """The grants of all workers. Used on one loop."""
+
+    def __init__(self, table: DataTable) -> None:
+        self._table = table
+        self._grants: dict[HostedModel, _Grant] = {}
+        self._loop = asyncio.get_running_loop()
+        self._looking: asyncio.TimerHandle | None = None
+
+    def note_put(self, hosted: HostedModel, size_bytes: int) -> None:
+        """A model's worker has data more: let later puts of this size do without asking."""
+        grant = self._grants.get(hosted)
+        if grant is None:
+            grant = self._grants[hosted] = _Grant()
+            hosted.closed.add_done_callback(lambda _: self._end(hosted))
+        grant.used_s = self._loop.time()
+        grant.largest_bytes = max(grant.largest_bytes, size_bytes)
+        few = grant.size_bytes < 2 * grant.largest_bytes or grant.pieces < _PIECES // 2
+        if few and not grant.recalls:
+            self._top_up(hosted, grant)
+        self._look_later()
+
+    def take(self, hosted: HostedModel, size_bytes: int) -> bool:
+        """A worker says that it has put so much by itself; whether it may."""
+        grant = self._grants.get(hosted)
+        if grant is None or not grant.pieces or size_bytes > grant.size_bytes:
+            return False
+        self._release(hosted, grant, size_bytes, 1)
+        return True
+
+    def left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
+        """A worker puts nothing more by itself, and this is left of its grant."""
+        grant = self._grants.get(hosted)
+        if grant is None:
+            return
+        self._release(hosted, grant, min(size_bytes, grant.size_bytes), min(pieces, grant.pieces))
+        for recall in grant.recalls:
+            if not recall.done():
+                recall.set_result(None)
+        grant.recalls.clear()
+
+    async def recall(self, hosted_models: Iterable[HostedModel]) -> None:
+        """Have these models' workers put nothing more by themselves, and their reports read."""
+        recalls = []
+        for hosted in hosted_models:
+            grant = self._grants.get(hosted)
+            if grant is not None:
+                recalls.append(self._loop.create_future())
+                grant.recalls.append(recalls[-1])
+                hosted.recall_grant()
+        if recalls:
+            await asyncio.wait(recalls, timeout=_RECALL_S)
+
+    async def recall_of(self, tenant: str) -> bool:
+        """The same of all workers of a tenant; whether that set bytes or pieces free."""
+        before = self._table.set_aside_for(tenant)
+        await self.recall([model for model in self._grants if model.order.tenant == tenant])
+        return self._table.set_aside_for(tenant) != before
+
+    async def settle(self, tenant: str, handle: str) -> None:
+        """Have the table know this data, if a worker of the tenant has put it and said so."""
+        if not self.may_come(tenant, handle):
+            return
+        reading = [model.heard() for model in self._grants if _may_have_put(model, tenant, handle)]
+        try:
+            async with time_limit(_HEARD_S):
+                await asyncio.gather(*reading)
+        except TimeoutError:
+            log.warning("a worker of %s does not answer", tenant)
+
+    def may_come(self, tenant: str, handle: str) -> bool:
+        """Whether a worker may have put data of which its report has not been read."""
+        if self._table.knows(handle):
+            return False
+        return any(_may_have_put(model, tenant, handle) for model in self._grants)
+
+    def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _top_up(self, hosted: HostedModel, grant: _Grant) -> None:
+        pieces = _PIECES - grant.pieces
+        for puts in (_PUTS, _PUTS // 2, 1):
+            size_bytes = max(0, puts * grant.largest_bytes - grant.size_bytes)
+            if self._table.set_aside(hosted.order.tenant, size_bytes, pieces):
+                grant.size_bytes += size_bytes
+                grant.pieces += pieces
+                hosted.grant(self._table.node, size_bytes, pieces)
+                return
+
+    def _release(self, hosted: HostedModel, grant: _Grant, size_bytes: int, pieces: int) -> None:
+        grant.size_bytes -= size_bytes
+        grant.pieces -= pieces
+        self._table.release(hosted.order.tenant, size_bytes, pieces)
+
+    def _end(self, hosted: HostedModel) -> None:
+        grant = self._grants.get(hosted)
+        if grant is not None:
+            self.left(hosted, grant.size_bytes, grant.pieces)
+            del self._grants[hosted]
+
+    def _look_later(self) -> None:
+        if self._looking is None:
+            self._looking = self._loop.call_later(self._table.limits.free_s, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        before_s = self._loop.time() - self._table.limits.free_s
+        for hosted, grant in self._grants.items():
+            if grant.pieces and grant.used_s <= before_s:
+                hosted.recall_grant()
+        if any(grant.pieces for grant in self._grants.values()):
+            self._look_later()
+
+
+def _may_have_put(hosted: HostedModel, tenant: str, handle: str) -> bool:
+    return hosted.order.tenant == tenant and is_of_worker(handle, hosted.id)

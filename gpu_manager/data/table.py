@@ -74,7 +74,7 @@ class DataTable:
 
     async def put(self, tenant: str, owner: SessionKey, new: NewData) -> DataItem:
         """Make room for data that `owner` will fill; NoRoomForData beyond a bound."""
-        item = self._add(tenant, owner, new)
+        item = self._add(tenant, owner, new, new_handle(self.node))
         try:
             file = await self.file_for(item)
         except BaseException:
@@ -96,18 +96,13 @@ class DataTable:
                     raise
 
     def put_on_worker(
-        self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel
+        self, tenant: str, owner: SessionKey, new: NewData, hosted: HostedModel, handle: str = ""
     ) -> DataItem:
-        """Note data whose bytes this model's worker has; NoRoomForData beyond a bound."""
-        item = self._add(tenant, owner, new, worker=hosted.id)
-        item.hosted, item.stage = hosted, DataStage.THERE
-        return item
+        """Note data whose bytes this model's worker has; NoRoomForData beyond a bound.
 
-    def was_put(
-        self, owner: SessionKey, new: NewData, hosted: HostedModel, handle: str
-    ) -> DataItem:
-        """Note data that a worker has put by itself: what was set aside for it is released."""
-        item = self._add(hosted.order.tenant, owner, new, handle=handle)
+        What was set aside for data that the worker has put by itself is released before.
+        """
+        item = self._add(tenant, owner, new, handle or new_handle(self.node, hosted.id))
         item.hosted, item.stage = hosted, DataStage.THERE
         return item
 
@@ -225,16 +220,13 @@ class DataTable:
 
     # -- bounds ---------------------------------------------------------------------------------
 
-    def _add(
-        self, tenant: str, owner: SessionKey, new: NewData, *, worker: str = "", handle: str = ""
-    ) -> DataItem:
+    def _add(self, tenant: str, owner: SessionKey, new: NewData, handle: str) -> DataItem:
         limits, size = self.limits, new.size_bytes
         for part in new.parts:
             if self.find(tenant, part).parts:
                 raise DataFailed("a part of data has parts itself")
         lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
         expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
-        handle = handle or new_handle(self.node, worker)
         item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
         item.wished = new.wished
         self._make_room(item)
@@ -254,7 +246,7 @@ class DataTable:
         if self._lack_in_tenant(item) or self._lack_in_node():
             gone = self._giving_way(item)
             if detail := self._lack_in_tenant(item, gone) or self._lack_in_node(gone):
-                raise NoRoomForData(item.size_bytes, self.limits.bytes_of_a_tenant, detail)
+                raise NoRoomForData(item.size_bytes, detail)
         if item.wished:
             self._make_room_among_wishes(item)
         while self._lack_in_tenant(item) and self._end_wish(

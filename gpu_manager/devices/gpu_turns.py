@@ -4,8 +4,6 @@ A worker first takes the place next in line, and releases that place when it has
 worker that has just had a turn, and needs another one, stands behind a waiting one.
 """
 
-import contextlib
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -44,10 +42,6 @@ class GpuTurns:
         self._descriptor = descriptor
         self._next, self._turn = slot * _BYTES + _NEXT, slot * _BYTES + _TURN
 
-    def close(self) -> None:
-        """Close the descriptor; no call may have its turn."""
-        os.close(self._descriptor)
-
     def __enter__(self) -> None:
         descriptor = self._descriptor
         lock(descriptor, self._next)
@@ -58,32 +52,6 @@ class GpuTurns:
 
     def __exit__(self, *_: object) -> None:
         unlock(self._descriptor, self._turn)
-
-    @contextlib.contextmanager
-    def yielded(self) -> Iterator[None]:
-        """In a turn: wait for something else meanwhile, while others have theirs."""
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()
-
-
-class NoTurns:
-    """Where a GPU is one lease's at a time: nothing to wait for."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    @contextlib.contextmanager
-    def yielded(self) -> Iterator[None]:
-        yield
 
 
 class SlotTurns:
@@ -96,9 +64,6 @@ class SlotTurns:
         self._descriptor = descriptor
         # The kernel's locks are a process's: they do not keep its own threads apart.
         self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
     @contextmanager
     def turn(self, slots: Sequence[int]) -> Iterator[None]:

@@ -12,6 +12,8 @@ from gpu_manager.call_errors import CallRefused
 from torch_shim.wire.protocol import FailureKind
 
 IDLE_S = 10.0  # that a file waits to be used again before it is given up
+# Of memory that is filled at once: a fault for each page takes longer than the copy.
+MAPPED_AHEAD = mmap.MAP_SHARED | mmap.MAP_POPULATE
 _PIECE_BYTES = 16 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -26,6 +28,25 @@ def make_file(size_bytes: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+class MappedFile:
+    """Such a file, mapped in this process; it is used again where it is free, `free_since_s`."""
+
+    def __init__(self, size_bytes: int, how: int = mmap.MAP_SHARED) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = make_file(size_bytes)
+        self.free_since_s = 0.0
+        try:
+            self.memory = memoryview(mmap.mmap(self.descriptor, size_bytes, flags=how))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; who maps it keeps the pages."""
+        os.close(self.descriptor)
+        self.memory = memoryview(b"")
 
 
 def read_file(descriptor: int, start: int, size_bytes: int) -> tuple[memoryview, bool]:
@@ -62,8 +83,7 @@ def _is_sealed(descriptor: int) -> bool:
 
 def map_room(descriptor: int, size_bytes: int) -> memoryview:
     """Map memory that the manager gave to be filled; OSError or ValueError if that cannot be."""
-    how = mmap.MAP_SHARED | mmap.MAP_POPULATE  # a fault for each page takes longer than the copy
-    return memoryview(mmap.mmap(descriptor, size_bytes, flags=how))
+    return memoryview(mmap.mmap(descriptor, size_bytes, flags=MAPPED_AHEAD))
 
 
 class LentStorage(NamedTuple):

@@ -28,7 +28,7 @@ from gpu_manager.emulated.compute_threads import (
 )
 from gpu_manager.emulated.lent_files import LentFile, LentFiles
 from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory, SharedPool
-from gpu_manager.emulated.process_memory import EmulatedMemory, ProcessMemory
+from gpu_manager.emulated.process_memory import ProcessMemory
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.schedule import TransferRank
 
@@ -48,7 +48,7 @@ class CpuArithmetic:
         self,
         context_s: float = 0.0,
         context_bytes: int = 0,
-        memory: EmulatedMemory | None = None,
+        memory: ProcessMemory | PooledMemory | None = None,
         library: MemoryPool | None = None,
         owner: str = "",
         all_threads: int | None = None,
@@ -65,7 +65,7 @@ class CpuArithmetic:
         self._context_bytes = context_bytes
         self.device = torch.device("cpu")
         self.recorder: WorkRecorder | None = None
-        self._memory = ProcessMemory() if memory is None else memory
+        self._memory = memory or ProcessMemory()
         self._library = library
         self._shared: SharedPool | None = None
         self._weights_bytes = 0
@@ -167,14 +167,12 @@ class CpuArithmetic:
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
             raise
-        if self.link.is_limited:
-            self.link.pass_input(self._owner, size_bytes)
+        self._pass_input(size_bytes)
         return copied
 
     def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
         """The area's bytes themselves; they take the time of a copy to a GPU."""
-        if self.link.is_limited:
-            self.link.pass_input(self._owner, size_bytes)
+        self._pass_input(size_bytes)
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
         return found.untyped_storage()
 
@@ -184,8 +182,7 @@ class CpuArithmetic:
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
             ctypes.memmove(storage.data_ptr(), source, size_bytes)
-            if self.link.is_limited:
-                self.link.pass_input(self._owner, size_bytes)
+            self._pass_input(size_bytes)
 
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pages of a file, for only anonymous memory counts as the device's."""
@@ -202,8 +199,7 @@ class CpuArithmetic:
         return parked.copy_(storage, non_blocking=False)
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        if self.link.is_limited:
-            self.link.pass_input(self._owner, storage.nbytes())
+        self._pass_input(storage.nbytes())
         return self.duplicate(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -299,6 +295,10 @@ class CpuArithmetic:
     def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
         """Take the new mapping into account."""
         self.limit(self._limit_bytes)
+
+    def _pass_input(self, size_bytes: int) -> None:
+        if self.link.is_limited:
+            self.link.pass_input(self._owner, size_bytes)
 
     def _check_shortage(self, error: Exception) -> None:
         """Raise OutOfMemory if the error is one of the ways in which memory can be short."""

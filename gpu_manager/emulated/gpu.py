@@ -21,16 +21,12 @@ class EmulatedGpu:
     name: str = "emulated GPU"
     gpu_type: str = "emulated"
     worker_device: str = "cpu"
+    is_divisible: bool = True  # it has as many parts as one likes
 
     @property
     def device_bytes(self) -> int:
         """The budget: no other program uses an emulated GPU."""
         return self.memory_bytes
-
-    @property
-    def is_divisible(self) -> bool:
-        """It has as many parts as one likes."""
-        return True
 
     def used_bytes(self) -> None:
         """Return None: only the workers can measure their memory."""

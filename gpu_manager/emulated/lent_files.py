@@ -6,42 +6,22 @@ borrowed it any more, and no tensor of this process lies in it.
 
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
 
 import torch
 
-from gpu_manager.devices.lent_memory import IDLE_S, make_file, map_room
+from gpu_manager.devices.lent_memory import IDLE_S, MAPPED_AHEAD, MappedFile
 
 _MOST_FREE_BYTES = 1 << 28
 _ROUNDED_TO = 1 << 21
 
 
-class _Place:
-    """A file and its pages, which are all mapped: to map them takes as long as to fill them."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.descriptor = make_file(size_bytes)
-        self.since_s = 0.0
-        try:
-            self.memory = map_room(self.descriptor, size_bytes)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
-
-    def close(self) -> None:
-        """Let go of it; who maps it keeps the pages."""
-        os.close(self.descriptor)
-        self.memory = memoryview(b"")
-
-
 class LentFile:
     """One file, while it is lent or one of our tensors lies in it."""
 
-    def __init__(self, files: "LentFiles", place: _Place) -> None:
+    def __init__(self, files: "LentFiles", place: MappedFile) -> None:
         self.descriptor = place.descriptor
         self._place = place
         self._files = files
@@ -77,7 +57,7 @@ class LentFiles:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._free: list[_Place] = []
+        self._free: list[MappedFile] = []
         self._trimming: threading.Timer | None = None
 
     def take(self, size_bytes: int) -> LentFile:
@@ -89,14 +69,14 @@ class LentFiles:
                     self._free.remove(place)
                     place.memory[size_bytes:] = bytes(wanted - size_bytes)  # of earlier data
                     return LentFile(self, place)
-        return LentFile(self, _Place(wanted))
+        return LentFile(self, MappedFile(wanted, MAPPED_AHEAD))
 
-    def give(self, place: _Place) -> None:
+    def give(self, place: MappedFile) -> None:
         """Keep a file for a later loan, unless there are enough."""
         with self._lock:
             free_bytes = sum(free.size_bytes for free in self._free)
             if free_bytes + place.size_bytes <= _MOST_FREE_BYTES:
-                place.since_s = time.monotonic()
+                place.free_since_s = time.monotonic()
                 self._free.append(place)
                 self._trim_later()
                 return
@@ -106,7 +86,7 @@ class LentFiles:
         with self._lock:
             self._trimming = None
             before_s = time.monotonic() - idle_s
-            for place in [place for place in self._free if place.since_s <= before_s]:
+            for place in [place for place in self._free if place.free_since_s <= before_s]:
                 self._free.remove(place)
                 place.close()
             if self._free:

@@ -1,10 +1,17 @@
-"""The memory pool of an emulated GPU, as Python sees it, and what each model takes of it."""
+"""The memory pool of an emulated GPU: made, as Python sees it, and what each model takes of it."""
 
 import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from gpu_manager.emulated.process_memory import trim_malloc
@@ -101,10 +108,6 @@ class PoolFloor:
         self._now_bytes = max(self._now_bytes, used_bytes)
         return max(self._before_bytes, self._now_bytes)
 
-    def at(self, now_s: float) -> int:
-        self._advance(now_s)
-        return max(self._before_bytes, self._now_bytes)
-
     def _advance(self, now_s: float) -> None:
         if now_s < self._ends_s:
             return
@@ -167,7 +170,7 @@ class SharedPool:
             self._used.clear()
             time.sleep(self._floor.window_s)
             with self._lock:
-                floor_bytes = self._floor.at(time.monotonic())
+                floor_bytes = self._floor.used(0, time.monotonic())
                 self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
             if floor_bytes:
                 self._used.set()  # look again: the floor falls
@@ -218,3 +221,49 @@ class PooledMemory:
         """Charge the model with what threads without a model take, while no other one computes."""
         with self._pool.of(self._model):
             yield
+
+
+# The pool's library is compiled for this machine's torch, once, and kept in the user's cache.
+#
+# torch itself is not imported: a manager never does that.
+
+_SOURCE = Path(__file__).with_name("memory_pool.cpp")
+_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC")
+
+
+class PoolNotBuilt(Exception):
+    """The pool cannot be compiled here; the message says why."""
+
+
+def pool_library() -> Path:
+    """The compiled pool: found in the user's cache, or made there."""
+    base = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251 - a program's own convention
+    cache = (Path(base) if base else Path.home() / ".cache") / "gpufaas" / "pool"
+    built = cache / f"memory_pool-{_recipe()}.so"
+    if not built.exists():
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=cache, prefix="pool.") as scratch:
+            made = Path(scratch) / "pool.so"
+            _compile(made)
+            made.replace(built)
+    return built
+
+
+def _recipe() -> str:
+    words = (_SOURCE.read_text(encoding="utf-8"), metadata.version("torch"), *_FLAGS)
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
+
+
+def _compile(target: Path) -> None:
+    compiler = os.environ.get("CXX") or "c++"  # noqa: TID251 - a program's own convention
+    if shutil.which(compiler) is None:
+        raise PoolNotBuilt(f"there is no C++ compiler ({compiler})")
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise PoolNotBuilt("torch is not installed")
+    folder = Path(torch.origin).parent
+    places = (f"-I{folder / 'include'}", f"-L{folder / 'lib'}")
+    command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(target), *places, "-lc10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PoolNotBuilt(f"it does not compile: {done.stderr[-2000:]}")

@@ -7,7 +7,6 @@ import resource
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 _PAGE_BYTES = resource.getpagesize()
 # Address space beyond the limit: thread stacks, arenas of malloc, code that torch generates.
@@ -16,47 +15,10 @@ _PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
 _libc = ctypes.CDLL(None)
 
 
-class EmulatedMemory(Protocol):
-    """The memory that one model takes, weights and context aside."""
-
-    gives_back: bool  # what a call took when it ends, so that another model's call may have it
-
-    def note_weights(self, weights_bytes: int) -> None:
-        """So many bytes of weights lie elsewhere."""
-
-    def used_bytes(self) -> int:
-        """What it takes now."""
-
-    def limit(self, most_bytes: int) -> None:
-        """Let nothing be allocated beyond this, as far as the system can enforce it."""
-
-    def lift(self) -> None:
-        """Undo the limit."""
-
-    def watch(self) -> None:
-        """Begin to look for the most that it takes."""
-
-    def peak_bytes(self) -> int:
-        """The most that it took since `watch`."""
-
-    def release(self) -> None:
-        """Give back what is held only to be used again."""
-
-    def after_call(self) -> None:
-        """Give back what the next calls will hardly need."""
-
-    def adopt_thread(self) -> None:
-        """What this thread allocates from now on is the model's."""
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """What is allocated meanwhile is the model's, in this thread and in those that help it."""
-
-
 class ProcessMemory:
-    """Counts from its creation: memory that the process had taken before is not counted."""
+    """All of the process is one model's, but for what it had taken before this was made."""
 
-    gives_back = False
+    gives_back = False  # what a call took when it ends, so that another model's call may have it
 
     def __init__(self) -> None:
         # Opened ahead: a process that gave up its rights may not open them any more.
@@ -67,6 +29,7 @@ class ProcessMemory:
         self._base_bytes = self._anonymous_bytes()
 
     def used_bytes(self) -> int:
+        """What the model takes now, weights and context aside."""
         return max(0, self._anonymous_bytes() - self._base_bytes)
 
     def limit(self, most_bytes: int) -> None:
@@ -83,6 +46,7 @@ class ProcessMemory:
         """Nothing: no other model is beside this one."""
 
     def lift(self) -> None:
+        """Undo the limit."""
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
@@ -91,7 +55,10 @@ class ProcessMemory:
         os.write(self._peak, b"5")
 
     def peak_bytes(self) -> int:
-        """The peak of the resident set, less the pages of files, which only grew meanwhile."""
+        """The most that it took since `watch`.
+
+        The peak of the resident set, less the pages of files, which only grew meanwhile.
+        """
         found = _PEAK.search(os.pread(self._status, 4096, 0))
         if found is None:
             return self.used_bytes()
@@ -99,6 +66,7 @@ class ProcessMemory:
         return max(0, int(found[1]) * 1024 - shared_bytes - self._base_bytes)
 
     def release(self) -> None:
+        """Give back what is held only to be used again."""
         trim_malloc()
 
     def after_call(self) -> None:

@@ -14,7 +14,7 @@ from gpu_manager.cuda.nvidia_gpu import NvidiaGpu, Nvml
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.gpu_turns import make_turns
 from gpu_manager.emulated.gpu import emulated
-from gpu_manager.errors import BadSetting, NoDriver, NoSuchDevice
+from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import MOST_SLOTS, NodeSettings
@@ -101,7 +101,7 @@ def choose_devices(
     visible: str | None = None,
     nvml: Nvml = pynvml,
 ) -> list[GpuDevice]:
-    """Return the devices to use, with health monitoring started; raise NoDriver or NoSuchDevice.
+    """Return the devices to use, with health monitoring started; raise NoDriver or BadSetting.
 
     `auto` means every GPU that NVML finds, or one emulated GPU if there is none. `memory_bytes`
     limits the memory used of each device. `visible` is the value of CUDA_VISIBLE_DEVICES, which
@@ -117,7 +117,7 @@ def choose_devices(
     elif kind == "cuda":
         devices = _found_and_named(choice, node, visible, nvml)
     else:
-        raise NoSuchDevice(choice, "use auto, cuda, cuda:0,2 or cpu:N")
+        raise BadSetting("devices", choice, "use auto, cuda, cuda:0,2 or cpu:N")
     _check_shareable(choice, devices)
     for path in closed_device_files():
         log.warning(
@@ -137,10 +137,11 @@ def check_named(choice: str, visible: str | None, nvml: Nvml = pynvml) -> None:
 
 
 def _check_shareable(choice: str, gpus: list[NvidiaGpu]) -> None:
-    """Raise NoSuchDevice for a GPU that only one process may use: each model has its own."""
+    """Raise BadSetting for a GPU that only one process may use: each model has its own."""
     for device in gpus:
         if device.compute_mode:
-            raise NoSuchDevice(
+            raise BadSetting(
+                "devices",
                 choice,
                 f"{device.id} is in compute mode {device.compute_mode}, in which several processes "
                 f"cannot use it: nvidia-smi -i {device.index} -c DEFAULT",
@@ -165,7 +166,7 @@ def _find_quietly(node: NodeId, visible: str | None, nvml: Nvml) -> list[NvidiaG
 def _count(choice: str, text: str) -> int:
     count = natural(text) or 0
     if text and not 1 <= count <= _MOST_EMULATED:
-        raise NoSuchDevice(choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
+        raise BadSetting("devices", choice, f"use cpu:N with N from 1 to {_MOST_EMULATED}")
     return count or 1
 
 
@@ -175,19 +176,19 @@ def _found_and_named(choice: str, node: NodeId, visible: str | None, nvml: Nvml)
 
 
 def _named(choice: str, text: str, gpus: list[NvidiaGpu]) -> list[NvidiaGpu]:
-    """Return the GPUs with the given indices; raise NoSuchDevice if one of them is missing."""
+    """Return the GPUs with the given indices; raise BadSetting if one of them is missing."""
     if not gpus:
-        raise NoSuchDevice(choice, "NVML finds no usable GPU")
+        raise BadSetting("devices", choice, "NVML finds no usable GPU")
     if ":" not in choice:
         return gpus
     numbers = [natural(part.strip()) for part in text.split(",")]
     wanted = {number for number in numbers if number is not None}
     if None in numbers:
-        raise NoSuchDevice(choice, "use numbers, as in cuda:0,2")
+        raise BadSetting("devices", choice, "use numbers, as in cuda:0,2")
     missing = wanted - {device.index for device in gpus}
     if missing:
         indices = ", ".join(str(index) for index in sorted({device.index for device in gpus}))
-        raise NoSuchDevice(choice, f"no GPU {min(missing)}; there are {indices}")
+        raise BadSetting("devices", choice, f"no GPU {min(missing)}; there are {indices}")
     return [device for device in gpus if device.index in wanted]
 
 
@@ -216,5 +217,5 @@ def _limited(choice: str, device: NvidiaGpu, memory_bytes: int | None) -> Nvidia
         return device
     if memory_bytes > device.device_bytes:
         wanted, total = format_size(memory_bytes), format_size(device.device_bytes)
-        raise NoSuchDevice(choice, f"{device.id} has {total} of memory, not {wanted}")
+        raise BadSetting("devices", choice, f"{device.id} has {total} of memory, not {wanted}")
     return replace(device, memory_bytes=memory_bytes)

@@ -6,6 +6,7 @@ also takes the place next in line, and then the path itself; on a real one the h
 of its own.
 """
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,6 @@ from gpu_manager.kernel_locks import (
     lock_holder,
     make_lock_file,
     try_lock,
-    try_share_lock,
     unlock,
 )
 from gpu_manager.transfers.schedule import TransferRank
@@ -56,7 +56,7 @@ class ProcessGate:
         self._announced[rank] += 1
         if self._announced[rank] == 1:
             # Nobody is kept waiting by a process that has locked the byte for itself alone.
-            try_share_lock(self._descriptor, _RANKS + rank)
+            try_lock(self._descriptor, _RANKS + rank, fcntl.LOCK_SH)
 
     def retract(self, rank: TransferRank) -> None:
         self._announced[rank] -= 1

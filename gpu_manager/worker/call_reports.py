@@ -94,7 +94,7 @@ class MergeSums:
     def flush(self) -> None:
         with self._lock:
             self._told_s = time.monotonic()
-            now = self._counts.copy()
+            now = self._counts.changes_since(MergeCounts())
             added = now.changes_since(self._told)
             if not added:
                 return

@@ -36,8 +36,7 @@ from torch_shim.wire.messages import Done, Fetch, Publish, Take
 from torch_shim.wire.programs import unpack
 from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 
-_F_GET_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1034, 2, 4
-_ARENA_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
+_ARENA_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MOST_PROGRAMS = 1024
 _LEAVE_S = 2.0  # for sending what only the worker has, when it ends
 # What a program that passes the checks can still raise while it is built.
@@ -395,7 +394,7 @@ def _map_arena(frame: Frame, size_bytes: int) -> memoryview:
     """The shim's shared memory; one that could shrink under a call is refused."""
     descriptor = _one_descriptor(frame)
     try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         if seals & _ARENA_SEALS != _ARENA_SEALS or os.fstat(descriptor).st_size != size_bytes:
             raise CallRefused(
                 FailureKind.BAD_FRAME, "an arena is a sealed memfd of the size it names"

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -82,12 +83,6 @@ class PublishedData:
         self._tensors: dict[str, PublishedTensor] = {}
         self._lent: dict[str, PublishedTensor] = {}  # withdrawn, and not given back yet
         self.size_bytes = 0
-
-    def __bool__(self) -> bool:
-        return True  # also without a tensor
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def add(self, handle: str, tensor: PublishedTensor) -> bool:
         """Publish a tensor; False if there are too many, or the handle has another one."""
@@ -189,14 +184,6 @@ class BorrowedData(NamedTuple):
     use: Use
 
 
-class _Wanted:
-    """One question, and its answer."""
-
-    def __init__(self) -> None:
-        self.answered = threading.Event()
-        self.answer: BorrowedData | None = None
-
-
 class Borrowing:
     """What one model's functions borrow. Thread-safe."""
 
@@ -204,45 +191,46 @@ class Borrowing:
         self._model = model
         self._tell = tell
         self._lock = threading.Lock()
-        self._wanted: dict[str, deque[_Wanted]] = {}
+        self._wanted: dict[str, deque[Future[BorrowedData | None]]] = {}
         self._ended: SimpleQueue[str] = SimpleQueue()  # uses; a finalizer may put to it
         self._telling: threading.Thread | None = None
 
     def borrow(self, handle: str) -> BorrowedData | None:
         """Return data of another worker of the tenant; None if it is not to be had."""
-        wanted = _Wanted()
+        wanted: Future[BorrowedData | None] = Future()
         with self._lock:
             self._wanted.setdefault(handle, deque()).append(wanted)
         self._tell(BorrowData(self._model, handle))
-        wanted.answered.wait(_PATIENCE_S)
+        wait((wanted,), _PATIENCE_S)
         with self._lock:
             waiting = self._wanted.get(handle)
             if waiting is not None and wanted in waiting:
                 waiting.remove(wanted)  # what comes for it later is given back
                 if not waiting:
                     del self._wanted[handle]
-        return wanted.answer
+            return wanted.result() if wanted.done() else None
 
     def answer(self, order: DataBorrowed, descriptors: tuple[int, ...]) -> None:
         """The manager has answered; every question has one answer."""
+        is_sound = order.done and bool(descriptors) != bool(order.token)
         with self._lock:
             waiting = self._wanted.get(order.handle)
             wanted = waiting.popleft() if waiting else None
             if waiting is not None and not waiting:
                 del self._wanted[order.handle]
-            if wanted is not None and order.done and bool(descriptors) != bool(order.token):
+            if wanted is not None and is_sound:
                 descriptor = descriptors[0] if descriptors else -1
                 lent = LentStorage(order.size_bytes, order.offset, order.token, descriptor)
                 use = Use(order.handle, self._ended.put)
-                wanted.answer = BorrowedData(lent, order.about, order.same_gpu, use)
                 self._tell_of_ends()
-        if wanted is None or wanted.answer is None:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if order.done:
-                self._tell(DataGivenBack(self._model, order.handle))
+                wanted.set_result(BorrowedData(lent, order.about, order.same_gpu, use))
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if order.done:
+            self._tell(DataGivenBack(self._model, order.handle))
         if wanted is not None:
-            wanted.answered.set()
+            wanted.set_result(None)
 
     def close(self) -> None:
         self._ended.put("")
@@ -266,7 +254,7 @@ class DataInWorker:
         """`published` is what was put with any model of the process."""
         self._device = device
         self._gate = gate
-        self._published = published
+        self.published = published
 
     def publish(
         self,
@@ -288,7 +276,7 @@ class DataInWorker:
             if held is None:
                 raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
             tensor = PublishedTensor(held, about, self)
-            if tensor.size_bytes > most_bytes or not self._published.add(handle, tensor):
+            if tensor.size_bytes > most_bytes or not self.published.add(handle, tensor):
                 raise CallRefused(FailureKind.NO_ROOM, "the worker has enough data of functions")
             held.shared = True
             return tensor.size_bytes
@@ -299,7 +287,7 @@ class DataInWorker:
         Return its size and its description.
         """
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or key <= 0:
                 raise CallRefused(FailureKind.NO_DATA, "no such data in this worker")
             _check_room(kept, tensor.size_bytes)
@@ -350,7 +338,7 @@ class DataInWorker:
         The caller closes the descriptor.
         """
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or tensor.parked or tensor.model is not self:
                 return None
             if tensor.loan is None:
@@ -358,34 +346,28 @@ class DataInWorker:
                 if loan is None:
                     return None
                 tensor.lend(loan)
-            return self._published.use(handle, tensor)
-
-    def given_back(self, handle: str) -> None:
-        self._published.given_back(handle)
+            return self.published.use(handle, tensor)
 
     def hand_over(self, handle: str, room: memoryview) -> bool:
         """Copy published data to this memory; return whether it is here."""
         with self._gate:
-            tensor = self._published.find(handle)
+            tensor = self.published.find(handle)
             if tensor is None or tensor.storage.nbytes() != len(room):
                 return False
             self._device.send([bytes_of(tensor.storage, 0, len(room))], [room])
             return True
 
-    def withdraw(self, handle: str) -> None:
-        self._published.withdraw(handle)
-
     def park(self) -> None:
         """Move what this model's memory holds to the host; the gate is held."""
-        for tensor in self._published.of_model(self).values():
+        for tensor in self.published.of_model(self).values():
             if not tensor.parked and not tensor.uses:
                 tensor.end_loan()
                 tensor.storage, tensor.parked = self._device.park(tensor.storage), True
 
     def clear(self) -> None:
-        for handle in self._published.of_model(self):
-            self.withdraw(handle)
-        self._published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)
+        for handle in self.published.of_model(self):
+            self.published.withdraw(handle)
+        self.published.forget(self, _GIVEN_BACK_S if self._device.borrowers_copy else 0.0)
 
 
 @contextmanager

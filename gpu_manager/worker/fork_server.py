@@ -12,7 +12,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,11 +33,8 @@ _PAGE_OUT = 21  # MADV_PAGEOUT; kernels before 5.4 do not know it, and keep the 
 _OF_CUDA = ("/nvidia/", "libtorch_cuda", "libc10_cuda", "/cuda/bindings/")
 
 
-def serve(
-    manager: FrameSocket, missing: list[str], pool: MemoryPool | None, *, keeps_stderr: bool
-) -> None:
+def serve(manager: FrameSocket, begin: Callable[[int], NoReturn]) -> None:
     """Fork on demand until the manager hangs up. One thread, as a process that forks must have."""
-    parent = os.getpid()
     while True:
         frame = manager.receive()
         order = orders.read(frame)
@@ -45,7 +43,7 @@ def serve(
         with _nothing_reaped():
             pid = os.fork()
             if not pid:
-                _begin(frame.descriptors[0], parent, missing, pool, keeps_stderr=keeps_stderr)
+                begin(frame.descriptors[0])
             pidfd = os.pidfd_open(pid)
         os.close(frame.descriptors[0])
         manager.send(FrameKind.REPORT, orders.Forked(order.number, pid), (), [pidfd])
@@ -90,8 +88,9 @@ def main(descriptors: list[int], missing: list[str], *, emulated: bool, keeps_st
         _page_out_cuda()
     signal.signal(signal.SIGCHLD, _reap)
     manager.send(FrameKind.REPORT, orders.Ready(missing, 0))
+    begin = partial(_begin, os.getpid(), missing, pool, 2 if keeps_stderr else 3)
     with contextlib.suppress(WireError):
-        serve(manager, missing, pool, keeps_stderr=keeps_stderr)
+        serve(manager, begin)
 
 
 def _load_torchvision() -> None:
@@ -120,12 +119,7 @@ def _page_out_cuda() -> None:
 
 
 def _begin(
-    descriptor: int,
-    parent: int,
-    missing: list[str],
-    pool: MemoryPool | None,
-    *,
-    keeps_stderr: bool,
+    parent: int, missing: list[str], pool: MemoryPool | None, silenced: int, descriptor: int
 ) -> NoReturn:
     """In the new process: be a worker, holding nothing else of the fork server's."""
     try:
@@ -133,7 +127,7 @@ def _begin(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         die_with(parent)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(2 if keeps_stderr else 3):
+        for stream in range(silenced):
             os.dup2(nothing, stream)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -11,12 +11,7 @@ from gpu_manager.devices.worker_device import WorkerDevice
 from gpu_manager.transfers.loads import LoadUrgency
 from gpu_manager.transfers.path import Moved
 from gpu_manager.worker import orders
-from gpu_manager.worker.call_reports import (
-    CallSums,
-    MemoryRequests,
-    MergeSums,
-    Tell,
-)
+from gpu_manager.worker.call_reports import CallSums, MemoryRequests, MergeSums, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
@@ -26,9 +21,6 @@ from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from torch_shim.wire.frame_socket import Frame
-
-# Says how data can be opened: the model's number, the handle, and None where it cannot be.
-LendAnswer = Callable[[int, str, LentStorage | None], None]
 
 _MOST_TEXT = 500  # characters of a note: it may say what a function sent
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for
@@ -65,6 +57,10 @@ class HostedModel:
         self._observers = CallObservers(self._after_call, self._note, lost, borrow, self.puts)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
+
+    def admit(self, order: orders.AdmitCalls) -> None:
+        how = {"several": order.several, "divided": order.divided}
+        self.leases.admit(order.lease, order.owner, terms=order.terms, **how)
 
     def serve(self, order: orders.OpenChannel, frame: Frame) -> None:
         """Serve calls on a channel, in a thread of its own."""
@@ -114,15 +110,14 @@ class HostedModel:
             os.close(descriptor)
         self._tell(orders.HandedOver(self.number, order.handle, done))
 
-    def lend(self, order: orders.LendData, answer: LendAnswer) -> None:
-        """Let another process open data, on a thread of its own, and say how."""
-        lent: LentStorage | None = None
+    def lend(self, order: orders.LendData) -> LentStorage | None:
+        """Let another process open data, on a thread of its own; None where that cannot be."""
         try:
             self.device.adopt_thread()
-            lent = self.executor.data.lend(order.handle)
+            return self.executor.data.lend(order.handle)
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
             self._note(f"data cannot be lent: {type(error).__name__}: {error}"[:500])
-        answer(self.number, order.handle, lent)
+        return None
 
     def note_settled(self) -> None:
         self.device.link.report(self._moved, at_once=True)

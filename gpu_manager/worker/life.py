@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -77,19 +77,23 @@ class _WorkerLife:
 
     def obey(self) -> None:
         """Carry out orders until the manager hangs up."""
+        published = self._together.published
         handlers: dict[type[orders.WorkerOrder], Callable[..., None]] = {
             orders.Warm: self._setup.warm,
-            orders.AdmitCalls: self._admit,
             orders.EndCalls: self._end,
-            orders.AskComputed: self._say_computed,
             orders.SetLimit: self._limit,
             orders.DropModel: self._drop,
-            orders.WithdrawData: self._withdraw,
             orders.LendData: self._lend,
-            orders.DataGivenBack: self._given_back,
-            orders.GrantData: self._grant,
-            orders.RecallGrant: self._recall,
-            orders.HurryLoad: self._hurry,
+            # Also of a model that is leaving, which waits for it.
+            orders.DataGivenBack: lambda order: published.given_back(order.handle),
+        }
+        of_models: dict[type[orders.WorkerOrder], Callable[[HostedModel, Any], object]] = {
+            orders.AdmitCalls: HostedModel.admit,
+            orders.AskComputed: lambda model, order: model.tell_computed(order.lease),
+            orders.WithdrawData: lambda _, order: published.withdraw(order.handle),
+            orders.GrantData: lambda model, order: model.puts.grant(order),
+            orders.RecallGrant: lambda model, _: self._setup.background(model.puts.recall),
+            orders.HurryLoad: lambda model, _: model.urgency.hurry(),
         }
         with_descriptors: dict[type[orders.WorkerOrder], Callable[..., None]] = {
             orders.Assign: self._assign,
@@ -101,19 +105,27 @@ class _WorkerLife:
         while True:
             try:
                 frame = self._wire.receive()
-                order = orders.read(frame)
+                order: Any = orders.read(frame)
             except WireError:
                 break
             if isinstance(order, orders.StopWorker):
                 break
             if type(order) in with_descriptors:
                 with_descriptors[type(order)](order, frame)
+            elif type(order) in of_models:
+                self._tell_model(order, of_models[type(order)])
             else:
                 handlers[type(order)](order)
         for model in self._models.values():
             model.leave()
 
     # -- orders ---------------------------------------------------------------------------------
+
+    def _tell_model(self, order: Any, tell: Callable[[HostedModel, Any], object]) -> None:
+        """Tell it to the order's model, unless that has left; nothing refers to it afterwards."""
+        model = self._models.get(order.model)
+        if model is not None:
+            tell(model, order)
 
     def _assign(self, order: orders.Assign, frame: Frame) -> None:
         gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
@@ -146,28 +158,12 @@ class _WorkerLife:
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
-    def _hurry(self, order: orders.HurryLoad) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.urgency.hurry()
-
-    def _admit(self, order: orders.AdmitCalls) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            how = {"several": order.several, "divided": order.divided}
-            model.leases.admit(order.lease, order.owner, terms=order.terms, **how)
-
     def _end(self, order: orders.EndCalls) -> None:
         model = self._models.get(order.model)
         if model is None:
             self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
         else:
             model.leases.end(order.lease)
-
-    def _say_computed(self, order: orders.AskComputed) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.tell_computed(order.lease)
 
     def _limit(self, order: orders.SetLimit) -> None:
         model = self._models.get(order.model)
@@ -181,8 +177,7 @@ class _WorkerLife:
         if model is not None:
             model.serve(order, frame)
             return
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
+        frame.close_descriptors()
 
     def _hand_over(self, order: orders.HandOver, frame: Frame) -> None:
         model = self._models.get(order.model)
@@ -190,28 +185,22 @@ class _WorkerLife:
             (descriptor,) = frame.descriptors
             self._setup.background(partial(model.hand_over, order, descriptor))
             return
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
+        frame.close_descriptors()
         self._tell(orders.HandedOver(order.model, order.handle, False))
-
-    def _withdraw(self, order: orders.WithdrawData) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.executor.data.withdraw(order.handle)
 
     def _lend(self, order: orders.LendData) -> None:
         model = self._models.get(order.model)
-        if model is not None:
-            self._setup.background(partial(model.lend, order, self._lent))
+        if model is None:
+            self._lent(order, None)
         else:
-            self._lent(order.model, order.handle, None)
+            self._setup.background(lambda: self._lent(order, model.lend(order)))
 
-    def _lent(self, number: int, handle: str, lent: LentStorage | None) -> None:
+    def _lent(self, order: orders.LendData, lent: LentStorage | None) -> None:
         if lent is None:
-            self._tell(orders.DataLent(number, handle, False, 0, 0, b""))
+            self._tell(orders.DataLent(order.model, order.handle, False, 0, 0, b""))
             return
         size_bytes, offset, token, descriptor = lent
-        answer = orders.DataLent(number, handle, True, size_bytes, offset, token)
+        answer = orders.DataLent(order.model, order.handle, True, size_bytes, offset, token)
         self._tell(answer, [descriptor] if descriptor >= 0 else [])
         if descriptor >= 0:
             os.close(descriptor)
@@ -222,21 +211,6 @@ class _WorkerLife:
             model.borrowing.answer(order, frame.descriptors)
             return
         frame.close_descriptors()  # and the manager knows that the model has left
-
-    def _given_back(self, order: orders.DataGivenBack) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.executor.data.given_back(order.handle)
-
-    def _grant(self, order: orders.GrantData) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.puts.grant(order)
-
-    def _recall(self, order: orders.RecallGrant) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            self._setup.background(model.puts.recall)
 
     def _drop(self, order: orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""
@@ -314,14 +288,19 @@ _MAIN_STACK_BYTES = 16 << 20
 
 
 class WorkerSetup:
-    """What a worker has of its device, and the loads of its models."""
+    """What a worker has of its device, and the loads of its models.
+
+    A worker is warmed before all else: then it has a `device`, ready or not, and the `table` of the
+    operators of all models (one of each model's own took 160 KiB).
+    """
+
+    device: WorkerDevice
+    table: OperatorTable
 
     def __init__(self, tell: Tell, pool: MemoryPool | None = None) -> None:
         """`pool` is the memory of several models on an emulated GPU, where it could be built."""
         self._tell = tell
         self._pool = pool
-        self._device: WorkerDevice | None = None
-        self._table: OperatorTable | None = None
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
         self._is_usable = False  # the device, once it is warmed
         self._warmed = threading.Event()
@@ -329,21 +308,9 @@ class WorkerSetup:
 
     def warm(self, order: orders.Warm) -> None:
         """Make the device ready, in the background."""
-        device = self._device = _device(order, self._pool)
-        self.background(partial(self._warm, device))
-        self._table = OperatorTable(device.device)
-
-    @property
-    def device(self) -> WorkerDevice:
-        """The worker's device, ready or not."""
-        assert self._device is not None, "a worker is warmed before all else"
-        return self._device
-
-    @property
-    def table(self) -> OperatorTable:
-        """The operators of all models: one of each model's own took 160 KiB."""
-        assert self._table is not None, "a worker is warmed before all else"
-        return self._table
+        self.device = _device(order, self._pool)
+        self.background(self._warm)
+        self.table = OperatorTable(self.device.device)
 
     def overhead_bytes(self) -> int:
         """Wait until the device is ready; return what it takes of its memory without a model."""
@@ -369,10 +336,10 @@ class WorkerSetup:
         finally:
             threading.stack_size(usual_bytes)
 
-    def _warm(self, device: WorkerDevice) -> None:
+    def _warm(self) -> None:
         begin_s = time.monotonic()
         try:
-            device.warm()
+            self.device.warm()
             self._is_usable = True
         except (RuntimeError, OSError, AssertionError) as error:  # as torch says it
             # The manager reads it when it wants to use this worker: until then the pool has one

@@ -83,11 +83,9 @@ def _leave_network() -> None:
     """Without the right to do so it takes a new user namespace, whose rights are then dropped."""
     if not _libc.unshare(_NEW_NETWORK):
         return
-    if _libc.unshare(_NEW_USER | _NEW_NETWORK):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call(_libc.unshare, _NEW_USER | _NEW_NETWORK)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    if _libc.capset(header, (ctypes.c_uint32 * 6)()):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call(_libc.capset, header, (ctypes.c_uint32 * 6)())
 
 
 def _become(uid: int) -> None:
@@ -103,7 +101,11 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _control(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0):
+    _call(_libc.prctl, option, value, 0, 0, 0)
+
+
+def _call(function: Callable[..., int], *arguments: object) -> None:
+    if function(*arguments):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
@@ -179,8 +181,7 @@ def own_temporary_folders() -> None:
 
 
 def _unshare() -> None:
-    if _libc.unshare(_NEW_MOUNTS):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call(_libc.unshare, _NEW_MOUNTS)
     _mount("none", Path("/"), "", _RECURSIVE | _PRIVATE)
 
 
@@ -281,11 +282,9 @@ def _enter(root: Path) -> None:
     old = root / "old"
     old.mkdir()
     os.chdir(root)
-    if _libc.syscall(_PIVOT_ROOT[os.uname().machine], os.fsencode("."), os.fsencode("old")):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call(_libc.syscall, _PIVOT_ROOT[os.uname().machine], os.fsencode("."), os.fsencode("old"))
     os.chdir("/")
-    if _libc.umount2(b"/old", _DETACH):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call(_libc.umount2, b"/old", _DETACH)
     Path("/old").rmdir()
 
 
@@ -444,8 +443,8 @@ def _program(machine: _Machine, pid: int) -> list[bytes]:
         _word(_EQUAL, machine.audit, 1, 0),
         _word(_RETURN, _FAIL | errno.EPERM),
         _word(_LOAD, _NUMBER_AT),
-        *_when(_FROM, _OF_X32, errno.EPERM),
-        *(word for number in refused if number is not None for word in _refuse(number)),
+        *_when(_FROM, _OF_X32),
+        *(word for number in refused if number is not None for word in _when(_EQUAL, number)),
         # Its flags lie in memory: the C library goes on with clone.
         *_when(_EQUAL, own["clone3"], errno.ENOSYS),
         *_check(own["clone"], _clone_of_thread()),
@@ -464,11 +463,7 @@ def _word(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
     return struct.pack("=HBBI", code, then, otherwise, value)
 
 
-def _refuse(number: int) -> list[bytes]:
-    return _when(_EQUAL, number, errno.EPERM)
-
-
-def _when(comparison: int, value: int, error: int) -> list[bytes]:
+def _when(comparison: int, value: int, error: int = errno.EPERM) -> list[bytes]:
     return [_word(comparison, value, 0, 1), _word(_RETURN, _FAIL | error)]
 
 
@@ -480,7 +475,7 @@ def _check(number: int, check: list[bytes]) -> list[bytes]:
 
 def _clone_of_thread() -> list[bytes]:
     return [
-        *_when(_ANY, _NEW_NAMESPACES, errno.EPERM),
+        *_when(_ANY, _NEW_NAMESPACES),
         _word(_ANY, _THREAD, 0, 1),
         _word(_RETURN, _ALLOW),
         _word(_RETURN, _FAIL | errno.EPERM),
@@ -495,5 +490,5 @@ def _one_of(values: Iterable[int]) -> list[bytes]:
 
 
 def _none_of(values: Iterable[int]) -> list[bytes]:
-    refused = [word for value in values for word in _when(_EQUAL, value, errno.EPERM)]
+    refused = [word for value in values for word in _when(_EQUAL, value)]
     return [*refused, _word(_RETURN, _ALLOW)]

@@ -6,15 +6,13 @@ pages. A session's files are its own: no other function's data was ever in them.
 """
 
 import itertools
-import mmap
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.lent_memory import make_file
+from gpu_manager.devices.lent_memory import MappedFile
 from gpu_manager.devices.worker_device import SharedArea
 from torch_shim.wire.protocol import MOST_BLOCK_BYTES, MOST_BLOCKS, FailureKind
 
@@ -30,27 +28,23 @@ _numbers = itertools.count(1)
 Prepare = Callable[[memoryview], SharedArea | None]
 
 
-class ResultFile:
-    """One file, mapped in this process."""
+class ResultFile(MappedFile):
+    """One file of results, prepared for transfers."""
 
     def __init__(self, size_bytes: int, prepare: Prepare) -> None:
+        super().__init__(size_bytes)
         self.number = next(_numbers)
-        self.size_bytes = size_bytes
-        self.descriptor = make_file(size_bytes)
-        self.free_since_s = 0.0
         try:
-            self.memory = memoryview(mmap.mmap(self.descriptor, size_bytes))
             self._shared = prepare(self.memory)
         except BaseException:
-            os.close(self.descriptor)
+            super().close()
             raise
 
     def close(self) -> None:
         """Let go of it. A function that still maps it keeps the pages."""
         if self._shared is not None:
             self._shared.close()
-        os.close(self.descriptor)
-        self.memory = memoryview(b"")
+        super().close()
 
 
 class FileBudget:

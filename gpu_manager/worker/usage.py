@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,13 +18,6 @@ _FIRST_RUNS, _TIMES_AS_MANY = 4, 4
 # A report is worth sending where some metric has changed by more than this part of it.
 _NEWS = 0.2
 _LEAST = 1e-9
-
-
-class RunBegin(NamedTuple):
-    """What the process had used before a run: seconds of its own, and of the system for it."""
-
-    user_s: float
-    system_s: float
 
 
 # An operator whose tensors take more than this leaves nothing of them in a cache.
@@ -134,14 +127,17 @@ class ModelUsage:
         self._told: list[float] = []
 
     @staticmethod
-    def begin() -> RunBegin:
-        """A run begins; other models of the process count too."""
+    def begin() -> tuple[float, float]:
+        """A run begins: the seconds that the process, and the system for it, had used before.
+
+        Other models of the process count too.
+        """
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return RunBegin(used.ru_utime, used.ru_stime)
+        return used.ru_utime, used.ru_stime
 
     def ran(
         self,
-        begun: RunBegin,
+        begun: tuple[float, float],
         counts: OperatorCounts | None,
         times: tuple[float, float],
         moved: tuple[int, int],
@@ -152,13 +148,13 @@ class ModelUsage:
         """
         if counts is None or not counts.operators:
             return
-        ended = self.begin()
+        (user_from_s, system_from_s), (user_s, system_s) = begun, self.begin()
         computed_s, wall_s = times
         self._runs += 1
         self._computed_s += computed_s
         self._wall_s += wall_s
-        self._user_s += ended.user_s - begun.user_s
-        self._system_s += ended.system_s - begun.system_s
+        self._user_s += user_s - user_from_s
+        self._system_s += system_s - system_from_s
         self._in_bytes += moved[0]
         self._out_bytes += moved[1]
         sums = self._sums

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cache_manager.model.ids import NodeId
-from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.host_gpus import choose_devices
 from tests.kit.places import ROOT
 
@@ -15,7 +15,7 @@ def uuid() -> str:
     """The driver's name for the first card."""
     try:
         devices = choose_devices("cuda:0", NodeId("here"))
-    except (NoDriver, NoSuchDevice) as error:
+    except (NoDriver, BadSetting) as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     found = devices[0].worker_device.removeprefix("cuda:")
     devices[0].close()

@@ -8,7 +8,7 @@ import torch
 
 from cache_manager.model.ids import NodeId
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.host_gpus import choose_devices
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ MIB = 1 << 20
 def card() -> Iterator[GpuDevice]:
     try:
         devices = choose_devices("cuda", NodeId("here"))
-    except (NoDriver, NoSuchDevice) as error:
+    except (NoDriver, BadSetting) as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
     yield devices[0]
     devices[0].close()

@@ -8,13 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, NoTurns, SlotTurns
+from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, SlotTurns
 from gpu_manager.worker.calls.admitted_leases import LeaseClocks
 from gpu_manager.worker.data import PublishedData
 from torch_shim.wire.arithmetic import arithmetic_in_force, use_arithmetic
@@ -41,7 +41,7 @@ class CallsTogether:
         self.published = PublishedData()  # of functions, for the calls of all models
         self.clocks = LeaseClocks()
         self.slots: SlotTurns | NoSlotTurns = NoSlotTurns()  # where leases have parts of the GPU
-        self._turns: GpuTurns | NoTurns = NoTurns()
+        self._turns: GpuTurns | nullcontext[None] = nullcontext()  # one lease at a time
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._under_way = 0

@@ -59,7 +59,6 @@ class CallLine:
         self._lock = threading.Lock()
         self._waiting: deque[CallInLine] = deque()
         self._taken: list[CallInLine] = []  # by the one that has the turn
-        self._is_taken = False
         self._holder: CallInLine | None = None  # has the turn, since then
         self._since_s = 0.0
         self._grouped: Hashable = None  # what the calls of the last group have in common
@@ -85,7 +84,7 @@ class CallLine:
     def __len__(self) -> int:
         """The calls in it, with the one that has the turn."""
         with self._lock:
-            return len(self._waiting) + self._is_taken
+            return len(self._waiting) + (self._holder is not None)
 
     def any_waiting(self) -> bool:
         return bool(self._waiting)
@@ -129,7 +128,6 @@ class CallLine:
                 self._grouped_from_s = now_s + (now_s - self._since_s)
             taken, self._taken = self._taken, []
             following = self._take_next(now_s)
-            self._is_taken = following is not None
             self._holder, self._since_s = following, now_s
         for call in taken:
             if call.is_done:
@@ -140,8 +138,7 @@ class CallLine:
     def _begins(self, call: CallInLine, *, waits: bool = False) -> bool:
         """Take the turn if nobody has it; else the call waits behind the others if it is to."""
         with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
+            if self._holder is None:
                 self._holder, self._since_s = call, self._clock()
                 return True
             if waits:

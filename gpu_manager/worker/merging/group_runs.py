@@ -223,15 +223,7 @@ def _functions(
 ) -> list[StepFunctions]:
     segments = plan_steps(program.source, known, _weights(calls[0]), one_by_one=one_by_one)
     some = program.some_steps
-    return [
-        StepFunctions(
-            each,
-            some(each.steps),
-            None if each.undo is None else some(each.undo.save),
-            None if each.undo is None else some(each.undo.restore),
-        )
-        for each in segments
-    ]
+    return [StepFunctions(each, some(each.steps), tuple(map(some, each.undo))) for each in segments]
 
 
 def _step_run(

@@ -30,7 +30,6 @@ from gpu_manager.worker.program.recorded_runs import ProgramRun
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
-_MOST_TOLD = 1024  # programs that are never merged, to the manager
 
 
 class _Member(NamedTuple):
@@ -90,11 +89,6 @@ class MergedCalls:
             line.note_group(first)
         return first.outcome() if first.is_done else self._alone(first, None)
 
-    def forbid(self, digest: str, why: Singly) -> None:
-        self.records.forbid(digest, why)
-        if len(self.counts.forbidden) < _MOST_TOLD:
-            self.counts.forbidden.setdefault(digest, why)
-
     def _record(self, call: CallInLine) -> MergeRecord:
         return self.records.of(call.likeness)
 
@@ -103,7 +97,7 @@ class MergedCalls:
         there = 1 + line.count_like(first)
         if first.likeness is None:
             return why_singly(first.asked)
-        never = self.records.why_never(first.asked.call.program.digest)
+        never = self.counts.why_never(first.asked.call.program.digest)
         if there == 1 or never is not None:
             return never
         most = min(self.most, first.asked.terms.batch or self.most)
@@ -137,13 +131,13 @@ class MergedCalls:
         sent = {entry.position for entry in inputs.sent if entry.held.image is None}
         returned = merged_run.inputs_in_outputs(inputs, run, program.constants)
         if not written <= sent or (wrote and not written):
-            self.forbid(program.digest, Singly.WRITES)
+            self.counts.forbid(program.digest, Singly.WRITES)
         elif returned is None:
-            self.forbid(program.digest, Singly.ALIASES)
+            self.counts.forbid(program.digest, Singly.ALIASES)
         elif not sent:
-            self.forbid(program.digest, Singly.NOTHING_SENT)
+            self.counts.forbid(program.digest, Singly.NOTHING_SENT)
         elif not self._runs.note_own(program.digest, written, returned):
-            self.forbid(program.digest, Singly.WRITES)
+            self.counts.forbid(program.digest, Singly.WRITES)
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -243,7 +237,7 @@ class MergedCalls:
             return []
         merged_s = max(found.spent_s, self._single.least_s)
         if found.loops:
-            self.forbid(digest, Singly.NO_RULE)
+            self.counts.forbid(digest, Singly.NO_RULE)
             self._singly(Singly.NO_RULE, group)
             return []
         checked = checked_places(group.size)
@@ -256,7 +250,7 @@ class MergedCalls:
             if isinstance(lost, ContextLost):  # the others' calls are not to blame
                 raise lost if member is group.members[0] else _blameless(lost)
         if any(equal is False for _, equal in answers):
-            self.forbid(digest, Singly.DIFFERS)
+            self.counts.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
             singles_s = sum(spent for spent, _ in answers) * group.size / len(checked)
             group.record.note_compared(group.size, merged_s, singles_s)
@@ -325,7 +319,7 @@ class MergedCalls:
             self._single.tidy(program, before)
             wrote |= self._undo_writes(group, expected)
         if wrote:
-            self.forbid(program.digest, Singly.WRITES)
+            self.counts.forbid(program.digest, Singly.WRITES)
             return None
         if need_bytes > memory.limit_bytes:
             self._short(group.record, group.size)
@@ -356,7 +350,7 @@ class MergedCalls:
         elif why is Singly.FAILED:  # perhaps for one of the calls alone
             group.record.note_failed(group.size)
         else:
-            self.forbid(program.digest, why)
+            self.counts.forbid(program.digest, why)
         self._singly(why, group)
 
     def _short(self, record: MergeRecord, size: int) -> None:

@@ -181,6 +181,14 @@ class MergeCounts:
         self.singly: Counter[Singly] = Counter()
         self.forbidden: dict[str, Singly] = {}  # programs that are never merged, by digest
 
+    def forbid(self, digest: str, why: Singly) -> None:
+        if len(self.forbidden) < MOST_FORBIDDEN:
+            self.forbidden.setdefault(digest, why)
+
+    def why_never(self, digest: str) -> Singly | None:
+        full = Singly.TOO_MANY if len(self.forbidden) >= MOST_FORBIDDEN else None
+        return self.forbidden.get(digest, full)
+
     def changes_since(self, before: "MergeCounts") -> "MergeCounts":
         """What was added to these since they were like `before`."""
         changes = MergeCounts()
@@ -193,9 +201,6 @@ class MergeCounts:
         changes.forbidden = {digest: why for digest, why in now.items() if digest not in earlier}
         return changes
 
-    def copy(self) -> "MergeCounts":
-        return self.changes_since(MergeCounts())
-
     def __bool__(self) -> bool:
         return bool(self.groups or self.compared or self.singly or self.forbidden)
 
@@ -206,7 +211,6 @@ class MergeRecords:
     def __init__(self, make: type[MergeRecord] = MergeRecord) -> None:
         self._make = make
         self._records: OrderedDict[Hashable, MergeRecord] = OrderedDict()
-        self._forbidden: dict[str, Singly] = {}
 
     def of(self, likeness: Hashable) -> MergeRecord:
         record = self._records.get(likeness)
@@ -216,11 +220,3 @@ class MergeRecords:
                 self._records.popitem(last=False)
         self._records.move_to_end(likeness)
         return record
-
-    def forbid(self, digest: str, why: Singly) -> None:
-        if len(self._forbidden) < MOST_FORBIDDEN:
-            self._forbidden.setdefault(digest, why)
-
-    def why_never(self, digest: str) -> Singly | None:
-        full = Singly.TOO_MANY if len(self._forbidden) >= MOST_FORBIDDEN else None
-        return self._forbidden.get(digest, full)

@@ -56,20 +56,12 @@ class KnownProgram:
             self.plan = None
 
 
-class Undo(NamedTuple):
-    """How a step's write is undone; both take the step's tensors and numbers in the same order.
-
-    `save` gives a copy of what the step overwrites, `restore` takes that copy behind the others.
-    """
-
-    save: ProgramPart
-    restore: ProgramPart
-
-
 class Segment(NamedTuple):
     """Steps one after the other that run together, or apart.
 
     `takes` and `gives` are the numbers of values; those of `drops` are needed no more afterwards.
+    `undo` is none or two, which take what the step takes: one gives a copy of what the step
+    overwrites, the other one takes that copy behind the others, and writes it back.
     """
 
     apart: bool
@@ -78,7 +70,7 @@ class Segment(NamedTuple):
     gives: tuple[int, ...]
     drops: tuple[int, ...]
     steps: ProgramPart
-    undo: Undo | None
+    undo: tuple[ProgramPart, ...]
 
 
 def plan_steps(
@@ -106,7 +98,7 @@ def plan_steps(
         gives = tuple(v for v in sorted(made) if v in kept or last.get(v, -1) > end)
         drops = tuple(value for value in takes if value not in kept and last[value] <= end)
         steps = [program.steps[number] for number in numbers]
-        undo = _undo(steps[0], takes) if numbers[0] in known.writes else None
+        undo = _undo(steps[0], takes) if numbers[0] in known.writes else ()
         part = _part(steps, takes, first + numbers[0], gives)
         segments.append(Segment(apart[end], tuple(numbers), takes, gives, drops, part, undo))
     return segments
@@ -198,7 +190,7 @@ def _part(
     return ProgramPart(len(takes), renamed, Tuple([Ref(numbers[value]) for value in gives]))
 
 
-def _undo(step: ProgramStep, takes: Sequence[int]) -> Undo:
+def _undo(step: ProgramStep, takes: Sequence[int]) -> tuple[ProgramPart, ...]:
     """How to take back what a step writes to its first argument."""
     numbers = {value: place for place, value in enumerate(takes)}
     arguments = [_renumbered(argument, numbers) for argument in step.arguments]
@@ -213,9 +205,8 @@ def _undo(step: ProgramStep, takes: Sequence[int]) -> Undo:
             save.append(ProgramStep("m:clone", [Ref(count)]))
         restore = ProgramStep(step.operator, [*arguments[:indexed], saved])
     end = Ref(count + len(save) - 1)
-    return Undo(
-        ProgramPart(count, tuple(save), Tuple([end])), ProgramPart(count + 1, (restore,), Tuple([]))
-    )
+    saving = ProgramPart(count, tuple(save), Tuple([end]))
+    return saving, ProgramPart(count + 1, (restore,), Tuple([]))
 
 
 def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
@@ -252,8 +243,7 @@ class StepFunctions(NamedTuple):
 
     segment: Segment
     run: Run
-    save: Run | None
-    restore: Run | None
+    undo: tuple[Run, ...]
 
 
 class _Stacked:
@@ -367,10 +357,11 @@ class StepRun:
         found = []
         for number in range(self._size):
             given = [column[number] for column in columns]
-            if step.save is not None and step.restore is not None:
-                self._written.append((step.restore, [*given, *step.save(given, ())]))
+            if step.undo:
+                save, restore = step.undo
+                self._written.append((restore, [*given, *save(given, ())]))
             found.append(step.run(given, ()))
-        if step.save is not None:
+        if step.undo:
             self._gathered.clear()
         for place, value in enumerate(segment.gives):
             self._apart[value] = [each[place] for each in found]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from common.liveness import LivenessTimes
-from gpu_manager.emulated.pool_build import pool_library
+from gpu_manager.emulated.memory_pool import pool_library
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import (
     EmptyHost,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_manager.emulated import pool_build
-from gpu_manager.emulated.pool_build import PoolNotBuilt, pool_library
+from gpu_manager.emulated.memory_pool import PoolNotBuilt, pool_library
 from tests.kit.programs.snippets import Snippet, snippets
 
 pytestmark = pytest.mark.group("memory_pool", seconds=140)
@@ -146,7 +145,7 @@ def test_the_reason_is_told_when_nothing_can_compile_the_pool(
         pool_library()
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(PoolNotBuilt, match="does not compile"):
-        pool_build.pool_library()
+        pool_library()
 
 
 def test_no_page_stays_when_blocks_smaller_than_pages_are_freed_in_any_order(

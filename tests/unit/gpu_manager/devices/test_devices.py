@@ -10,7 +10,7 @@ import pytest
 from cache_manager.model.ids import NodeId
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
-from gpu_manager.errors import NoDriver, NoSuchDevice
+from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.host_gpus import check_named, choose_devices, closed_device_files
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 
@@ -165,25 +165,25 @@ def test_gpus_are_confined_to_those_that_cuda_would_show(
     ],
 )
 def test_choice_is_refused_when_it_cannot_be_had(choice: str, why: str) -> None:
-    with pytest.raises(NoSuchDevice, match=why):
+    with pytest.raises(BadSetting, match=why):
         choose_devices(choice, NODE, nvml=three_gpus())
 
 
 def test_named_gpus_are_checked_before_anything_is_started() -> None:
     check_named("cuda:0,2", "0,2", three_gpus())
-    with pytest.raises(NoSuchDevice, match="no GPU 1; there are 0, 2"):
+    with pytest.raises(BadSetting, match="no GPU 1; there are 0, 2"):
         check_named("cuda:1", "0,2", three_gpus())
     with pytest.raises(NoDriver):
         check_named("cuda", None, NO_DRIVER)
 
 
 def test_choice_is_refused_when_it_wants_more_memory_than_there_is() -> None:
-    with pytest.raises(NoSuchDevice, match="139 GiB of memory, not 200 GiB"):
+    with pytest.raises(BadSetting, match="139 GiB of memory, not 200 GiB"):
         choose_devices("cuda", NODE, 200 * GIB, nvml=three_gpus())
 
 
 def test_cuda_is_refused_when_no_gpu_may_be_used() -> None:
-    with pytest.raises(NoSuchDevice, match="usable"):
+    with pytest.raises(BadSetting, match="usable"):
         choose_devices("cuda", NODE, visible="", nvml=three_gpus())
 
 
@@ -301,7 +301,7 @@ def test_available_memory_is_read_from_an_old_control_group(tmp_path: Path) -> N
 @pytest.mark.parametrize("choice", ["auto", "cuda", "cuda:0"])
 def test_gpu_is_refused_when_only_one_process_may_use_it(choice: str, mode: int, name: str) -> None:
     nvml = FakeNvml(FakeGpu("GPU-a", compute_mode=mode))
-    with pytest.raises(NoSuchDevice, match=f"{name}.*nvidia-smi -i 0 -c DEFAULT"):
+    with pytest.raises(BadSetting, match=f"{name}.*nvidia-smi -i 0 -c DEFAULT"):
         choose_devices(choice, NODE, nvml=nvml)
 
 

@@ -82,7 +82,7 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
         worker.leases.admit(8, "b")
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
-        worker.executor.data.withdraw(HANDLE)
+        worker.executor.data.published.withdraw(HANDLE)
         with pytest.raises(CallFailed) as refused:
             other.ask(FrameKind.TAKE, [TAKEN + 1, HANDLE])
         assert refused.value.failure == FailureKind.NO_DATA

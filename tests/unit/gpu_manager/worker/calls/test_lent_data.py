@@ -100,8 +100,8 @@ def test_lent_memory_is_used_again_when_nobody_reads_it_any_more(pair: Pair) -> 
     with pytest.raises(PermissionError):
         os.ftruncate(lent.descriptor, 0)
     os.close(lent.descriptor)
-    pair.lender.executor.data.given_back(HANDLE)
-    pair.lender.executor.data.withdraw(HANDLE)
+    pair.lender.executor.data.published.given_back(HANDLE)
+    pair.lender.executor.data.published.withdraw(HANDLE)
     assert again(pair, 4.0) != file  # the function that put it has it still
     pair.maker.ask(FrameKind.DROP, [KEY])
     assert again(pair, 5.0) == file
@@ -139,14 +139,14 @@ def test_withdrawn_data_stays_with_its_lender_until_it_is_given_back(
     before = device.used_bytes()
     lent = pair.lend()
     assert device.used_bytes() - before == BYTES
-    data.withdraw(HANDLE)
+    data.published.withdraw(HANDLE)
     assert data.lend(HANDLE) is None
     assert published_data.size_bytes == BYTES
     pair.borrow(lent)
     assert pair.total() == 6.0 * SIZE
-    data.given_back(HANDLE)
+    data.published.given_back(HANDLE)
     assert published_data.size_bytes == 0
-    data.given_back(HANDLE)  # once more counts for nothing
+    data.published.given_back(HANDLE)  # once more counts for nothing
     assert published_data.size_bytes == 0
     os.close(lent.descriptor)
 
@@ -158,7 +158,7 @@ def test_lent_data_is_not_parked_and_parked_data_is_not_lent(pair: Pair) -> None
     again = pair.lend()  # it is on the device still
     for each in (lent, again):
         os.close(each.descriptor)
-        data.given_back(HANDLE)
+        data.published.given_back(HANDLE)
     pair.lender.executor.memory.park()
     assert data.lend(HANDLE) is None
     assert total(pair.maker, key=KEY) == 6.0 * SIZE

@@ -114,22 +114,6 @@ def test_turn_goes_on_when_a_worker_is_killed(workers: list[Worker], waiting: st
         assert second.hears(PATIENCE_S) == "in"
 
 
-def test_worker_that_lets_others_go_first_has_its_turn_again_afterwards(
-    turns: int, workers: list[Worker]
-) -> None:
-    ours = GpuTurns(turns)
-    with ours:
-        workers[0].say()
-        assert workers[0].hears(0.5) == ""
-        with ours.yielded():
-            assert workers[0].hears(PATIENCE_S) == "in"
-            workers[0].say()
-            assert workers[0].hears(PATIENCE_S) == "out"
-        workers[0].say()
-        assert workers[0].hears(0.3) == ""
-    assert workers[0].hears(PATIENCE_S) == "in"
-
-
 def test_nobody_starves_when_all_want_the_next_turn_at_once(turns: int) -> None:
     with GpuTurns(turns):  # so that all begin together
         greedy = [Worker(GREEDY, turns, "500") for _ in range(3)]

@@ -110,20 +110,20 @@ def test_times_of_other_sizes_are_of_no_use() -> None:
 
 
 def test_a_program_is_forbidden_once_and_for_all() -> None:
-    records = MergeRecords()
-    assert records.why_never("d") is None
-    records.forbid("d", Singly.DIFFERS)
-    records.forbid("d", Singly.WRITES)
-    assert records.why_never("d") is Singly.DIFFERS
+    counts = MergeCounts()
+    assert counts.why_never("d") is None
+    counts.forbid("d", Singly.DIFFERS)
+    counts.forbid("d", Singly.WRITES)
+    assert counts.why_never("d") is Singly.DIFFERS
 
 
 def test_nothing_is_merged_any_more_when_too_many_programs_are_forbidden() -> None:
-    records = MergeRecords()
+    counts = MergeCounts()
     for number in range(2 * MOST_FORBIDDEN):
-        records.forbid(f"{number}", Singly.DIFFERS)
-    assert records.why_never("0") is Singly.DIFFERS
-    assert records.why_never(f"{2 * MOST_FORBIDDEN - 1}") is Singly.TOO_MANY
-    assert records.why_never("another") is Singly.TOO_MANY
+        counts.forbid(f"{number}", Singly.DIFFERS)
+    assert counts.why_never("0") is Singly.DIFFERS
+    assert counts.why_never(f"{2 * MOST_FORBIDDEN - 1}") is Singly.TOO_MANY
+    assert counts.why_never("another") is Singly.TOO_MANY
 
 
 def test_records_are_bounded() -> None:
@@ -138,7 +138,7 @@ def test_records_are_bounded() -> None:
 def test_counts_tell_what_was_added(changes: bool) -> None:  # noqa: FBT001 - a parameter
     counts = MergeCounts()
     counts.groups, counts.calls = 2, 9
-    before = counts.copy()
+    before = counts.changes_since(MergeCounts())
     if changes:
         counts.calls += 3
         counts.groups += 1

@@ -353,7 +353,7 @@ def test_outputs_that_stay_belong_to_their_call_alone() -> None:
 
 def test_calls_of_a_program_that_an_earlier_worker_forbade_run_singly() -> None:
     worker = paying(W, B)
-    worker.executor.merged.forbid(digest_of(LAYER.pack()), Singly.DIFFERS)
+    worker.executor.merged.counts.forbid(digest_of(LAYER.pack()), Singly.DIFFERS)
     with Crowd(worker, 4) as crowd:
         crowd.bind(LAYER, [W, B])
         crowd.learn(LAYER, some(4))

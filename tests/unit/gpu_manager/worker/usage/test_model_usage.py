@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.worker.usage import ModelUsage, OperatorCounts, RunBegin
+from gpu_manager.worker.usage import ModelUsage, OperatorCounts
 from scheduler.api import METRICS
 
 
@@ -44,12 +44,13 @@ def test_metrics_are_rates_over_the_time_of_the_runs() -> None:
 def test_processor_stands_for_multiprocessors_on_an_emulated_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usage, now = ModelUsage(emulated=True), RunBegin(7.0, 3.0)
-    assert usage.begin().user_s > 0.0
-    monkeypatch.setattr(usage, "begin", lambda: now)  # other threads of this process compute too
+    usage = ModelUsage(emulated=True)
+    assert usage.begin()[0] > 0.0
+    monkeypatch.setattr(
+        usage, "begin", lambda: (7.0, 3.0)
+    )  # other threads of this process compute too
     for _ in range(4):
-        before = RunBegin(now.user_s - 0.006, now.system_s - 0.002)
-        usage.ran(before, counts(), (0.01, 0.01), (0, 0))
+        usage.ran((7.0 - 0.006, 3.0 - 0.002), counts(), (0.01, 0.01), (0, 0))
     found = dict(zip(METRICS, usage.news(1, 1), strict=True))
     assert 0.0 < found["sm_efficiency"] <= 1.0
     assert found["warp_efficiency"] == pytest.approx(0.75)

@@ -87,7 +87,7 @@ def test_the_thread_keeps_nothing_of_what_it_gave_and_ends_when_the_model_leaves
     thread.run(lambda: None, nothing)  # the former job is behind it
     assert gone() is None
     new = set(threading.enumerate()) - before
-    (helper,) = (each for each in new if each.name == "compute")
+    (helper,) = (each for each in new if each.name.startswith("compute"))
     thread.end()
     helper.join()
     assert not helper.is_alive()
