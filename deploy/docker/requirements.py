@@ -1,22 +1,24 @@
-"""Prints what an extra of pyproject.toml requires: `requirements.py EXTRA [LEFT OUT ...]`."""
+"""Prints what pyproject.toml requires with an extra: `requirements.py EXTRA [LEFT OUT ...]`."""
 
 import re
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def required(project: str, extra: str, without: Sequence[str]) -> list[str]:
-    """The extra's requirements, but for the packages that an image does not need."""
-    extras: dict[str, list[str]] = tomllib.loads(project)["project"]["optional-dependencies"]
-    names = [_name(each) for each in extras[extra]]
+    """Those of everybody and the extra's, but for the packages that an image does not need."""
+    table: dict[str, Any] = tomllib.loads(project)["project"]
+    found: list[str] = [*table["dependencies"], *table["optional-dependencies"][extra]]
+    names = [_name(each) for each in found]
     unknown = sorted(set(without) - set(names))
     if unknown:
         raise SystemExit(f"{extra} does not require {', '.join(unknown)}")
-    return [each for each in extras[extra] if _name(each) not in without]
+    return [each for each in found if _name(each) not in without]
 
 
 def _name(requirement: str) -> str:

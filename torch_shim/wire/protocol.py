@@ -261,7 +261,8 @@ def decoded(decoder: msgspec.msgpack.Decoder[Any], data: Buffer, name: str) -> A
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:
-        raise BadFrame(f"{name}: {error}"[:_ERROR_CHARACTERS]) from error
+        why = f"{name}: {error}"[:_ERROR_CHARACTERS]  # it may quote what was sent
+        raise BadFrame(why if why.isprintable() else ascii(why)) from error
 
 
 def aligned(size_bytes: int) -> int:

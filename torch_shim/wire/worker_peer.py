@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -421,7 +421,8 @@ class WorkerPeer:
         if self.sole - self._left.keys():
             frame = channel.last_frame(_LEAVING_S)
             if frame is not None:
-                self._take_left(frame)
+                with suppress(BadFrame):  # what cannot be read is lost with the worker
+                    self._take_left(frame)
         channel.close()
 
     def _take_left(self, frame: Frame) -> None:

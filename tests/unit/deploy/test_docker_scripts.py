@@ -19,7 +19,12 @@ from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S
 
 SCRIPTS = ROOT / "deploy" / "docker"
-PROJECT = '[project.optional-dependencies]\ncontrol = ["a>=1", "b-c>=2", "d[x]>=3"]\n'
+PROJECT = """
+[project]
+dependencies = ["everywhere>=4"]
+[project.optional-dependencies]
+control = ["a>=1", "b-c>=2", "d[x]>=3"]
+"""
 
 
 def script(name: str) -> ModuleType:
@@ -51,7 +56,16 @@ def server() -> Iterator[http.server.HTTPServer]:
 
 
 def test_extra_is_listed_without_what_is_left_out() -> None:
-    assert script("requirements").required(PROJECT, "control", ["b-c"]) == ["a>=1", "d[x]>=3"]
+    found = script("requirements").required(PROJECT, "control", ["b-c"])
+    assert found == ["everywhere>=4", "a>=1", "d[x]>=3"]
+
+
+@pytest.mark.parametrize("extra", ["control", "gpu"])
+def test_images_have_what_reads_every_message(extra: str) -> None:
+    """The wheel goes into an image without its dependencies."""
+    text = (ROOT / "pyproject.toml").read_text()
+    found = script("requirements").required(text, extra, [])
+    assert [each for each in found if each.startswith("msgspec")]
 
 
 def test_extra_is_refused_when_what_is_left_out_is_not_in_it() -> None:

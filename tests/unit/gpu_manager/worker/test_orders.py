@@ -132,3 +132,11 @@ def test_order_is_a_bad_frame_when_a_field_is_wrong() -> None:
 
 def test_frame_of_a_function_is_no_order() -> None:
     assert not instead_of(BadFrame, travel, EXAMPLES[0], FrameKind.CALL)
+
+
+def test_text_of_a_worker_writes_no_lines_of_its_own_into_the_log() -> None:
+    packed = encode(["Note\nall is \x1b[32mwell", "", ""])
+    refused = outcome(lambda: orders.read(Frame(FrameKind.REPORT, packed, memoryview(b""), ())))
+    assert isinstance(refused, BadFrame)
+    assert str(refused).isprintable()
+    assert "all is" in str(refused)

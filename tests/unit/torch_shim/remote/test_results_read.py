@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import socket
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,11 @@ import torch
 
 from tests.kit.outcomes import instead_of
 from tests.kit.processes.open_files import open_files, opened_since
-from torch_shim.errors import BadFrame
+from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.remote.results import AnswerLayout, Results
-from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import FrameKind, encode
-from torch_shim.wire.worker_peer import WorkerPeer
+from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 PLACE = [0, "float32", [4], [1], 0]
 INPUT = torch.zeros(4)
@@ -167,3 +168,17 @@ def test_answer_behind_its_frame_is_refused_when_nothing_came_though_its_layout_
 def test_layout_is_not_kept_when_it_depends_on_more_than_the_answer_s_shape(said: Any) -> None:
     found, _ = answer(**said)
     assert found.layout is None
+
+
+@pytest.mark.parametrize("left", ["no list", [[5, 0, 0, 1 << 20]]])
+def test_channel_is_closed_when_what_its_worker_left_cannot_be_read(left: object) -> None:
+    ours, workers = socket.socketpair()
+    channel, peer = DataChannel(FrameSocket(ours)), WorkerPeer("w", "node")
+    with workers:
+        FrameSocket(workers).send(FrameKind.LEFT, left)
+        peer.sole.add(5)
+        channel.broken = True
+        peer.give(channel)
+    assert ours.fileno() == -1
+    with pytest.raises(RemoteFailure, match="only it had"):
+        peer.fetch(5, None)
