@@ -116,7 +116,8 @@ async def until_frozen(pid: int, answers: Answers | None, times: LivenessTimes) 
 def process_look(folder: Path) -> ProcessLook | None:
     """A look at the process or thread of a folder in /proc; None if it has ended."""
     try:
-        text = (folder / "stat").read_text()
+        # A process chooses its name, which need not be text.
+        text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()

@@ -31,19 +31,22 @@ async def lines(
 
     `readline` of the library fails at a bound of its own, and the stream cannot be read further.
     """
-    rest, is_skipped = b"", False
+    held, is_skipped = bytearray(), False  # a long line may come in very many parts
     async for part in content.iter_any():
-        *ended, rest = (rest + part).split(b"\n")
-        for line in ended:
+        *ends, rest = part.split(b"\n")
+        for end in ends:
             if not is_skipped:
-                yield line
+                yield bytes(held + end)
+            held.clear()
             is_skipped = False
-        if len(rest) > longest_bytes:
-            if not is_skipped:
-                too_long()
-            rest, is_skipped = b"", True
-    if rest and not is_skipped:
-        yield rest
+        if not is_skipped:
+            held += rest
+        if len(held) > longest_bytes:
+            too_long()
+            held.clear()
+            is_skipped = True
+    if held:
+        yield bytes(held)
 
 
 async def refusal(answer: aiohttp.ClientResponse) -> bytes:

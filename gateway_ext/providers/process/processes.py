@@ -120,7 +120,8 @@ def _uids(pid: int) -> set[int]:
 
 def _text(pid: int, name: str) -> str:
     try:
-        return (_PROC / str(pid) / name).read_text()
+        # A process chooses its name, which need not be text.
+        return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""  # the process has ended
 

@@ -92,7 +92,8 @@ class TemplateKeeper:
         """Whether this is a living child of the keeper, of its user, that leads a session."""
         folder = Path("/proc", str(pid))
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            stat = (folder / "stat").read_bytes()  # a process chooses its name: it may be no text
+            fields = stat.rpartition(b")")[2].split()
             owner = folder.stat().st_uid
         except OSError:
             return False

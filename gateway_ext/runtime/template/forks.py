@@ -80,7 +80,8 @@ def _other_threads() -> list[str]:
     for folder in (_SELF / "task").iterdir():
         if folder.name != str(os.getpid()):
             with suppress(OSError):  # it has ended
-                names.append((folder / "comm").read_text().strip())
+                name = (folder / "comm").read_bytes()  # of 15 bytes: it may end within a character
+                names.append(name.decode(errors="replace").strip())
     return names
 
 
