@@ -143,13 +143,18 @@ class JobDispatcher:
             self._changed.clear()
             await self._wait(await self._persistently("jobs wait", self._round))
 
-    async def _persistently(self, what: str, ask: Callable[[], Awaitable[_Value]]) -> _Value:
-        """Ask the queue until it does not fail."""
+    async def _persistently(
+        self,
+        what: str,
+        ask: Callable[[], Awaitable[_Value]],
+        final: tuple[type[QueueFailed], ...] = (),
+    ) -> _Value:
+        """Ask the queue until it does not fail, or with an error that another try cannot mend."""
         failures = 0
         while True:
             try:
                 return await ask()
-            except ClaimLost:
+            except final:
                 raise
             except QueueFailed as error:
                 failures += 1
@@ -230,7 +235,8 @@ class JobDispatcher:
     async def _end(self, job: Job, ending: JobEnding) -> None:
         """Record the end, for as long as it takes: only this task knows how the job ended."""
         try:
-            await self._persistently(f"call {job.call.id}", partial(self._conclude, job, ending))
+            conclude = partial(self._conclude, job, ending)
+            await self._persistently(f"call {job.call.id}", conclude, (ClaimLost,))
         except ClaimLost as error:
             # The end was recorded before, or another gateway considered this one dead.
             self._log.warning("call %s: %s", job.call.id, error)

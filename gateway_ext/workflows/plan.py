@@ -89,7 +89,7 @@ def read_workflow(
 _MostMs = Annotated[int, msgspec.Meta(ge=1, le=_DAY_MS)]  # 0, which no file may say, is none
 
 
-class _FileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _FileFields(msgspec.Struct, frozen=True):
     workflow: str = ""
     namespace: str = DEFAULT_NAMESPACE
     slo_ms: _MostMs = 0
@@ -97,10 +97,10 @@ class _FileFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     stages: dict[str, Any] = {}
 
 
-class _StageFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _StageFields(msgspec.Struct, frozen=True):
     function: str = ""
     after: str | tuple[str, ...] = ()
-    when: str | None = None
+    when: str | msgspec.UnsetType = msgspec.UNSET  # a null is refused
     retries: Annotated[int, msgspec.Meta(ge=0, le=MOST_RETRIES)] = 0
     backoff_ms: Annotated[int, msgspec.Meta(ge=0, le=_HOUR_MS)] = 100
     timeout_ms: _MostMs = 0
@@ -210,9 +210,9 @@ class _File:
         return sources or (REQUEST,)
 
     def _condition(
-        self, table: YamlTable, text: str | None, sources: tuple[str, ...]
+        self, table: YamlTable, text: str | msgspec.UnsetType, sources: tuple[str, ...]
     ) -> Condition | None:
-        if text is None:
+        if text is msgspec.UNSET:
             return None
         try:
             return condition(text, sources)

@@ -29,7 +29,8 @@ class Problems:
         return bool(self._found)
 
     def add(self, line: int, text: str) -> None:
-        self._found.append((line, text))
+        # An escape in a file can be half a surrogate pair, which no answer and no log can hold.
+        self._found.append((line, text.encode(errors="replace").decode()))
 
     @property
     def text(self) -> str:
@@ -75,13 +76,19 @@ class YamlTable(dict[str, Any]):
         self._problems.add(self.line_of(name), f"{self._what}: {name}: {error}")
 
     def fields(self, kind: type[_Fields]) -> _Fields | None:
-        """The table as this type; None, with the first reason noted, if it is none."""
+        """The table as this type; None, with the reasons noted, if it is none."""
+        unknown = [name for name in self if name not in kind.__struct_fields__]
+        for name in unknown:
+            self.wrong(name, f"is unknown; there are {', '.join(kind.__struct_fields__)}")
+        if unknown:
+            return None
         try:
             return msgspec.convert(self, kind)
         except msgspec.ValidationError as error:
             path, why = wrong_field(error)
-        if why == "is unknown":
-            why = f"is unknown; there are {', '.join(kind.__struct_fields__)}"
+        except UnicodeEncodeError:
+            self._problems.add(self._line, f"{self._what}: half a surrogate pair is no text")
+            return None
         self.wrong(re.split(r"[.\[]", path)[0], why)
         return None
 

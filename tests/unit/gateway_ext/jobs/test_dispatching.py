@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from gateway_ext.errors import ClaimLost
 from gateway_ext.jobs.attempts import JobDead, JobDone, JobEnding, TryAgain
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.sqlite import queue
@@ -79,6 +80,27 @@ async def test_later_job_of_a_lane_begins_when_another_gateway_has_taken_the_fir
         async with dispatching(queue, loop.time) as begun:
             await asyncio.sleep(6.0)
             assert begun == ["c2"]
+
+
+@pytest.mark.usefixtures("disk")
+@virtually
+async def test_jobs_go_on_when_a_claim_is_lost_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with a_queue(tmp_path) as queue:
+        claim = queue.claim
+
+        async def lost(lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
+            del lanes, now_s
+            monkeypatch.setattr(queue, "claim", claim)
+            raise ClaimLost(1)
+
+        await put(queue, call("c1", queued_at_s=loop.time()))
+        monkeypatch.setattr(queue, "claim", lost)
+        async with dispatching(queue, loop.time) as begun:
+            await asyncio.sleep(60.0)
+            assert begun == ["c1"]
 
 
 @pytest.mark.usefixtures("disk")
