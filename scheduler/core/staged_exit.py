@@ -176,9 +176,6 @@ class StagedExit:
     def gaps(self, model: ModelId) -> IdleGaps:
         return self._gaps.get(model) or IdleGaps()
 
-    def all_gaps(self) -> dict[ModelId, tuple[tuple[int, float], ...]]:
-        return {model: tuple(gaps.counts) for model, gaps in self._gaps.items()}
-
     def remember(self, model: ModelId, gaps: IdleGaps) -> None:
         """An earlier leader saw these gaps."""
         self._gaps[model] = gaps
