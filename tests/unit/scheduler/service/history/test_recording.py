@@ -219,6 +219,20 @@ def test_what_is_no_recording_is_refused_in_one_line(
     assert capsys.readouterr().err.startswith(f"gpufaas replay: {path}")
 
 
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ('{"begins": {"version": 1, "policy": "lb", "eviction": "lru", "gaps": {}}}', 1),
+        ('{"version": 99, "policy": "lb", "eviction": "lru"}', 99),
+        ('{"version": 99, "strategy": "lb"}', 99),
+    ],
+)
+def test_recording_of_another_version_is_refused_as_such(line: str, version: int) -> None:
+    with pytest.raises(BadRecording) as refused:
+        parsed(line)
+    assert str(refused.value) == f"version {version}; this is version {VERSION}"
+
+
 def test_recording_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRecording, match="No such file"):
         RunRecorder(tmp_path / "missing" / "run.jsonl")
