@@ -98,6 +98,9 @@ def parsed(line: str) -> Beginning | RecordedStep:
     """BadRecording if this is no line of a recording."""
     try:
         recorded = read(_LINES, line.encode())
+        if isinstance(recorded, Beginning):
+            for record in recorded.models.values():
+                profile_of(record)  # else only the core that is made of it would refuse it
     except UnicodeEncodeError as error:
         raise BadRecording(f"no line of a recording: {error}") from error
     except BadValue as error:

@@ -198,6 +198,14 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     assert replay(path).events == whole
 
 
+def _beginning_with(**facts: object) -> str:
+    """The beginning of a term whose one model has these, too."""
+    times: dict[str, object] = {"load": [], "run": [], "configured": [], "usual_run_s": None}
+    model = {"used_unix_s": 0, "memory_bytes": 1, "measured_bytes": 0, "features": {}, **times}
+    begins = {"version": VERSION, "policy": "lb", "eviction": "lru"}
+    return encoded({**begins, "models": {"m": {**model, **facts}}}).decode() + "\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -205,6 +213,8 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
         "hello\n",
         "[1, 2]\n",
         '{"version": 99, "policy": "lb", "eviction": "lru"}\n',
+        _beginning_with(load=[{"tier": "ATTIC", "load_s": 1.0, "measured": True}]),
+        _beginning_with(gaps=[[-1, 1.0]]),
         step_line(0.0, RequestArrived(request("r0")), []) + "\n",
     ],
 )
