@@ -5,11 +5,12 @@ hold several terms.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
-from msgspec import json
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
@@ -68,7 +69,15 @@ class RecordedStep(NamedTuple):
     digest: str
 
 
+class _Versioned(Struct):
+    """What the beginnings of all versions have; the first version had it one level below."""
+
+    version: int = VERSION
+    begins: "_Versioned | None" = None
+
+
 _LINES: json.Decoder[Beginning | RecordedStep] = json.Decoder(Beginning | RecordedStep)
+_VERSIONED: json.Decoder[_Versioned] = json.Decoder(_Versioned)
 
 
 def digest(actions: Iterable[Action]) -> str:
@@ -89,11 +98,26 @@ def parsed(line: str) -> Beginning | RecordedStep:
     """BadRecording if this is no line of a recording."""
     try:
         recorded = read(_LINES, line.encode())
-    except (UnicodeEncodeError, BadValue) as error:
+        if isinstance(recorded, Beginning):
+            for record in recorded.models.values():
+                profile_of(record)  # else only the core that is made of it would refuse it
+    except UnicodeEncodeError as error:
         raise BadRecording(f"no line of a recording: {error}") from error
-    if isinstance(recorded, Beginning) and recorded.version != VERSION:
-        raise BadRecording(f"version {recorded.version}; this is version {VERSION}")
+    except BadValue as error:
+        _check_version(line)
+        raise BadRecording(f"no line of a recording: {error}") from error
+    if isinstance(recorded, Beginning):
+        _check_version(line)
     return recorded
+
+
+def _check_version(line: str) -> None:
+    """BadRecording if this is the beginning of another version, which may have other fields."""
+    with suppress(BadValue):
+        begins = read(_VERSIONED, line.encode())
+        version = (begins.begins or begins).version
+        if version != VERSION:
+            raise BadRecording(f"version {version}; this is version {VERSION}")
 
 
 def _bare(action: Action) -> Action:

@@ -198,6 +198,14 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     assert replay(path).events == whole
 
 
+def _beginning_with(**facts: object) -> str:
+    """The beginning of a term whose one model has these, too."""
+    times: dict[str, object] = {"load": [], "run": [], "configured": [], "usual_run_s": None}
+    model = {"used_unix_s": 0, "memory_bytes": 1, "measured_bytes": 0, "features": {}, **times}
+    begins = {"version": VERSION, "policy": "lb", "eviction": "lru"}
+    return encoded({**begins, "models": {"m": {**model, **facts}}}).decode() + "\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -205,6 +213,8 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
         "hello\n",
         "[1, 2]\n",
         '{"version": 99, "policy": "lb", "eviction": "lru"}\n',
+        _beginning_with(load=[{"tier": "ATTIC", "load_s": 1.0, "measured": True}]),
+        _beginning_with(gaps=[[-1, 1.0]]),
         step_line(0.0, RequestArrived(request("r0")), []) + "\n",
     ],
 )
@@ -217,6 +227,20 @@ def test_what_is_no_recording_is_refused_in_one_line(
         replay(path)
     assert main(["replay", str(path)]) == EXIT_BAD_USE
     assert capsys.readouterr().err.startswith(f"gpufaas replay: {path}")
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ('{"begins": {"version": 1, "policy": "lb", "eviction": "lru", "gaps": {}}}', 1),
+        ('{"version": 99, "policy": "lb", "eviction": "lru"}', 99),
+        ('{"version": 99, "strategy": "lb"}', 99),
+    ],
+)
+def test_recording_of_another_version_is_refused_as_such(line: str, version: int) -> None:
+    with pytest.raises(BadRecording) as refused:
+        parsed(line)
+    assert str(refused.value) == f"version {version}; this is version {VERSION}"
 
 
 def test_recording_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
