@@ -150,6 +150,8 @@ Refused = tuple[int, str, str, dict[str, Any]]
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 48)]
 _Sizes = Annotated[list[_Size], Meta(max_length=64)]
+# Of a result: an expanded tensor may have any number of elements.
+_Counts = Annotated[list[Count], Meta(max_length=64)]
 Number = bool | int | float | None
 
 
@@ -296,9 +298,9 @@ class SentOutput(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
     source: int
     dtype: str
-    shape: _Sizes
-    strides: _Sizes
-    offset: _Size
+    shape: _Counts
+    strides: _Counts
+    offset: Count
 
 
 # Seconds; a difference of times may be a little below zero.

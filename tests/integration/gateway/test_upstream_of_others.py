@@ -100,7 +100,7 @@ async def test_null_is_an_empty_list(tmp_path: Path) -> None:
         (web.Response(status=400, text="bad label"), BadRequest, "400: bad label"),
         (web.Response(text="<html>"), ProviderFailed, "is not JSON"),
         (web.Response(text="{}"), ProviderFailed, "a list is expected"),
-        (web.json_response(["f"]), ProviderFailed, "must be JSON objects"),
+        (web.json_response(["f"]), ProviderFailed, "must be a JSON object"),
         (web.json_response([{"name": 1}]), ProviderFailed, "name must be a text"),
         (web.json_response([SHOWN | {"createdAt": "now"}]), ProviderFailed, "createdAt"),
         (web.json_response([SHOWN | {"replicas": "two"}]), ProviderFailed, "replicas must be"),

@@ -94,7 +94,7 @@ def test_gateway_that_runs_functions_says_how(helm: Helm, tmp_path: Path) -> Non
     found = helm.template(by_name["managed"], "gpuManager.hostSocket.enabled=true")
     managed = settings_of(found, "gateway", tmp_path).gateway
 
-    assert options_of(found.pod("gateway")).node == "unix:/run/gpufaas/node.sock"
+    assert options_of(found.pod("gateway")).manager == "unix:/run/gpufaas/node.sock"
     assert (alone.provider, alone.role, alone.upstream_url) == ("kubernetes", "gateway", "")
     assert (alone.kubernetes_namespaces, alone.kubernetes_gpu_pod) == (("openfaas-fn",), "")
     assert (managed.kubernetes_namespaces, managed.kubernetes_pull) == ((), "Always")
@@ -178,10 +178,14 @@ def test_schedulers_are_found_under_their_own_names(rendered: Rendered, tmp_path
         for number in range(owner["spec"]["replicas"])
     ]
 
-    assert options.advertise == urls[0]
-    assert options.name == f"{owner['metadata']['name']}-0"
-    for component in ("gateway", "gpu-manager", "test"):
-        assert options_of(rendered.pod(component)).scheduler.split(",") == urls
+    assert vars(options)["scheduler.advertise"] == urls[0]
+    assert vars(options)["scheduler.name"] == f"{owner['metadata']['name']}-0"
+    for component, option in (
+        ("gateway", "urls"),
+        ("gpu-manager", "scheduler"),
+        ("test", "scheduler"),
+    ):
+        assert getattr(options_of(rendered.pod(component)), option).split(",") == urls
     assert rendered.one("Service", owner["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
     decided = settings_of(rendered, "scheduler", tmp_path)
     etcd = [pod for pod in rendered.pods() if pod.component == "etcd"]
@@ -199,7 +203,7 @@ def test_functions_are_sent_to_where_gpu_managers_listen(rendered: Rendered) -> 
     pod = rendered.pod("gpu-manager")
     options = options_of(pod)
     listening = [parse_address(text) for text in options.listen]
-    address = parse_address(options_of(rendered.pod("gateway")).node)
+    address = parse_address(options_of(rendered.pod("gateway")).manager)
     service = rendered.one("Service", pod.owner["metadata"]["name"])["spec"]
 
     assert isinstance(address, TcpAddress | TlsAddress)
@@ -221,7 +225,7 @@ def test_functions_are_told_the_socket_when_it_is_mounted(helm: Helm) -> None:
         None, *(f"gpuManager.hostSocket.{key}=true" for key in ("enabled", "mounted"))
     )
 
-    assert options_of(found.pod("gateway")).node == "unix:/run/gpufaas/node.sock"
+    assert options_of(found.pod("gateway")).manager == "unix:/run/gpufaas/node.sock"
     assert options_of(found.pod("gpu-manager")).advertise[0] == "unix:/run/gpufaas/node.sock"
     (volume,) = [
         each for each in found.pod("gpu-manager").spec["volumes"] if each["name"] == "socket"
@@ -230,7 +234,7 @@ def test_functions_are_told_the_socket_when_it_is_mounted(helm: Helm) -> None:
 
 
 def test_functions_know_the_certificate_that_they_are_shown(rendered: Rendered) -> None:
-    address = parse_address(options_of(rendered.pod("gateway")).node)
+    address = parse_address(options_of(rendered.pod("gateway")).manager)
     if not isinstance(address, TlsAddress):
         assert options_of(rendered.pod("gpu-manager")).certificate is None
         return

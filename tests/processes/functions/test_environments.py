@@ -90,7 +90,7 @@ async def test_name_depends_on_what_is_meant_and_on_who_means_it() -> None:
             return made.name_of(namespace, requirements)
 
         assert name_of(b"a\nb\n") == name_of(b"\n# x\na  # y\nb")
-        assert name_of(b"torch\nMsgPack\n") == name_of(b""), "the gateway has both"
+        assert name_of(b"torch\nMsgSpec\n") == name_of(b""), "the gateway has both"
         assert name_of(b"torch==1.0\n") != name_of(b"")
         assert name_of(b"a\n") != name_of(b"b\n")
         assert name_of(b"") == name_of(b"# nothing\n")
