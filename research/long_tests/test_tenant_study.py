@@ -12,7 +12,7 @@ from research.tenants.workloads import (
     saturating_workload,
     tenant_workload,
 )
-from scheduler.core.tenants.owners import namespace_of
+from scheduler.features.tenants.owners import namespace_of
 
 _FAIR = ChosenPolicy("fair", {"lead_s": 1.0})
 _PLAN = TenantPlan(

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from research.tenants.workloads import LOUD, TenantTraffic, saturating_workload, tenant_workload
 from scheduler.core.core import Core, make_core
-from scheduler.core.tenants.owners import namespace_of
+from scheduler.features.tenants.owners import namespace_of
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived, SlotFreed, TermsSet
 from scheduler.model.owner_terms import OwnerTerms

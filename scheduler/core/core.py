@@ -13,10 +13,10 @@ from cache_manager.eviction.eviction_rule import EvictionRule
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.state import ClusterState
-from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.fleet import Fleet
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model import events
 from scheduler.model.actions import Action, Refuse
 from scheduler.model.errors import BadEvent, SchedulerError

@@ -10,8 +10,8 @@ from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.placer import Placer
-from scheduler.core.tenants.owners import QuotaRefusal
 from scheduler.estimates import estimate
+from scheduler.features.tenants.owners import QuotaRefusal
 from scheduler.model.actions import (
     Action,
     Dispatch,

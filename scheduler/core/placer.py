@@ -16,12 +16,12 @@ from scheduler.cluster.request_queue import (
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
-from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.handover import Handover
-from scheduler.core.staged_exit import StagedExit
-from scheduler.core.standing_leases import StandingLeases
-from scheduler.core.tenants.tenancy import Tenancy
 from scheduler.estimates import estimate as estimates
+from scheduler.features.billing.use_meter import UseMeter
+from scheduler.features.handover import Handover
+from scheduler.features.staged_exit import StagedExit
+from scheduler.features.standing_leases import StandingLeases
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Prepare, SetTimer
 from scheduler.model.events import TimerFired
 from scheduler.model.values import (

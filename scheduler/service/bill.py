@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from cache_manager.model.ids import GpuId, ModelId, tenant_of
 from common.tasks import BackgroundTasks
-from scheduler.core.billing.charges import (
+from scheduler.features.billing.charges import (
     CHARGES,
     COLUMNS,
     GPU_TIME,
@@ -19,8 +19,8 @@ from scheduler.core.billing.charges import (
     STAGES,
     computing_us,
 )
-from scheduler.core.billing.use_buckets import Collected, UseBuckets, UseKey
-from scheduler.core.billing.use_meter import UseMeter
+from scheduler.features.billing.use_buckets import Collected, UseBuckets, UseKey
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.errors import DatastoreError
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters

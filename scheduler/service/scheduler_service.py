@@ -14,7 +14,7 @@ from common.stream_upgrade import StreamRequest
 from common.telemetry.traces import NO_COUNTS, Sink
 from scheduler.api import Placement
 from scheduler.cluster.slots import Gpu
-from scheduler.core.billing.use_buckets import UseBuckets
+from scheduler.features.billing.use_buckets import UseBuckets
 from scheduler.model.errors import DatastoreError, NotLeading
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request

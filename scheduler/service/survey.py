@@ -7,7 +7,7 @@ from cache_manager.residency import process_of
 from common.gpu_wishes import PROCESS, STREAM, WHOLE
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core
-from scheduler.core.staged_exit import StagedExit
+from scheduler.features.staged_exit import StagedExit
 from scheduler.wire.cluster_status import (
     ContextStatus,
     GpuStatus,

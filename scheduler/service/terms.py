@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.core.core import Core
-from scheduler.core.tenants.owners import Owner
+from scheduler.features.tenants.owners import Owner
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store

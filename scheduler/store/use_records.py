@@ -10,8 +10,15 @@ from msgspec import Meta, Struct, json
 
 from cache_manager.model.ids import ModelId
 from common.numerals import natural
-from scheduler.core.billing.charges import LOADING
-from scheduler.core.billing.use_buckets import DAY_S, HOUR_S, Period, UseBucket, UseBuckets, UseKey
+from scheduler.features.billing.charges import LOADING
+from scheduler.features.billing.use_buckets import (
+    DAY_S,
+    HOUR_S,
+    Period,
+    UseBucket,
+    UseBuckets,
+    UseKey,
+)
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, StoreUnavailable
 from scheduler.store.datastore import Fence, Store
 from scheduler.wire.codec import encoded, read

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from common import numerals
 from common.telemetry.traces import plain_span
 from scheduler import policies
-from scheduler.core.billing.use_buckets import DAY_S
+from scheduler.features.billing.use_buckets import DAY_S
 from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, UnknownName
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
 from scheduler.model.values import RequestId

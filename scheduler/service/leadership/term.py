@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence, Sized
 from functools import partial
 
 from common.telemetry.traces import Sink
-from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core, make_core
 from scheduler.core.recording import VERSION, Beginning
-from scheduler.core.tenants.owners import refused_by
+from scheduler.features.billing.use_buckets import UseBuckets
+from scheduler.features.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
 from scheduler.model.events import Event as CoreEvent

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from scheduler.core.billing.charges import CHARGES, GPU_TIME, IN_USE
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
+from scheduler.features.billing.charges import CHARGES, GPU_TIME, IN_USE
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import (
     Explanation,

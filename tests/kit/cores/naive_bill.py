@@ -7,8 +7,8 @@ from fractions import Fraction
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import GpuCache
 from scheduler.cluster.slots import ActiveLease, Gpu
-from scheduler.core.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, LOADING
 from scheduler.core.core import Core
+from scheduler.features.billing.charges import CONTEXT, DISK, GPU_TIME, HOST, IDLE, IN_USE, LOADING
 from scheduler.model.values import LeaseId
 from tests.kit.cores.random_lives import MODELS
 

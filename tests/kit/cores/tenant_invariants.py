@@ -6,7 +6,7 @@ import pytest
 
 from cache_manager.model.ids import tenant_of
 from scheduler.cluster.request_queue import Standing
-from scheduler.core.tenants.owners import FunctionOwner, Turn, namespace_of
+from scheduler.features.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms

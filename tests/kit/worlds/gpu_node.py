@@ -25,8 +25,8 @@ from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
-from scheduler.core.billing.use_meter import UseMeter
 from scheduler.core.core import make_core
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.service.driver import Driver
 from scheduler.service.loop_clocks import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime

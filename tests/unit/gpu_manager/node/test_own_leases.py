@@ -7,8 +7,8 @@ import pytest
 
 from gpu_manager.node.leases import EndReason
 from scheduler.api import LeaseComputed, SlotFreed
-from scheduler.core.billing.charges import GPU_TIME, KEPT, LOADING, computing_us
-from scheduler.core.billing.use_meter import UseMeter
+from scheduler.features.billing.charges import GPU_TIME, KEPT, LOADING, computing_us
+from scheduler.features.billing.use_meter import UseMeter
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import world

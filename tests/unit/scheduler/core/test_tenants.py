@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.core.tenants.owners import GpuWindow
+from scheduler.features.tenants.owners import GpuWindow
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
     GpuSnapshot,

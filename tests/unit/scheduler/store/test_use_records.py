@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.billing.charges import CHARGES, LOADING
-from scheduler.core.billing.use_buckets import (
+from scheduler.features.billing.charges import CHARGES, LOADING
+from scheduler.features.billing.use_buckets import (
     DAY_S,
     HOUR_S,
     Collected,

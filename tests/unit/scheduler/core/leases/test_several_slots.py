@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from cache_manager import eviction
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import GPU_TIME
 from scheduler.core.core import Core
+from scheduler.features.billing.charges import GPU_TIME
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, ModelRegistered, NodeSnapshot
 from scheduler.model.values import Configuration, LeaseId, RequestId, SlotId

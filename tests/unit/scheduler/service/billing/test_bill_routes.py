@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from scheduler.client.operator_client import OperatorClient
-from scheduler.core.billing.charges import CHARGES, LOADING
+from scheduler.features.billing.charges import CHARGES, LOADING
 from scheduler.model.errors import MalformedRequest
 from scheduler.service.access import ApiRole, token
 from scheduler.service.bill import Billing

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.billing.use_buckets import UseBuckets
 from scheduler.core.core import Core
+from scheduler.features.billing.use_buckets import UseBuckets
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId

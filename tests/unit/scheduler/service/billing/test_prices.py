@@ -3,7 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.billing.charges import (
+from scheduler.features.billing.charges import (
     CHARGES,
     GPU_TIME,
     HOST,
@@ -11,7 +11,7 @@ from scheduler.core.billing.charges import (
     KEPT,
     KEPT_FROM_OTHERS,
 )
-from scheduler.core.billing.use_buckets import HOUR_S, Period, UseBucket, UseBuckets, UseKey
+from scheduler.features.billing.use_buckets import HOUR_S, Period, UseBucket, UseBuckets, UseKey
 from scheduler.service.bill import Billing, bill
 
 GIB_SECOND = (1 << 30) * 1_000_000

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.billing.charges import GPU_TIME, KEPT
 from scheduler.core.core import Core
+from scheduler.features.billing.charges import GPU_TIME, KEPT
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import (
     Event,

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB
-from scheduler.core.tenants.owners import GpuWindow, refused_by
+from scheduler.features.tenants.owners import GpuWindow, refused_by
 from scheduler.model.actions import Action, Finish
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms

@@ -11,8 +11,8 @@ from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
-from scheduler.core.standing_leases import StandingLeases
-from scheduler.core.tenants.owners import (
+from scheduler.features.standing_leases import StandingLeases
+from scheduler.features.tenants.owners import (
     FunctionOwner,
     OwnerTable,
     QuotaRefusal,
@@ -27,7 +27,7 @@ from scheduler.core.tenants.owners import (
     too_many_bytes,
     with_quota,
 )
-from scheduler.core.tenants.turn_order import TurnOrder, head_start_s
+from scheduler.features.tenants.turn_order import TurnOrder, head_start_s
 from scheduler.model.actions import Action
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from cache_manager import eviction
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
-from scheduler.core.billing.charges import (
+from scheduler.core.core import Core, make_core
+from scheduler.features.billing.charges import (
     CHARGES,
     CONTEXT,
     GPU_TIME,
@@ -19,8 +20,7 @@ from scheduler.core.billing.charges import (
     KEPT_FROM_OTHERS,
     LOADING,
 )
-from scheduler.core.billing.use_buckets import Collected, GpuSpan
-from scheduler.core.core import Core, make_core
+from scheduler.features.billing.use_buckets import Collected, GpuSpan
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill

@@ -1,8 +1,8 @@
 """Hours become days, days are dropped, and no amount is lost before."""
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.billing.charges import CHARGES, GPU_TIME, KEPT
-from scheduler.core.billing.use_buckets import (
+from scheduler.features.billing.charges import CHARGES, GPU_TIME, KEPT
+from scheduler.features.billing.use_buckets import (
     DAY_S,
     HOUR_S,
     MOST_ROWS,

@@ -13,7 +13,7 @@ from math import inf
 from cache_manager.model.ids import Tier
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.state import ClusterState
-from scheduler.core.tenants.owners import (
+from scheduler.features.tenants.owners import (
     FunctionOwner,
     Owner,
     OwnerOrder,

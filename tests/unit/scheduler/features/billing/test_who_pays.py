@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import KeptContext
-from scheduler.core.billing.charges import (
+from scheduler.core.core import Core
+from scheduler.features.billing.charges import (
     CONTEXT,
     DISK,
     GPU_TIME,
@@ -22,8 +23,7 @@ from scheduler.core.billing.charges import (
     NOBODY,
     WAITING,
 )
-from scheduler.core.billing.use_meter import UseMeter
-from scheduler.core.core import Core
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.actions import EndLease
 from scheduler.model.events import (
     EvictAsked,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.core.billing.charges import CHARGES, KEPT, KEPT_FROM_OTHERS, NOBODY, Payer
+from scheduler.features.billing.charges import CHARGES, KEPT, KEPT_FROM_OTHERS, NOBODY, Payer
 
 HOUR_S = 3600
 DAY_S = 86_400

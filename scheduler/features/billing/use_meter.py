@@ -6,7 +6,7 @@ from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import part_of
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.cluster.state import ClusterState
-from scheduler.core.billing.charges import (
+from scheduler.features.billing.charges import (
     CONTEXT,
     DISK,
     GPU_TIME,
@@ -26,7 +26,7 @@ from scheduler.core.billing.charges import (
     charge_equally,
     owe_equally,
 )
-from scheduler.core.billing.use_buckets import Collected, GpuSpan, take_charges
+from scheduler.features.billing.use_buckets import Collected, GpuSpan, take_charges
 from scheduler.model.values import LeaseId, LeaseUse, SlotId
 
 _NOBODY_ALONE = (NOBODY,)
