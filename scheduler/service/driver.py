@@ -12,7 +12,7 @@ from common.clock import Cancellable, Clock
 from scheduler.api import AcquireAnswer, Acquired, AcquireEnded, Placement
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
-from scheduler.model import events
+from scheduler.model import errors, events
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -27,25 +27,13 @@ from scheduler.model.actions import (
     Refuse,
     SetTimer,
 )
-from scheduler.model.errors import (
-    EventRefused,
-    GivenBack,
-    ModelsTooLarge,
-    OverQuota,
-    QueueFull,
-    RequestEnded,
-    RequestExpired,
-    RequestFailed,
-    RequestWithdrawn,
-)
-from scheduler.model.events import DeadlinePassed, Event, GpuJoined, NodeSnapshot, RunFailed
 from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
 from scheduler.service.event_log import DecisionLog
 from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import DecisionCounts, Status
 from scheduler.wire.node_link import NodeLink
 
-Observer = Callable[[float, Event, Sequence[Action]], None]
+Observer = Callable[[float, events.Event, Sequence[Action]], None]
 
 _STOPPING = "the scheduler is stopping"
 
@@ -53,8 +41,8 @@ _STOPPING = "the scheduler is stopping"
 class _Reported(NamedTuple):
     """An event, and the callback for its refusal, or None once it was handled."""
 
-    event: Event
-    handled: Callable[[EventRefused | None], None] | None = None
+    event: events.Event
+    handled: Callable[[errors.EventRefused | None], None] | None = None
 
 
 def nobody_keeps(_lease: LeaseId) -> None:
@@ -116,7 +104,7 @@ class Driver:
             self._links.lose(node, running)
             self._drain()
 
-    def report(self, event: Event) -> None:
+    def report(self, event: events.Event) -> None:
         self._submit(_Reported(event))
 
     # -- callers --------------------------------------------------------------------------------
@@ -129,7 +117,7 @@ class Driver:
         """
         event = events.RequestArrived(request)
         if self._gives_back(request.id):
-            raise EventRefused(event, "it has given its lease back")
+            raise errors.EventRefused(event, "it has given its lease back")
         return await self._placement(request, event)
 
     async def wanted(self, request: RequestId) -> Placement:
@@ -140,7 +128,7 @@ class Driver:
         event = events.LeaseWanted(request)
         pending = self._core.requests.get(request)
         if pending is None:
-            raise EventRefused(event, "this request has ended")
+            raise errors.EventRefused(event, "this request has ended")
         return await self._placement(pending.request, event)
 
     def release(
@@ -215,14 +203,14 @@ class Driver:
             self._callers.answer(AcquireEnded(request, RequestOutcome.CANCELLED, _STOPPING))
         for event, handled in self._events:
             if handled is not None:
-                handled(EventRefused(event, _STOPPING))
+                handled(errors.EventRefused(event, _STOPPING))
         self._events.clear()
 
     # -- waiting --------------------------------------------------------------------------------
 
-    async def _placement(self, request: Request, event: Event) -> Placement:
+    async def _placement(self, request: Request, event: events.Event) -> Placement:
         if self._closed:
-            raise RequestWithdrawn(request.id, _STOPPING)
+            raise errors.RequestWithdrawn(request.id, _STOPPING)
         call = self._callers.join(request.id)
         try:
             self._submit(_Reported(event, call.handled))
@@ -246,15 +234,15 @@ class Driver:
         lease = self._core.placer.leases.get(pending.lease)
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
 
-    async def _ask(self, event: Event) -> None:
-        answered: Future[EventRefused | None] = get_running_loop().create_future()
+    async def _ask(self, event: events.Event) -> None:
+        answered: Future[errors.EventRefused | None] = get_running_loop().create_future()
 
-        def handled(refused: EventRefused | None) -> None:
+        def handled(refused: errors.EventRefused | None) -> None:
             if not answered.done():  # else the caller has gone
                 answered.set_result(refused)
 
         if self._closed:
-            raise EventRefused(event, _STOPPING)
+            raise errors.EventRefused(event, _STOPPING)
         self._submit(_Reported(event, handled))
         refused = await answered
         if refused is not None:
@@ -284,7 +272,7 @@ class Driver:
 
     def _handle(self, reported: _Reported) -> None:
         event, now = reported.event, self._clock.now_s()
-        refused: EventRefused | None = None
+        refused: errors.EventRefused | None = None
         if self._from_stranger(event):
             actions: list[Action] = [Refuse(event, "this node is not attached")]
         else:
@@ -294,18 +282,20 @@ class Driver:
                 self._observer(now, event, actions)
         for action in actions:
             if isinstance(action, Refuse):
-                refused = EventRefused(event, action.reason)
+                refused = errors.EventRefused(event, action.reason)
             self._journal.decided(action)
             self._carry_out(action)
         if reported.handled is not None:
             reported.handled(refused)
 
-    def _from_stranger(self, event: Event) -> bool:
+    def _from_stranger(self, event: events.Event) -> bool:
         """Whether the event brings GPUs of a node that is not attached."""
-        if isinstance(event, GpuJoined):
+        if isinstance(event, events.GpuJoined):
             return event.gpu.node not in self._links
         return (
-            isinstance(event, NodeSnapshot) and bool(event.gpus) and event.node not in self._links
+            isinstance(event, events.NodeSnapshot)
+            and bool(event.gpus)
+            and event.node not in self._links
         )
 
     # -- carrying out -----------------------------------------------------------------------------
@@ -366,20 +356,20 @@ class Driver:
             losses = self._losses(node, running)
             self._events.extendleft(_Reported(event) for event in reversed(losses))
 
-    def _losses(self, node: NodeId, running: AfterLoss) -> list[Event]:
+    def _losses(self, node: NodeId, running: AfterLoss) -> list[events.Event]:
         """The events of a lost node; requests whose lease was never delivered wait again."""
         leases = self._core.placer.leases
         self._undelivered &= leases.keys()
-        losses: list[Event] = []
+        losses: list[events.Event] = []
         if running is AfterLoss.FAIL:
             losses += [
-                RunFailed(lease.id, f"node {node} was lost")
+                events.RunFailed(lease.id, f"node {node} was lost")
                 for lease in leases.values()
                 if lease.slot.gpu.spec.node == node
                 and lease.requests
                 and lease.id not in self._undelivered
             ]
-        losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
+        losses.append(events.NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
         return losses
 
 
@@ -429,7 +419,7 @@ class CallerWait:
         self.waiter = waiter
         self.together = together
 
-    def handled(self, refused: EventRefused | None) -> None:
+    def handled(self, refused: errors.EventRefused | None) -> None:
         """Raise a refusal in this task alone."""
         if refused is not None and not self.waiter.done():
             self.waiter.set_exception(refused)
@@ -564,7 +554,7 @@ class Contention:
 class Timers:
     """Reports every event at its time; an event that is set twice is reported once."""
 
-    def __init__(self, clock: Clock, report: Callable[[Event], None]) -> None:
+    def __init__(self, clock: Clock, report: Callable[[events.Event], None]) -> None:
         self._clock = clock
         self._report = report
         self._set: dict[SetTimer, Cancellable] = {}
@@ -576,7 +566,7 @@ class Timers:
     def set(self, order: SetTimer) -> None:
         if order in self._set:
             return
-        if isinstance(order.event, DeadlinePassed):
+        if isinstance(order.event, events.DeadlinePassed):
             self._deadlines[order.event.request] = order
         self._set[order] = self._clock.call_at(order.at_s, lambda: self._due(order))
 
@@ -594,26 +584,26 @@ class Timers:
 
     def _due(self, order: SetTimer) -> None:
         del self._set[order]
-        if isinstance(order.event, DeadlinePassed):
+        if isinstance(order.event, events.DeadlinePassed):
             self._deadlines.pop(order.event.request, None)
         self._report(order.event)
 
 
-def error_of(request: Request, ended: AcquireEnded, core: Core) -> RequestEnded:
+def error_of(request: Request, ended: AcquireEnded, core: Core) -> errors.RequestEnded:
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
         wait_s = core.placer.expected_wait_s(request.function)
-        return QueueFull(request.id, reason, core.placer.queued, wait_s)
+        return errors.QueueFull(request.id, reason, core.placer.queued, wait_s)
     if outcome is RequestOutcome.OVER_QUOTA:
-        return OverQuota(request.id, reason, ended.again_s or 0.0)
+        return errors.OverQuota(request.id, reason, ended.again_s or 0.0)
     if outcome is RequestOutcome.TOO_LARGE:
         cluster = core.cluster
         needed_bytes = cluster.bundle(request.models).bytes
-        return ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
+        return errors.ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
     if outcome is RequestOutcome.EXPIRED:
-        return RequestExpired(request.id, reason, request.deadline_s)
+        return errors.RequestExpired(request.id, reason, request.deadline_s)
     if outcome is RequestOutcome.CANCELLED:
-        return RequestWithdrawn(request.id, reason)
+        return errors.RequestWithdrawn(request.id, reason)
     if outcome is RequestOutcome.FAILED:
-        return RequestFailed(request.id, reason)
-    return GivenBack(request.id, "its last lease was released for good")
+        return errors.RequestFailed(request.id, reason)
+    return errors.GivenBack(request.id, "its last lease was released for good")
