@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.clock import Cancellable, Clock
-from scheduler.api import AcquireAnswer, Acquired, AcquireEnded, Placement
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
 from scheduler.model import errors, events
@@ -27,7 +26,15 @@ from scheduler.model.actions import (
     Refuse,
     SetTimer,
 )
-from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
+from scheduler.model.values import (
+    AfterLoss,
+    LeaseId,
+    Placement,
+    Request,
+    RequestId,
+    RequestOutcome,
+    SlotId,
+)
 from scheduler.service.event_log import DecisionLog
 from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import DecisionCounts, Status
@@ -200,7 +207,7 @@ class Driver:
         self._timers.close()
         self._contention.close()
         for request in self._callers.requests():
-            self._callers.answer(AcquireEnded(request, RequestOutcome.CANCELLED, _STOPPING))
+            self._callers.answer(request, Finish(request, RequestOutcome.CANCELLED, _STOPPING))
         for event, handled in self._events:
             if handled is not None:
                 handled(errors.EventRefused(event, _STOPPING))
@@ -222,9 +229,9 @@ class Driver:
         except BaseException:
             self._callers.leave(request.id, call)
             raise
-        if isinstance(answer, AcquireEnded):
+        if isinstance(answer, Finish):
             raise error_of(request, answer, self._core)
-        return answer.placement
+        return answer
 
     def _gives_back(self, request: RequestId) -> bool:
         """Whether the request holds no lease any more, or one whose end was ordered."""
@@ -312,8 +319,7 @@ class Driver:
             self._end_lease(action.slot, action)
         elif isinstance(action, Finish):
             self._timers.ended(action.request)
-            ended = AcquireEnded(action.request, action.outcome, action.reason, action.again_s)
-            self._callers.answer(ended)
+            self._callers.answer(action.request, action)
         elif isinstance(action, SetTimer):
             self._timers.set(action)
         elif isinstance(action, Recall):
@@ -324,18 +330,9 @@ class Driver:
         if not self._links.give(action.node, action):
             self._undelivered.add(action.lease)
             return
-        placement = Placement(
-            lease=action.lease,
-            gpu=action.gpu,
-            node=action.node,
-            slot=action.slot,
-            models=action.models,
-            hit=action.hit,
-            estimate=action.estimate,
-            stands=action.stands,
-        )
+        placement = action.placement()
         for request in action.requests:
-            self._callers.answer(Acquired(request, placement))
+            self._callers.answer(request, placement)
 
     def _order(self, gpu_id: GpuId, order: Prepare | Demote | EndContext) -> None:
         gpu = self._core.cluster.gpus.get(gpu_id)
@@ -373,7 +370,9 @@ class Driver:
         return losses
 
 
-Waiter = Future[AcquireAnswer]
+# A lease, or how the request ended without one.
+Answer = Placement | Finish
+Waiter = Future[Answer]
 
 
 class WaitingCallers:
@@ -391,9 +390,9 @@ class WaitingCallers:
         together.append(waiter)
         return CallerWait(waiter, together)
 
-    def answer(self, answer: AcquireAnswer) -> None:
+    def answer(self, request: RequestId, answer: Answer) -> None:
         """Answer all tasks that wait for the request; a later task waits for the next answer."""
-        for waiter in self._waiting.pop(answer.request, ()):
+        for waiter in self._waiting.pop(request, ()):
             if not waiter.done():
                 waiter.set_result(answer)
 
@@ -429,7 +428,7 @@ class CallerWait:
         """Whether the request had ended before the task was resumed."""
         waiter = self.waiter
         answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
-        return answered and isinstance(waiter.result(), AcquireEnded)
+        return answered and isinstance(waiter.result(), Finish)
 
 
 REPEAT_S = 0.1
@@ -589,7 +588,7 @@ class Timers:
         self._report(order.event)
 
 
-def error_of(request: Request, ended: AcquireEnded, core: Core) -> errors.RequestEnded:
+def error_of(request: Request, ended: Finish, core: Core) -> errors.RequestEnded:
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
         wait_s = core.placer.expected_wait_s(request.function)
