@@ -46,9 +46,15 @@ _NO_REQUEST = RequestId("")
 
 
 class CallerLeases:
-    """Who acquired which lease; those of a caller end once the caller was present and is not."""
+    """Who acquired which lease; those of a caller end once the caller was present and is not.
+
+    `lines` are the greeted lines of callers, by which leases are recalled.
+    """
 
     def __init__(self) -> None:
+        self.lines: dict[AcceptedLine, str] = {}
+        # A lease may be recalled before the task that was granted it has resumed.
+        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         self._present: Counter[str] = Counter()
         self._callers: dict[LeaseId, str] = {}
         # Of leases that several requests have.
@@ -92,9 +98,14 @@ class CallerLeases:
             self._callers = {held: who for held, who in self._callers.items() if held in in_force}
             self._parts = {held: parts for held, parts in self._parts.items() if held in in_force}
 
-    def caller_of(self, lease: LeaseId) -> str | None:
-        """Who acquired this lease, if it would end with them; nobody keeps one that is shared."""
-        return self._callers.get(lease)
+    def recall(self, lease: LeaseId) -> None:
+        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        caller = self._callers.get(lease)  # nobody keeps one that is shared
+        if caller is None:
+            self.early.append(lease)
+        for line, name in self.lines.items():
+            if name == caller:
+                line.send(pack(wire.Recalled(lease)))
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
@@ -124,27 +135,8 @@ class CallerLeases:
                 office.driver.release(lease, request)
 
 
-class CallerLines:
-    """The greeted lines of one leader's callers, by which leases are recalled."""
-
-    def __init__(self, leases: CallerLeases) -> None:
-        self.leases = leases
-        self.open: dict[AcceptedLine, str] = {}
-        # A lease may be recalled before the task that was granted it has resumed.
-        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
-
-    def recall(self, lease: LeaseId) -> None:
-        """Recall a lease from its caller; one that is gone loses its leases anyway."""
-        caller = self.leases.caller_of(lease)
-        if caller is None:
-            self.early.append(lease)
-        for line, name in self.open.items():
-            if name == caller:
-                line.send(pack(wire.Recalled(lease)))
-
-
 class CallerStreams:
-    """The streams of one leader's callers; `lines` are those that are greeted.
+    """The streams of one leader's callers.
 
     `fenced` is called when a caller has met a higher term than this leader's.
     """
@@ -152,16 +144,14 @@ class CallerStreams:
     def __init__(
         self,
         office: Office,
-        lines: CallerLines,
+        leases: CallerLeases,
         meters: SchedulerCounters,
         signed: Signed,
         elsewhere: Callable[[], str | None],
         fenced: Callable[[int], None],
     ) -> None:
         self.office = office
-        self.leases = lines.leases
-        self.lines = lines.open
-        self.early = lines.early
+        self.leases = leases
         self.meters = meters
         self.signed = signed
         self.fenced = fenced
@@ -185,7 +175,7 @@ class CallerStreams:
                 await self._send_away([line])
                 return
             line.send(pack(wire.Leads(self.office.term)))
-            self.lines[line] = present.caller
+            self.leases.lines[line] = present.caller
             with (
                 self.leases.present(self.office, present.caller, present.leases),
                 self.office.terms.present(present.caller),
@@ -196,12 +186,12 @@ class CallerStreams:
         except TimeoutError:
             log.info("a caller's stream began with silence")
         finally:
-            self.lines.pop(line, None)
+            self.leases.lines.pop(line, None)
 
     async def close(self) -> None:
         """Send every caller to the next leader, also one that presents itself after this."""
         self._closed = True
-        await self._send_away(list(self.lines))
+        await self._send_away(list(self.leases.lines))
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
         log.warning("a caller's stream: %s", refusal)
@@ -314,7 +304,10 @@ class _CallerStream:
             raise
         self._streams.meters.answered[path, status] += 1
         self._line.send(pack(answer))
-        if isinstance(answer, wire.Granted) and answer.placement.lease in self._streams.early:
+        if (
+            isinstance(answer, wire.Granted)
+            and answer.placement.lease in self._streams.leases.early
+        ):
             self._line.send(pack(wire.Recalled(answer.placement.lease)))
 
     async def _granted(self, question: wire.AskLease | wire.AskAgain) -> wire.Granted:

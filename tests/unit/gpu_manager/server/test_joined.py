@@ -35,7 +35,7 @@ async def test_function_is_served_when_its_manager_belongs_to_a_cluster(tmp_path
         assert leases_of(it) == {answer["lease"]}
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
         await eventually(lambda: not leases_of(it))
-        assert it.streams.addresses(NodeId("n0")) == (str(node.manager.addresses[0]),)
+        assert it.streams.addresses[NodeId("n0")] == (str(node.manager.addresses[0]),)
         channel.close()
         image.close()
     await it.stop()

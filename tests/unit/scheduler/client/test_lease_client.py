@@ -141,7 +141,7 @@ async def cut_all_lines(world: World) -> None:
     """Break the callers' connections as a network does."""
     assert world.service.reign is not None
     callers = world.service.reign.callers
-    for line in list(callers.lines):
+    for line in list(callers.leases.lines):
         line.abort()
 
 
