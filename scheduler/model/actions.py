@@ -11,7 +11,6 @@ from scheduler.model.values import (
     Message,
     ModelLoad,
     Number,
-    Placement,
     Request,
     RequestId,
     RequestOutcome,
@@ -66,19 +65,6 @@ class Dispatch(Message, frozen=True):
     more_slots: Many[SlotId] = ()
     configuration: Configuration | None = None
     own: bool = False
-
-    def placement(self) -> Placement:
-        """What a caller is told of the lease."""
-        return Placement(
-            lease=self.lease,
-            gpu=self.gpu,
-            node=self.node,
-            slot=self.slot,
-            models=self.models,
-            hit=self.hit,
-            estimate=self.estimate,
-            stands=self.stands,
-        )
 
 
 class Taken(Message, frozen=True):

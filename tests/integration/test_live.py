@@ -16,10 +16,10 @@ from scheduler.core.recording import Beginning, digest, parsed
 from scheduler.model.actions import Finish
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.service.streams import callers
 from scheduler.service.streams.nodes import NodeStreams
 from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.workload import Workload
-from scheduler.wire import caller_stream
 from scheduler.wire.node_stream import StreamTimes
 from tests.kit.live.emulated_node import Noted, Word, given_twice
 from tests.kit.live.live_load import arrive, one_after_the_other, thesis, zipf_gpus
@@ -43,7 +43,7 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = NodeStreams.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "times", times)
-    monkeypatch.setattr(caller_stream, "GREETING_S", PATIENCE_S)
+    monkeypatch.setattr(callers, "GREETING_S", PATIENCE_S)
     monkeypatch.setattr(lease_client, "GREETING_S", PATIENCE_S)
     monkeypatch.setattr(lease_client, "SILENCE_S", PATIENCE_S)
 

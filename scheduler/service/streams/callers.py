@@ -21,7 +21,30 @@ from scheduler.service import error_table
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.request_bounds import check_report, check_request
-from scheduler.wire import caller_stream as wire
+from scheduler.wire.caller_stream import (
+    BEAT_S,
+    GREETING_S,
+    MAX_FRAME_BYTES,
+    MOST_LEASES,
+    MOST_TERM,
+    Alive,
+    AskAgain,
+    AskLease,
+    CallerDown,
+    Cancel,
+    GiveBack,
+    Granted,
+    Holds,
+    Leads,
+    MetTerm,
+    Present,
+    Ran,
+    Recalled,
+    Refused,
+    SentAway,
+    ToldTerms,
+    read_up,
+)
 from scheduler.wire.codec import VERSION, other_version, pack
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute, shifted
@@ -105,7 +128,7 @@ class CallerLeases:
             self.early.append(lease)
         for line, name in self.lines.items():
             if name == caller:
-                line.send(pack(wire.Recalled(lease)))
+                line.send(pack(Recalled(lease)))
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
@@ -152,6 +175,7 @@ class CallerStreams:
     ) -> None:
         self.office = office
         self.leases = leases
+        self.early = leases.early
         self.meters = meters
         self.signed = signed
         self.fenced = fenced
@@ -160,21 +184,20 @@ class CallerStreams:
 
     async def serve(self, line: AcceptedLine) -> None:
         try:
-            # Its first frame names all leases that it has.
-            line.max_frame_bytes = wire.MAX_FRAME_BYTES
-            async with time_limit(wire.GREETING_S):
-                present = _checked(wire.read_up(await line.receive()))
+            line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
+            async with time_limit(GREETING_S):
+                present = _checked(read_up(await line.receive()))
             if present.version != VERSION:
                 await self._refuse(
                     line, other_version(present.version, "the caller", "this scheduler")
                 )
                 return
             line.confirm()
-            line.max_frame_bytes = wire.MAX_FRAME_BYTES
+            line.max_frame_bytes = MAX_FRAME_BYTES
             if self._closed:  # since it was dialled
                 await self._send_away([line])
                 return
-            line.send(pack(wire.Leads(self.office.term)))
+            line.send(pack(Leads(self.office.term)))
             self.leases.lines[line] = present.caller
             with (
                 self.leases.present(self.office, present.caller, present.leases),
@@ -195,12 +218,12 @@ class CallerStreams:
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
         log.warning("a caller's stream: %s", refusal)
-        line.send(pack(wire.SentAway(refusal=refusal)))
+        line.send(pack(SentAway(refusal=refusal)))
         await line.flush()
 
     async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
-            line.send(pack(wire.SentAway(self._elsewhere())))
+            line.send(pack(SentAway(self._elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
 
     async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
@@ -227,29 +250,29 @@ class _CallerStream:
 
     def take(self, frame: bytes) -> None:
         """Take a message in; BadValue ends the stream."""
-        message = wire.read_up(frame)
-        if isinstance(message, wire.GiveBack):
+        message = read_up(frame)
+        if isinstance(message, GiveBack):
             lease, request = message.lease, message.request
             self._office.driver.release(lease, request, may_return=message.may_return)
             if not message.may_return:
                 self._streams.leases.released(lease, request)
             self._streams.meters.answered["/release", _OK] += 1
-        elif isinstance(message, wire.Ran):
+        elif isinstance(message, Ran):
             now_s = self._office.clock.now_s()
             for report in message.reports:
                 self._office.driver.report(shifted(check_report(report), now_s))
             self._streams.meters.answered["/ran", _OK] += 1
-        elif isinstance(message, wire.Holds):
+        elif isinstance(message, Holds):
             for lease, request in message.requests:
                 self._streams.leases.granted(self._office, self._caller, lease, request)
-        elif isinstance(message, wire.Cancel):
+        elif isinstance(message, Cancel):
             self._cancel(message.request)
             self._streams.meters.answered["/cancel", _OK] += 1
-        elif isinstance(message, wire.ToldTerms):
+        elif isinstance(message, ToldTerms):
             self._office.terms.take(self._caller, message)
-        elif isinstance(message, wire.MetTerm):
+        elif isinstance(message, MetTerm):
             self._step_down(message.term)
-        elif isinstance(message, wire.AskLease | wire.AskAgain):
+        elif isinstance(message, AskLease | AskAgain):
             self._begin(message)
         else:
             raise BadValue("a caller presents itself once")
@@ -259,16 +282,16 @@ class _CallerStream:
         self._tasks.cancel()
 
     def _step_down(self, term: int) -> None:
-        if not self._office.term < term <= wire.MOST_TERM:
+        if not self._office.term < term <= MOST_TERM:
             raise BadValue(f"it has met term {term}, this one leads in {self._office.term}")
         log.warning("a caller has met a leader of term %d", term)
         self._streams.fenced(term)
 
-    def _begin(self, question: wire.AskLease | wire.AskAgain) -> None:
+    def _begin(self, question: AskLease | AskAgain) -> None:
         call = question.call
         if call in self._open or len(self._open) >= _MOST_QUESTIONS:
             raise BadValue(f"question {call} is one too many, or open already")
-        request = question.request if isinstance(question, wire.AskAgain) else question.request.id
+        request = question.request if isinstance(question, AskAgain) else question.request.id
         self._open[call] = request
         task = self._asking[request] = self._tasks.start(self._answer(question))
         task.add_done_callback(lambda task: self._ended(call, task))
@@ -285,34 +308,31 @@ class _CallerStream:
             asking.cancel()
         self._office.driver.cancel(request)
 
-    async def _answer(self, question: wire.AskLease | wire.AskAgain) -> None:
-        path = "/acquire" if isinstance(question, wire.AskLease) else "/wanted"
-        answer: wire.CallerDown
+    async def _answer(self, question: AskLease | AskAgain) -> None:
+        path = "/acquire" if isinstance(question, AskLease) else "/wanted"
+        answer: CallerDown
         try:
             answer = await self._granted(question)
             status = _OK
         except RequestWithdrawn as error:
             if self._office.closed:
                 return  # the caller is sent to the next leader, and asks there
-            answer, status = wire.Refused(question.call, refusal(error)), _status(error)
+            answer, status = Refused(question.call, refusal(error)), _status(error)
         except NotLeading:
             return
         except SchedulerError as error:
-            answer, status = wire.Refused(question.call, refusal(error)), _status(error)
+            answer, status = Refused(question.call, refusal(error)), _status(error)
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
         self._streams.meters.answered[path, status] += 1
         self._line.send(pack(answer))
-        if (
-            isinstance(answer, wire.Granted)
-            and answer.placement.lease in self._streams.leases.early
-        ):
-            self._line.send(pack(wire.Recalled(answer.placement.lease)))
+        if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
+            self._line.send(pack(Recalled(answer.placement.lease)))
 
-    async def _granted(self, question: wire.AskLease | wire.AskAgain) -> wire.Granted:
+    async def _granted(self, question: AskLease | AskAgain) -> Granted:
         office = self._office
-        if isinstance(question, wire.AskLease):
+        if isinstance(question, AskLease):
             request = absolute(check_request(question.request), office.clock.now_s())
             request = replace(request, caller=self._caller if question.keeps else "")
             trace = trace_of(question.parent, question.state) if question.parent else None
@@ -323,13 +343,13 @@ class _CallerStream:
             placement = await office.driver.wanted(question.request)
             request = office.request(question.request)
         self._streams.leases.granted(office, self._caller, placement.lease, request.id)
-        return wire.Granted(question.call, placement, *self._streams.signed(placement, request))
+        return Granted(question.call, placement, *self._streams.signed(placement, request))
 
 
-def _checked(message: object) -> wire.Present:
-    if not isinstance(message, wire.Present):
+def _checked(message: object) -> Present:
+    if not isinstance(message, Present):
         raise BadValue("a stream begins with its caller's name")
-    if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > wire.MOST_LEASES:
+    if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
         raise BadValue("the caller's name or its leases are too long")
     return message
 
@@ -340,9 +360,9 @@ def _status(error: SchedulerError) -> int:
 
 async def _beat(line: AcceptedLine) -> None:
     """Show that the leader lives; hang up on a caller that takes nothing."""
-    alive = pack(wire.Alive())
+    alive = pack(Alive())
     while True:
-        await asyncio.sleep(wire.BEAT_S)
+        await asyncio.sleep(BEAT_S)
         line.send(alive)
         if line.unsent_bytes > _MOST_UNSENT_BYTES:
             log.warning("a caller does not keep up: %d bytes wait for it", line.unsent_bytes)

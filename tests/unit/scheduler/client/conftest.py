@@ -6,7 +6,7 @@ Tests of what is silent set shorter times.
 import pytest
 
 from scheduler.client import lease_client, operator_client
-from scheduler.wire import caller_stream
+from scheduler.service.streams import callers
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -15,7 +15,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (lease_client, "GREETING_S"),
         (lease_client, "SILENCE_S"),
-        (caller_stream, "GREETING_S"),
+        (callers, "GREETING_S"),
         (operator_client, "_ANSWERED_S"),
         (operator_client, "_CONNECT_S"),
     ):
