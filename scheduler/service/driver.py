@@ -2,7 +2,7 @@
 
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import Logger
 from types import MappingProxyType
 from typing import NamedTuple
@@ -56,6 +56,10 @@ def nobody_keeps(_lease: LeaseId) -> None:
     """Without callers' streams no request names a caller that keeps leases."""
 
 
+def as_reported(snapshot: events.NodeSnapshot) -> Iterable[events.Event]:
+    return (snapshot,)
+
+
 class Driver:
     """Drives one core, for callers and for the nodes that are attached.
 
@@ -70,13 +74,18 @@ class Driver:
         log: Logger,
         observer: Observer | None = None,
         recall: Callable[[LeaseId], None] = nobody_keeps,
+        restore: Callable[[events.NodeSnapshot], Iterable[events.Event]] = as_reported,
     ) -> None:
-        """`recall` tells the caller that keeps a lease to give it back."""
+        """`recall` tells the caller that keeps a lease to give it back.
+
+        `restore` adds to a node's report what an earlier leader knew of the node.
+        """
         self._core = core
         self._clock = clock
         self._log = log
         self._observer = observer
         self._recall = recall
+        self._restore = restore
         self._events: deque[_Reported] = deque()
         self._handling = False
         self._closed = False
@@ -101,18 +110,19 @@ class Driver:
         """Always: for nodes in this process."""
         return not self._closed
 
-    def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
-        """The node is gone with its GPUs; `running` is for requests that hold leases there.
-
-        A request that waits again holds no lease: its caller has to acquire it again, or cancel it.
-        """
+    def detach(self, node: NodeId) -> None:
+        """The node is gone with its GPUs; requests that hold leases there fail."""
         if node in self._links:
             self._log.info("node %s is detached", node)
-            self._links.lose(node, running)
+            self._links.lose(node)
             self._drain()
 
     def report(self, event: events.Event) -> None:
-        self._submit(_Reported(event))
+        if isinstance(event, events.NodeSnapshot):
+            for restored in self._restore(event):
+                self._submit(_Reported(restored))
+        else:
+            self._submit(_Reported(event))
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -349,25 +359,21 @@ class Driver:
     def _lose_nodes(self) -> None:
         """Report lost nodes to the core before any other event, so that it places nothing there."""
         while self._links.lost:
-            node, running = self._links.lost.popitem()
-            losses = self._losses(node, running)
+            losses = self._losses(self._links.lost.pop())
             self._events.extendleft(_Reported(event) for event in reversed(losses))
 
-    def _losses(self, node: NodeId, running: AfterLoss) -> list[events.Event]:
+    def _losses(self, node: NodeId) -> list[events.Event]:
         """The events of a lost node; requests whose lease was never delivered wait again."""
         leases = self._core.placer.leases
         self._undelivered &= leases.keys()
-        losses: list[events.Event] = []
-        if running is AfterLoss.FAIL:
-            losses += [
-                events.RunFailed(lease.id, f"node {node} was lost")
-                for lease in leases.values()
-                if lease.slot.gpu.spec.node == node
-                and lease.requests
-                and lease.id not in self._undelivered
-            ]
-        losses.append(events.NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
-        return losses
+        failures = [
+            events.RunFailed(lease.id, f"node {node} was lost")
+            for lease in leases.values()
+            if lease.slot.gpu.spec.node == node
+            and lease.requests
+            and lease.id not in self._undelivered
+        ]
+        return [*failures, events.NodeSnapshot(node, (), (), AfterLoss.REQUEUE)]
 
 
 # A lease, or how the request ended without one.
@@ -440,7 +446,7 @@ class NodeLinks:
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._links: dict[NodeId, NodeLink] = {}
-        self.lost: dict[NodeId, AfterLoss] = {}
+        self.lost: list[NodeId] = []
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._links
@@ -452,16 +458,17 @@ class NodeLinks:
     def attach(self, node: NodeId, link: NodeLink) -> None:
         self._links[node] = link
 
-    def lose(self, node: NodeId, running: AfterLoss) -> None:
-        """Send this node no more orders; `running` says what becomes of its leases' requests."""
+    def lose(self, node: NodeId) -> None:
+        """Send this node no more orders."""
         self._links.pop(node, None)
-        self.lost.setdefault(node, running)
+        if node not in self.lost:
+            self.lost.append(node)
 
     def give(self, node: NodeId, order: Order) -> bool:
         """Hand one order over; False if the node is lost, also if the link fails now."""
         link = self._links.get(node)
         if link is None:
-            self.lose(node, AfterLoss.FAIL)
+            self.lose(node)
             return False
         try:
             hand_over(link, order)
@@ -485,7 +492,7 @@ class NodeLinks:
 
     def _failed(self, node: NodeId, order: object) -> None:
         self._log.exception("node %s is lost: its link failed at %s", node, order)
-        self.lose(node, AfterLoss.FAIL)
+        self.lose(node)
 
 
 class Contention:
