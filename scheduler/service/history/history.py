@@ -225,15 +225,13 @@ class History:
             elif dispatch.estimate.load_s and happened.loaded_s is None:
                 happened.loaded_s = now  # it waited for the load of another lease
 
-    def _load_failed(self, event: events.LoadFailed, now: float) -> None:
-        del now
+    def _load_failed(self, event: events.LoadFailed, _now: float) -> None:
         for held in self._held.values():
             if held.happened.gpu == event.gpu and event.model in held.dispatch.models:
                 held.happened.failed_loads[event.model] = event.reason
 
-    def _run_finished(self, event: events.RunFinished, now: float) -> None:
+    def _run_finished(self, event: events.RunFinished, _now: float) -> None:
         """Attribute a run to the lease with its models; a slot's leases may share all of them."""
-        del now
         for held in self._by_slot.get(event.slot, _NO_LEASES).values():
             if event.model in held.dispatch.models:
                 for happened in held.calls:
@@ -242,8 +240,7 @@ class History:
                 held.calls[:] = [call for call in held.calls if call.freed_s is None]
                 return
 
-    def _lease_computed(self, event: events.LeaseComputed, now: float) -> None:
-        del now
+    def _lease_computed(self, event: events.LeaseComputed, _now: float) -> None:
         held = self._held.get(event.lease)
         if held is not None:
             held.happened.computed_s += max(0.0, event.computed_s)
@@ -255,9 +252,8 @@ class History:
                 held.happened.freed_s = now
             self._freed(held.dispatch, held.happened, now)
 
-    def _fleet_changed(self, event: events.GpuLost | events.NodeSnapshot, now: float) -> None:
+    def _fleet_changed(self, _event: events.GpuLost | events.NodeSnapshot, _now: float) -> None:
         """Drop leases that were lost with their GPU: they are never reported as freed."""
-        del event, now
         for lease in [lease for lease in self._held if lease not in self._alive]:
             self._forget(lease)
 
@@ -272,8 +268,7 @@ class History:
 
     # -- what was decided -----------------------------------------------------------------------
 
-    def _prepared(self, action: Prepare, now: float) -> None:
-        del now
+    def _prepared(self, action: Prepare, _now: float) -> None:
         if not action.prefetch:  # the Dispatch of this lease follows at once
             self._missing[action.lease] = frozenset([load.model for load in action.loads])
 

@@ -252,9 +252,8 @@ class DecisionCounting:
             self._counts[declared.FLEET_EVENTS].add((_FLEET[type(event)],))
         self._fleet_changed(event)
 
-    def _fleet_changed(self, event: events.Event) -> None:
+    def _fleet_changed(self, _event: events.Event) -> None:
         """Nodes join and leave with a snapshot, which may be the same as before."""
-        del event
         gpus: frozenset[str] = frozenset(self._core.cluster.gpus)
         for gpu in gpus - self._gpus:
             self._meters.met(gpu)
