@@ -21,8 +21,8 @@ from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import metrics
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool, LeaseSource
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
@@ -277,14 +277,14 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
         )
-        leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
+        pool = None if self._leases is None else LeasePool(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
         hosts = HostNames(settings.function_hosts)
         meters.add(self.tracer.families)
         meters.add(self._template_families)
         invoke = Invoke(
-            *(self.functions, client, leasing, invocation, meters),
+            *(self.functions, client, pool, invocation, meters),
             wake=self._wake,
             tracer=self.tracer,
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),

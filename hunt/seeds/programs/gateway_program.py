@@ -12,8 +12,8 @@ from common.http.client import HttpClient
 from common.http.server import serving
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.jetstream.session import GatewayIdentity
 from gateway_ext.jobs.parts import jobs_of
@@ -60,7 +60,7 @@ class GatewayProgram:
 
     functions: Functions
     leases: LeaseClient
-    leasing: GpuLeasing
+    pool: LeasePool
     jobs: JobQueue
     workflows: Workflows
 
@@ -100,9 +100,9 @@ class GatewayProgram:
         self.leases = LeaseClient(self._around.scheduler_urls, token(SECRET, ApiRole.CALLER))
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self.leases)
-            leasing = self.leasing = GpuLeasing(self.leases, meters)
+            pool = self.pool = LeasePool(self.leases, meters)
             client = HttpClient(invocation.client)
-            invoke = Invoke(functions, client, leasing, invocation, meters)
+            invoke = Invoke(functions, client, pool, invocation, meters)
             exits.push_async_callback(invoke.close)
             for instance in self._instances:
                 endpoint = Endpoint(instance.name, instance.address)

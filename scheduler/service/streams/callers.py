@@ -28,7 +28,6 @@ from scheduler.wire.caller_stream import (
     MOST_LEASES,
     MOST_TERM,
     Alive,
-    AskAgain,
     AskLease,
     CallerDown,
     Cancel,
@@ -253,9 +252,8 @@ class _CallerStream:
         message = read_up(frame)
         if isinstance(message, GiveBack):
             lease, request = message.lease, message.request
-            self._office.driver.release(lease, request, may_return=message.may_return)
-            if not message.may_return:
-                self._streams.leases.released(lease, request)
+            self._office.driver.release(lease, request)
+            self._streams.leases.released(lease, request)
             self._streams.meters.answered["/release", _OK] += 1
         elif isinstance(message, Ran):
             now_s = self._office.clock.now_s()
@@ -272,7 +270,7 @@ class _CallerStream:
             self._office.terms.take(self._caller, message)
         elif isinstance(message, MetTerm):
             self._step_down(message.term)
-        elif isinstance(message, AskLease | AskAgain):
+        elif isinstance(message, AskLease):
             self._begin(message)
         else:
             raise BadValue("a caller presents itself once")
@@ -287,11 +285,10 @@ class _CallerStream:
         log.warning("a caller has met a leader of term %d", term)
         self._streams.fenced(term)
 
-    def _begin(self, question: AskLease | AskAgain) -> None:
-        call = question.call
+    def _begin(self, question: AskLease) -> None:
+        call, request = question.call, question.request.id
         if call in self._open or len(self._open) >= _MOST_QUESTIONS:
             raise BadValue(f"question {call} is one too many, or open already")
-        request = question.request if isinstance(question, AskAgain) else question.request.id
         self._open[call] = request
         task = self._asking[request] = self._tasks.start(self._answer(question))
         task.add_done_callback(lambda task: self._ended(call, task))
@@ -308,8 +305,7 @@ class _CallerStream:
             asking.cancel()
         self._office.driver.cancel(request)
 
-    async def _answer(self, question: AskLease | AskAgain) -> None:
-        path = "/acquire" if isinstance(question, AskLease) else "/wanted"
+    async def _answer(self, question: AskLease) -> None:
         answer: CallerDown
         try:
             answer = await self._granted(question)
@@ -325,23 +321,18 @@ class _CallerStream:
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
-        self._streams.meters.answered[path, status] += 1
+        self._streams.meters.answered["/acquire", status] += 1
         self._line.send(pack(answer))
         if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
             self._line.send(pack(Recalled(answer.placement.lease)))
 
-    async def _granted(self, question: AskLease | AskAgain) -> Granted:
+    async def _granted(self, question: AskLease) -> Granted:
         office = self._office
-        if isinstance(question, AskLease):
-            request = absolute(check_request(question.request), office.clock.now_s())
-            request = replace(request, caller=self._caller if question.keeps else "")
-            trace = trace_of(question.parent, question.state) if question.parent else None
-            ABOUT.set(Work(trace, function=request.function, request=request.id))
-            placement = await office.acquire(request)
-        else:
-            ABOUT.set(Work(None, request=question.request))
-            placement = await office.driver.wanted(question.request)
-            request = office.request(question.request)
+        request = absolute(check_request(question.request), office.clock.now_s())
+        request = replace(request, caller=self._caller if question.keeps else "")
+        trace = trace_of(question.parent, question.state) if question.parent else None
+        ABOUT.set(Work(trace, function=request.function, request=request.id))
+        placement = await office.acquire(request)
         self._streams.leases.granted(office, self._caller, placement.lease, request.id)
         return Granted(question.call, placement, *self._streams.signed(placement, request))
 
