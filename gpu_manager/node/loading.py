@@ -9,7 +9,7 @@ from common.gpu_wishes import STREAM
 from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
-from gpu_manager.node.lease_endings import WaitingLeases
+from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.stepping_down import EmptiedProcesses, TierReports
@@ -58,6 +58,7 @@ class Loader:
         short: Callable[[], None],
         meters: NodeMeters,
         data: StayingData,
+        leases: LeasesInForce,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
@@ -69,6 +70,7 @@ class Loader:
         self._short = short
         self._meters = meters
         self._data = data
+        self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
         self.tiers = TierReports(self._node, store, catalogue, reports)
@@ -84,14 +86,13 @@ class Loader:
         load: ModelLoad,
         lease: LeaseId,
         after: Iterable[asyncio.Task[None] | None],
-        waiting: WaitingLeases | None,
         *,
         ahead: bool = False,
     ) -> asyncio.Task[None]:
         """Add the model to the residents, and load it after the tasks `after` have ended.
 
-        If the node lacks the weights, wait for them until the leases are over that are `waiting`.
-        Nobody waits for a load `ahead` of its requests, until `hurry`.
+        If the node lacks the weights, wait for them while a lease waits. Nobody waits for a load
+        `ahead` of its requests, until `hurry`, or sends its weights.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
         gpu.residents[load.model] = resident
@@ -100,7 +101,9 @@ class Loader:
             if resident.takes is None:
                 log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
-        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, waiting))
+        resident.loading = self._loop.create_task(
+            self._load(gpu, resident, lease, before, ahead=ahead)
+        )
         return resident.loading
 
     def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
@@ -138,7 +141,8 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         before: set[asyncio.Task[None]],
-        waiting: WaitingLeases | None,
+        *,
+        ahead: bool,
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -152,8 +156,8 @@ class Loader:
             phases.end("room")
             resident.progress.step()
             begun_s = self._loop.time()
-            if waiting is not None:
-                await self._wait_for_weights(resident, waiting)
+            if not ahead:
+                await self._wait_for_weights(gpu, resident, lease)
             phases.end("weights")
             resident.progress.step()
             await self._choose_runtime(gpu, resident)
@@ -162,12 +166,12 @@ class Loader:
                 raise LoadFailure(resident.model, f"its worker ended: {hosted.closed.result()}")
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            await self._fail(gpu, resident, lease, error, waiting)
+            await self._fail(gpu, resident, lease, error, ahead=ahead)
             return
         except Exception as error:  # else who waits for the model waits for ever
             log.exception("%s: loading %s", gpu.id, resident.model)
             failure = LoadFailure(resident.model, repr(error))
-            await self._fail(gpu, resident, lease, failure, waiting)
+            await self._fail(gpu, resident, lease, failure, ahead=ahead)
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
@@ -204,11 +208,12 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         error: GpuManagerError,
-        waiting: WaitingLeases | None,
+        *,
+        ahead: bool,
     ) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
         await self.processes.give_up(gpu, resident)
-        given_up = waiting is not None and waiting.are_over(resident.model)
+        given_up = not ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
@@ -255,22 +260,22 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(resident.model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, resident: ModelOnGpu, waiting: WaitingLeases) -> None:
+    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
-        model = resident.model
+        model, leases = resident.model, self._leases
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self.tiers.tier(model) is Tier.ABSENT and not waiting.are_over(model):
+        while self.tiers.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
-            if now_s >= deadline_s:
+            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, lease):
                 break
             if self._catalogue.is_being_sent(model):
                 since_s = None
             elif since_s is None:
                 since_s = now_s
-            waiting.lack(model, since_s)
+            leases.note_lacking(gpu.id, model, since_s)
             resident.progress.step()  # the function has `weights_s`, whatever it does
             await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
-        waiting.lack(model, None)
+        leases.note_lacking(gpu.id, model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""

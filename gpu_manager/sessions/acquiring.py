@@ -13,8 +13,8 @@ from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
-from gpu_manager.node.lease_endings import sign_of_life
-from gpu_manager.node.leases import EndReason, LeaseInForce
+from gpu_manager.node.leases import EndReason, Lease
+from gpu_manager.node.leases_in_force import sign_of_life
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.leases import (
@@ -136,7 +136,7 @@ class Acquiring:
         given = any(mine[name].given for name in names)
         given |= held.function != "" and not held.is_divided
         may_return = given and asked.may_return
-        self._node.give_back(held, names, EndReason.RELEASED, may_return=may_return)
+        self._node.leases.give_back(held, names, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
@@ -156,7 +156,7 @@ class Acquiring:
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._node.leases.held_by(session.key):
-            self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
+            self._node.leases.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
         self._elsewhere.end_session(session)
 
     async def _grant(self, session: ClientSession, wanted: _Wanted) -> Grant:
@@ -188,7 +188,7 @@ class Acquiring:
             return await self._join(held, wanted)
         asked_s = asyncio.get_running_loop().time()
         placement = _placement(
-            held, self._node, hit=bool(self._node.loaded_now(held, wanted.models))
+            held, self._node, hit=bool(self._node.leases.loaded_now(held, wanted.models))
         )
         try:
             workers = await self._claim(session, placement, request, given=True)
@@ -272,18 +272,18 @@ class Acquiring:
             self._scheduling.release(placement.lease, request)
             raise
 
-    async def _join(self, held: LeaseInForce, wanted: _Wanted) -> Grant | None:
+    async def _join(self, held: Lease, wanted: _Wanted) -> Grant | None:
         """Return a lease that the session holds already; None if not usable for these models.
 
         The session needs another channel for another thread; or its worker has died, which this
         manager may not have noticed yet, so the worker is checked for a sign of life.
         """
-        workers = self._node.loaded_now(held, wanted.models)
+        workers = self._node.leases.loaded_now(held, wanted.models)
         if not workers:
             return None
         unknown = [worker for worker in workers.values() if worker.id not in wanted.asked.workers]
         await asyncio.gather(*(sign_of_life(worker) for worker in unknown))
-        if self._node.loaded_now(held, wanted.models) != workers:
+        if self._node.leases.loaded_now(held, wanted.models) != workers:
             return None
         return Grant(_placement(held, self._node, hit=True), workers=workers)
 
@@ -297,10 +297,10 @@ class Acquiring:
     ) -> dict[ModelId, HostedModel]:
         """Wait for the workers of a new lease and claim it; give it back if that fails."""
         try:
-            workers = await self._node.when_loaded(placement, request)
+            workers = await self._node.leases.when_loaded(placement, request)
             if self._stopping:
                 raise NoWorker(placement.models[0], "this GPU manager stops")
-            claimed = self._node.claim(
+            claimed = self._node.leases.claim(
                 placement.lease, session.key, workers.values(), request, given=given
             )
             if not claimed:
@@ -309,7 +309,7 @@ class Acquiring:
             held = self._node.leases.get(placement.lease)
             claim = None if held is None else held.claim_of(request)
             if held is not None and claim is not None and claim.holder in (None, session.key):
-                self._node.give_back(held, (request,), EndReason.RELEASED)
+                self._node.leases.give_back(held, (request,), EndReason.RELEASED)
             raise
         return workers
 
@@ -335,9 +335,9 @@ def _request(session: ClientSession, wanted: _Wanted, near: NodeId, now_s: float
     )
 
 
-def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
+def _placement(held: Lease, node: GpuNode, *, hit: bool) -> Placement:
     estimate = Estimate(0.0, 0.0)
-    return Placement(held.id, held.gpu, node.name, held.slot, held.models, hit, estimate)
+    return Placement(held.id, held.gpu, node.name, held.live.slot, held.models, hit, estimate)
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:

@@ -12,7 +12,7 @@ from common.tasks import BackgroundTasks
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import ClientNotAllowed, PlacedElsewhere
-from gpu_manager.node.leases import EndReason, LeaseInForce, SessionKey
+from gpu_manager.node.leases import EndReason, Lease, SessionKey
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.sessions import ClientSession
@@ -45,7 +45,7 @@ class PresentedLeases:
 
     async def lease(
         self, session: ClientSession, token: str, models: tuple[ModelId, ...]
-    ) -> tuple[LeaseInForce, RequestId] | None:
+    ) -> tuple[Lease, RequestId] | None:
         """Return the lease once it is in force, and the request that the token names.
 
         None if it has ended or lacks these models. Raise ClientNotAllowed if the token is forged,
@@ -89,21 +89,21 @@ class PresentedLeases:
             raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
         return claims
 
-    def _release_unfit(self, held: LeaseInForce, request: RequestId) -> None:
+    def _release_unfit(self, held: Lease, request: RequestId) -> None:
         """Release an unclaimed lease that lacks the models that its request needs.
 
         Otherwise as many such requests as there are GPUs would block each other.
         """
         claim = held.claim_of(request)
         if claim is not None and claim.holder is None:
-            self._node.give_back(held, (request,), EndReason.UNFIT)
+            self._node.leases.give_back(held, (request,), EndReason.UNFIT)
 
-    async def _arrived(self, claims: LeaseClaims) -> LeaseInForce | None:
+    async def _arrived(self, claims: LeaseClaims) -> Lease | None:
         """Wait for the lease's grant; return None if the lease has ended or is not granted."""
         loop, leases = asyncio.get_running_loop(), self._node.leases
         deadline_s = loop.time() + _GRANT_DELAY_S
         while leases.get(claims.lease) is None and leases.latest < claims.lease:
-            if not await self._node.granted.wait(deadline_s - loop.time()):
+            if not await self._node.leases.granted.wait(deadline_s - loop.time()):
                 break
         held = leases.get(claims.lease)
         if held is None:
@@ -123,7 +123,7 @@ _LONGEST_S = 60.0
 class TakenLease(NamedTuple):
     """A lease that a session has taken over, and the workers of the models that it wants."""
 
-    held: LeaseInForce
+    held: Lease
     workers: Mapping[ModelId, HostedModel]
 
 
@@ -134,7 +134,7 @@ class _WaitingSession:
     placing: asyncio.Future[Placement]
     taken: asyncio.Future[TakenLease]
 
-    def takes(self, held: LeaseInForce) -> bool:
+    def takes(self, held: Lease) -> bool:
         if self.placing.done() or self.taken.done():
             return False
         mine = held.function == str(self.session.identity)
@@ -170,7 +170,7 @@ class UnclaimedLeases:
                 return placing.result()
         except BaseException:
             if waiting.taken.done():
-                self._node.give_back(waiting.taken.result().held, (), EndReason.RELEASED)
+                self._node.leases.give_back(waiting.taken.result().held, (), EndReason.RELEASED)
             self._withdraw(placing, request)
             raise
         self._withdraw(placing, request)
@@ -205,7 +205,7 @@ class UnclaimedLeases:
 
     async def _watch(self) -> None:
         while True:
-            await self._node.granted.wait(self._look())
+            await self._node.leases.granted.wait(self._look())
 
     def _look(self) -> float:
         """Pass on what is unclaimed for long enough; return the seconds until the next lease is."""
@@ -221,12 +221,12 @@ class UnclaimedLeases:
                 self._pass_on(held)
         return next_s
 
-    def _pass_on(self, held: LeaseInForce) -> None:
+    def _pass_on(self, held: Lease) -> None:
         waiting = next((session for session in self._waiting if session.takes(held)), None)
         if waiting is None:
             return
-        workers = self._node.loaded_now(held, waiting.models)
-        if workers and self._node.claim(held.id, waiting.session.key, workers.values()):
+        workers = self._node.leases.loaded_now(held, waiting.models)
+        if workers and self._node.leases.claim(held.id, waiting.session.key, workers.values()):
             log.debug("lease %d is passed on to %s", held.id, waiting.session.key)
             waiting.taken.set_result(TakenLease(held, workers))
 

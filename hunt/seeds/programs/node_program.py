@@ -112,7 +112,7 @@ class SeededRuntime(InMemoryRuntime):
     def _slots_of(self, lease: int) -> set[SlotId]:
         held = self._node.leases.get(LeaseId(lease))
         assert held is not None, "its worker admits it"
-        return {held.slot, *held.more_slots}
+        return {held.live.slot, *held.live.more_slots}
 
     def _check_room(self, lease: int, slots: set[SlotId]) -> None:
         for slot in sorted(slots):
@@ -159,7 +159,7 @@ class WatchedNode(GpuNode):
         others = [
             lease.id
             for lease in self.leases
-            if order.slot in (lease.slot, *lease.more_slots)
+            if order.slot in (lease.live.slot, *lease.live.more_slots)
             and lease.id != order.lease
             and lease.granted_s is not None
         ]

@@ -37,7 +37,7 @@ async def test_loads_calls_and_leases_are_counted() -> None:
         held, hosted = await node.hold(bert)
         await hosted.call(held.id, run_s=0.5)
         node.node.ran(hosted, held.id, 1, 0.25, hosted.memory_bytes, 3)
-        node.node.release(held, EndReason.RELEASED)
+        node.node.leases.end(held, EndReason.RELEASED)
         await asyncio.sleep(1.0)
         text = of(node)
         assert says(text, "gpu_runs_total", gpu=GPU) == 4

@@ -17,7 +17,7 @@ async def idle_model(it: World, weights_mib: int) -> None:
     """A resident that nobody uses."""
     held, worker = await it.hold(it.add(weights_mib))
     await worker.call(held.id, need_bytes=weights_mib * MIB)
-    it.node.release(held, EndReason.RELEASED)
+    it.node.leases.end(held, EndReason.RELEASED)
     await until(asyncio.get_running_loop().time() + 0.5)
 
 
@@ -37,7 +37,7 @@ async def test_limits_shrink_when_another_model_comes() -> None:
     async with world(gpu_mib=1000, gpus=1) as it:
         held, worker = await it.hold(it.add(100))
         await worker.call(held.id, need_bytes=100 * MIB)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
         assert worker.limit_bytes == 1000 * MIB
 
@@ -108,7 +108,7 @@ async def test_room_that_measurements_took_is_made_when_the_next_model_comes() -
         first, second = it.add(100), it.add(101)
         held, worker = await it.hold(first)
         await worker.call(held.id, need_bytes=900 * MIB)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(asyncio.get_running_loop().time() + 0.5)
         assert it.residents() == {first: 900 * MIB}
 
@@ -159,7 +159,7 @@ async def test_load_fails_when_room_never_comes() -> None:
 
         placement = await it.acquire(it.add(50))
         with pytest.raises(LoadFailure) as failed:
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         assert failed.value.out_of_memory
 
         assert asyncio.get_running_loop().time() == pytest.approx(10.0)

@@ -66,7 +66,7 @@ async def test_a_lack_of_memory_for_the_process_is_reported_and_the_load_waits()
         await it.advance(1.0)
         assert it.seen(MemoryPressure)[-1] == MemoryPressure(GPU, 50 * MIB)
         it.demote(there)
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert granted_mib(it) == 100 + CONTEXT_BYTES // MIB
 
 
@@ -77,7 +77,7 @@ async def test_nothing_is_counted_when_the_load_fails() -> None:
         it.runtime.failing[model] = LoadFailure(model, "out", out_of_memory=True)
         placement = it.prepare(model)
         with pytest.raises(LoadFailure):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         await it.settle()
         assert granted_mib(it) == 0
         assert it.shown().shared_bytes == 0

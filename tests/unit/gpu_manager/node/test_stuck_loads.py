@@ -55,7 +55,7 @@ async def test_load_is_named_as_stuck_until_it_ends_when_its_worker_hangs() -> N
         assert it.node.stuck_reason() == "loads without progress: 1; the log here names them"
         assert stuck_gauge(it) == 1.0
         assert known_as_stuck(it) == [model]
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert (it.node.stuck_reason(), stuck_gauge(it)) == ("", 0.0)
         assert len(it.seen(ModelLoaded)) == 1
 
@@ -65,7 +65,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
     async with world(watched=True) as it:
         resident, hanging = it.add(16), it.add(17)
         held, _ = await it.hold(resident)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
         it.runtime.load_s = 1000.0
         await it.acquire(hanging)
@@ -74,7 +74,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
         for number in range(5):
             held, worker = await it.hold(resident, session=f"s{number}")
             await worker.call(held.id)
-            it.node.release(held, EndReason.RELEASED)
+            it.node.leases.end(held, EndReason.RELEASED)
             await until(13.0 + number)
         assert it.node.stuck_reason()
         assert asyncio.get_running_loop().time() < 20.0
@@ -203,7 +203,7 @@ async def test_model_is_not_resident_when_its_worker_dies_right_after_its_load()
     async with world(gpus=2) as it:
         model = it.add(16)
         placement = await it.acquire(model)
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
         it.runtime.of(model).die("killed by signal 9")
         assert workers[model].closed.done()
 
@@ -252,7 +252,7 @@ async def one_use(it: World, model: ModelId, random: Random) -> None:
         worker.die("killed by signal 9")
     else:
         await worker.call(held.id, need_bytes=random.randrange(1, 60) << 20)
-    it.node.release(held, EndReason.RELEASED)
+    it.node.leases.end(held, EndReason.RELEASED)
 
 
 @pytest.mark.parametrize("seed", range(4))
