@@ -36,7 +36,7 @@ from gpu_manager.server.requests import Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.data_requests import NodeData
-from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
@@ -98,9 +98,8 @@ class GpuManager:
         self.leases_elsewhere = LeasesElsewhere(
             scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )
-        presented = PresentedLeases(self.node, tokens)
         self._acquiring = Acquiring(
-            self.node, scheduling, self.library, presented, self.leases_elsewhere
+            self.node, scheduling, self.library, tokens, self.leases_elsewhere
         )
         self.data = NodeData(self.node, table, workers, scheduling.locate)
         self.limits = ConnectionLimits(descriptors)

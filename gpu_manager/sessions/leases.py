@@ -1,23 +1,20 @@
-"""Leases that a session need not ask for: presented as tokens, on other nodes, or unclaimed."""
+"""Leases that a session has not asked for itself, or not here: unclaimed ones, and elsewhere."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.attachment.scheduling import Scheduling
-from gpu_manager.errors import ClientNotAllowed, PlacedElsewhere
+from gpu_manager.errors import PlacedElsewhere
 from gpu_manager.node.leases import EndReason, Lease, SessionKey
-from gpu_manager.node.node import GpuNode
-from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.sessions.sessions import ClientSession
 from scheduler.api import (
-    BadToken,
     LeaseClaims,
     LeaseId,
     LeaseTokens,
@@ -30,101 +27,7 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
-# The token comes with the request, the grant from the scheduler: the grant may be this much later.
-_GRANT_DELAY_S = 2.0
-# A token's expiry limits the claim of its lease, but not the use of its request's id.
-_NEVER_EXPIRED_S = float("-inf")
-
-
-class PresentedLeases:
-    """Finds the lease of a token, if the token belongs to the session's function."""
-
-    def __init__(self, node: GpuNode, tokens: LeaseTokens) -> None:
-        self._node = node
-        self._tokens = tokens
-
-    async def lease(
-        self, session: ClientSession, token: str, models: tuple[ModelId, ...]
-    ) -> tuple[Lease, RequestId] | None:
-        """Return the lease once it is in force, and the request that the token names.
-
-        None if it has ended or lacks these models. Raise ClientNotAllowed if the token is forged,
-        or belongs to another function.
-        """
-        claims = self.claims(session, token)
-        if claims is None or claims.node != self._node.name:
-            return None
-        held = await self._arrived(claims)
-        if held is None or held.ending is not None:
-            return None
-        if not set(models) <= set(held.models):
-            self._release_unfit(held, claims.request)
-            return None
-        return (held, claims.request) if held.is_free_for(session.key, claims.request) else None
-
-    def request(self, session: ClientSession, token: str) -> RequestId:
-        """Return the request of a token, even if its lease was given back long ago.
-
-        Raise ClientNotAllowed if the token is forged, or belongs to another function.
-        """
-        claims = self.claims(session, token, _NEVER_EXPIRED_S)
-        assert claims is not None, "no token expires at minus infinity"
-        return claims.request
-
-    def claims(
-        self, session: ClientSession, token: str, now_s: float | None = None
-    ) -> LeaseClaims | None:
-        """Return a token's claims about its lease, on any node; None if the token has expired.
-
-        Raise ClientNotAllowed if the token is forged, or belongs to another function.
-        """
-        try:
-            claims = self._tokens.verify(token, time.time() if now_s is None else now_s)
-        except BadToken as error:
-            if error.late:
-                log.info("a lease token of %s has expired: %s", session.identity, error)
-                return None
-            raise ClientNotAllowed(f"the lease token is not valid: {error}") from error
-        if claims.function != str(session.identity):
-            raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
-        return claims
-
-    def _release_unfit(self, held: Lease, request: RequestId) -> None:
-        """Release an unclaimed lease that lacks the models that its request needs.
-
-        Otherwise as many such requests as there are GPUs would block each other.
-        """
-        claim = held.claim_of(request)
-        if claim is not None and claim.holder is None:
-            self._node.leases.give_back(held, (request,), EndReason.UNFIT)
-
-    async def _arrived(self, claims: LeaseClaims) -> Lease | None:
-        """Wait for the lease's grant; return None if the lease has ended or is not granted."""
-        loop, leases = asyncio.get_running_loop(), self._node.leases
-        deadline_s = loop.time() + _GRANT_DELAY_S
-        while leases.get(claims.lease) is None and leases.latest < claims.lease:
-            if not await self._node.leases.granted.wait(deadline_s - loop.time()):
-                break
-        held = leases.get(claims.lease)
-        if held is None:
-            leases.patience.asked_for(claims.lease, loop.time())
-        return held
-
-
-# Leases that no session has claimed: one of their function that waits for a lease takes them over.
-#
-# The caller of a function may have a lease for a call that waits for a thread, while the calls
-# that have the threads wait for a GPU, behind it: nobody would compute until that lease is given
-# up.
-
 _LONGEST_S = 60.0
-
-
-class TakenLease(NamedTuple):
-    """A lease that a session has taken over, and the workers of the models that it wants."""
-
-    held: Lease
-    workers: Mapping[ModelId, HostedModel]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +35,7 @@ class _WaitingSession:
     session: ClientSession
     models: tuple[ModelId, ...]
     placing: asyncio.Future[Placement]
-    taken: asyncio.Future[TakenLease]
+    taken: asyncio.Future[Lease]
 
     def takes(self, held: Lease) -> bool:
         if self.placing.done() or self.taken.done():
@@ -142,18 +45,22 @@ class _WaitingSession:
 
 
 class UnclaimedLeases:
-    """Gets leases for sessions: of the scheduler, or such that nobody else has claimed."""
+    """Gets leases for sessions: of the scheduler, or such that nobody else has claimed.
 
-    def __init__(self, node: GpuNode, scheduling: Scheduling) -> None:
-        self._node = node
+    The caller of a function may have a lease for a call that waits for a thread, while the calls
+    that have the threads wait for a GPU, behind it: nobody would compute until it is given up.
+    """
+
+    def __init__(self, leases: LeasesInForce, scheduling: Scheduling) -> None:
+        self._leases = leases
         self._scheduling = scheduling
-        self._pass_on_s = node.leases.times.pass_on_s
+        self._pass_on_s = leases.times.pass_on_s
         self._waiting: dict[_WaitingSession, None] = {}  # the one that has waited the longest first
         self._watching = BackgroundTasks(log, "the watch of unclaimed leases")
 
     async def placed_or_taken(
         self, session: ClientSession, models: tuple[ModelId, ...], request: Request
-    ) -> Placement | TakenLease:
+    ) -> Placement | Lease:
         """Wait for a lease of this request, or for one here that the session then has claimed.
 
         A lease is passed on once it is unclaimed for a moment, to a session that has waited for as
@@ -170,7 +77,7 @@ class UnclaimedLeases:
                 return placing.result()
         except BaseException:
             if waiting.taken.done():
-                self._node.leases.give_back(waiting.taken.result().held, (), EndReason.RELEASED)
+                self._leases.give_back(waiting.taken.result(), (), EndReason.RELEASED)
             self._withdraw(placing, request)
             raise
         self._withdraw(placing, request)
@@ -205,12 +112,12 @@ class UnclaimedLeases:
 
     async def _watch(self) -> None:
         while True:
-            await self._node.leases.granted.wait(self._look())
+            await self._leases.granted.wait(self._look())
 
     def _look(self) -> float:
         """Pass on what is unclaimed for long enough; return the seconds until the next lease is."""
         now_s, next_s = asyncio.get_running_loop().time(), _LONGEST_S
-        for held in self._node.leases:
+        for held in self._leases:
             if not held.is_unclaimed:
                 continue
             since_s = now_s if held.loaded_s is None else held.loaded_s
@@ -225,10 +132,10 @@ class UnclaimedLeases:
         waiting = next((session for session in self._waiting if session.takes(held)), None)
         if waiting is None:
             return
-        workers = self._node.leases.loaded_now(held, waiting.models)
-        if workers and self._node.leases.claim(held.id, waiting.session.key, workers.values()):
+        workers = self._leases.loaded_now(held, waiting.models)
+        if workers and self._leases.claim(held.id, waiting.session.key, workers.values()):
             log.debug("lease %d is passed on to %s", held.id, waiting.session.key)
-            waiting.taken.set_result(TakenLease(held, workers))
+            waiting.taken.set_result(held)
 
 
 # The number of unclaimed leases remembered for a session; older ones are forgotten.
