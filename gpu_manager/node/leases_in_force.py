@@ -20,6 +20,7 @@ from gpu_manager.node.leases import (
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.run_reports import RunReports
 from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.worker.orders import Admission
 from scheduler.api import (
     Dispatch,
     GpuId,
@@ -244,10 +245,11 @@ class LeasesInForce:
         self.check()
 
     def _admit(self, lease: Lease, models: Iterable[HostedModel], owner: str) -> None:
-        terms, divided = lease.terms(self._gpus[lease.gpu].spec), lease.is_divided
+        terms = lease.terms(self._gpus[lease.gpu].spec)
+        admission = Admission(lease.id, owner, lease.is_shared, lease.is_divided, terms)
         for hosted in models:
             lease.admitted = True
-            hosted.admit(lease.id, owner, several=lease.is_shared, divided=divided, terms=terms)
+            hosted.admit(admission)
 
     def _claimed(
         self, lease: Lease, claim: SessionClaim | None, holder: SessionKey, *, given: bool

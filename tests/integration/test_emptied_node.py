@@ -29,6 +29,7 @@ from gpu_manager.runtimes.runtime import HostedModel, StayingData
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.store import WeightStore
+from gpu_manager.worker.orders import Admission
 from scheduler.api import (
     ContextKept,
     Demote,
@@ -108,7 +109,7 @@ class LiveNode:
     async def first_numbers(self, hosted: HostedModel, count: int) -> list[int]:
         """Twice the first weights, by the model's worker."""
         ours, theirs = socket.socketpair()
-        hosted.admit(7, "s")
+        hosted.admit(Admission(7, "s"))
         hosted.channel("s", "f", theirs)
         source = [0, hosted.order.digest, *hosted.order.table[0]]
         with Caller(ours) as caller:
