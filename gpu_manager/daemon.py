@@ -71,6 +71,7 @@ class GpuManager:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
+        self._neighbours = neighbours
         secret = _secret(settings)
         self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
         node = NodeId(settings.node)
@@ -129,9 +130,10 @@ class GpuManager:
         try:
             self._server.listen(self._settings.listen)
             addresses = self._settings.advertise or self._server.addresses
-            self.node.addresses = tuple(
-                str(self._server.advertised(address)) for address in addresses
-            )
+            if self._neighbours is not None:
+                self._neighbours.set_addresses(
+                    *(str(self._server.advertised(address)) for address in addresses)
+                )
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._preparation.start(self._runtime)
             self._scheduling.attach(self.node.name, self.node)

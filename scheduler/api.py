@@ -78,7 +78,7 @@ from scheduler.wire.cluster_status import (
     Status,
 )
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
-from scheduler.wire.node_link import NodeLink
+from scheduler.wire.node_link import NodeLink, hand_over, placement_of
 
 __all__ = [
     "METRICS",
@@ -156,6 +156,8 @@ __all__ = [
     "Status",
     "Tier",
     "addresses_for_token",
+    "hand_over",
+    "placement_of",
 ]
 
 

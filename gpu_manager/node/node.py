@@ -77,7 +77,6 @@ class GpuNode(Observer):
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
         self.data = data
-        self.addresses: tuple[str, ...] = ()
         self._store = store
         self._catalogue = catalogue
         self._reports = reports

@@ -43,7 +43,7 @@ from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, Reque
 from scheduler.service.event_log import DecisionLog
 from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import DecisionCounts, Status
-from scheduler.wire.node_link import NodeLink
+from scheduler.wire.node_link import NodeLink, hand_over, placement_of
 
 Observer = Callable[[float, Event, Sequence[Action]], None]
 
@@ -334,16 +334,7 @@ class Driver:
         if not self._links.give(action.node, action):
             self._undelivered.add(action.lease)
             return
-        placement = Placement(
-            lease=action.lease,
-            gpu=action.gpu,
-            node=action.node,
-            slot=action.slot,
-            models=action.models,
-            hit=action.hit,
-            estimate=action.estimate,
-            stands=action.stands,
-        )
+        placement = placement_of(action)
         for request in action.requests:
             self._callers.answer(Acquired(request, placement))
 
@@ -475,7 +466,7 @@ class NodeLinks:
             self.lose(node, AfterLoss.FAIL)
             return False
         try:
-            _hand_over(link, order)
+            hand_over(link, order)
         except Exception:  # noqa: BLE001 - a fault of one link must not stop the other nodes
             self._failed(node, order)
             return False
@@ -497,21 +488,6 @@ class NodeLinks:
     def _failed(self, node: NodeId, order: object) -> None:
         self._log.exception("node %s is lost: its link failed at %s", node, order)
         self.lose(node, AfterLoss.FAIL)
-
-
-def _hand_over(link: NodeLink, order: Order) -> None:
-    if isinstance(order, Dispatch):
-        link.grant(order)
-    elif isinstance(order, Prepare):
-        link.prepare(order)
-    elif isinstance(order, EndLease):
-        link.end_lease(order)
-    elif isinstance(order, Demote):
-        link.demote(order)
-    elif isinstance(order, EndContext):
-        link.end_context(order)
-    else:
-        link.demote_stored(order)
 
 
 class Contention:

@@ -208,7 +208,7 @@ class NodeProgram:
             self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
             elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
             self.acquiring = Acquiring(node, attachment, self.library, tokens, elsewhere)
-            node.addresses = (f"tcp:{self.name}:{MANAGER_PORT}",)
+            attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)
             node.start(self.runtime)
