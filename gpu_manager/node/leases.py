@@ -5,6 +5,7 @@ between calls, so that a loop of calls acquires once; it ends after a long idle 
 other requests wait.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -211,13 +212,16 @@ class Lease:
         claim = self.claim_of(request)
         return claim is not None and (self.stands or claim.holder in (None, session))
 
-    @property
-    def is_unclaimed(self) -> bool:
-        """Whether a function's caller has all of it, and no session has asked for it yet."""
-        if not self.function or self.is_divided or self.ending is not None:
-            return False
-        claim = self.claims[_SOLE]
-        return claim.holder is None and not claim.awaited
+    def passes_on_s(self, times: LeaseTimes) -> float:
+        """Return from when on another session of its function may take it over; inf: never.
+
+        A function's caller has all of it, and no session has asked for it yet.
+        """
+        claim = None if self.is_divided or self.ending is not None else self.claims[_SOLE]
+        if claim is None or claim.holder is not None or claim.awaited:
+            return math.inf
+        is_loaded = self.function != "" and self.loaded_s is not None
+        return (self.loaded_s or 0.0) + times.pass_on_s if is_loaded else math.inf
 
     @property
     def is_shared(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from common.tasks import BackgroundTasks
@@ -49,8 +50,9 @@ _NO_LEASE = LeaseId(0)
 class LeasesInForce:
     """Every lease from its grant to the report of its end.
 
-    `granted` tells of each new one. `on_end` is called for one that a session had claimed itself,
-    before the report to the scheduler.
+    `granted` tells of each new one, and `offered` is done when the next one may be taken over.
+    `on_end` is called for one that a session had claimed itself, before the report to the
+    scheduler.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class LeasesInForce:
         self._on_end = on_end
         self._leases: dict[LeaseId, Lease] = {}
         self._loop = asyncio.get_running_loop()
+        self.offered: asyncio.Future[None] = self._loop.create_future()
+        self._checked_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks(log, "the end of a lease")
         self._following = BackgroundTasks(log, "the calls of a lease")
@@ -215,6 +219,20 @@ class LeasesInForce:
         self._claimed(lease, lease.claim_of(request), holder, given=given)
         return True
 
+    def take_over(
+        self, holder: SessionKey, function: str, models: Iterable[ModelId]
+    ) -> Lease | None:
+        """Claim a lease that the caller of this function has, and that no session has asked for."""
+        now_s = self._loop.time()
+        for lease in self:
+            if lease.function != function or lease.passes_on_s(self.times) > now_s:
+                continue
+            workers = self.loaded_now(lease, models)
+            if workers and self.claim(lease.id, holder, workers.values()):
+                log.debug("lease %d is passed on to %s", lease.id, holder)
+                return lease
+        return None
+
     def called_first(self, lease: Lease, session: str) -> None:
         """A session's call was the first under a lease that was admitted for its function."""
         if lease.ending is not None or lease.is_divided or lease.holders:
@@ -284,8 +302,12 @@ class LeasesInForce:
             self._tasks.start(self._end_calls(lease, grace_s))
 
     def check(self) -> None:
-        """End the leases that are due, and check again when the next one is due."""
+        """End the leases that are due, offer unclaimed ones, and check again when one is due."""
         now_s = self._loop.time()
+        if any(self._checked_s < lease.passes_on_s(self.times) <= now_s for lease in self):
+            offered, self.offered = self.offered, self._loop.create_future()
+            offered.set_result(None)
+        self._checked_s = now_s
         for lease in self:
             reason = self._due(lease, now_s)
             if reason is EndReason.QUIET:
@@ -295,8 +317,10 @@ class LeasesInForce:
                 self.end(lease, reason)
         if self._timer is not None:
             self._timer.cancel()
-        ends = [end[0] for lease in self if (end := self._end_of(lease)) is not None]
-        self._timer = self._loop.call_at(min(ends), self.check) if ends else None
+        times = [end[0] for lease in self if (end := self._end_of(lease)) is not None]
+        times += [at_s for lease in self if (at_s := lease.passes_on_s(self.times)) > now_s]
+        next_s = min(times, default=math.inf)
+        self._timer = None if next_s == math.inf else self._loop.call_at(next_s, self.check)
 
     async def end_all(self, within_s: float) -> None:
         for lease in self:

@@ -19,7 +19,7 @@ from gpu_manager.node.leases import EndReason, Lease
 from gpu_manager.node.leases_in_force import sign_of_life
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
-from gpu_manager.sessions.leases import LeasesElsewhere, UnclaimedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
 from gpu_manager.sessions.weight_requests import Library
 from scheduler.api import (
@@ -86,7 +86,6 @@ class Acquiring:
         self._library = library
         self._tokens = tokens
         self._elsewhere = elsewhere
-        self._unclaimed = UnclaimedLeases(node.leases, scheduling)
         self._loop = asyncio.get_running_loop()
         self._stopping = False
 
@@ -123,7 +122,6 @@ class Acquiring:
 
     def stop(self) -> None:
         self._stopping = True
-        self._unclaimed.stop()
 
     def release(self, session: ClientSession, asked: Release) -> None:
         """End a lease that the session holds; ignore leases of other sessions.
@@ -272,14 +270,12 @@ class Acquiring:
             if self._stopping:
                 raise RequestWithdrawn(request.id, "this GPU manager stops")
             try:
-                placement = await self._unclaimed.placed_or_taken(session, wanted.models, request)
+                placement = await self._placed_or_taken(wanted, request)
             except RequestExpired:
                 session.expired_questions.expired(wanted.models, since_s, self._loop.time())
                 raise
             if isinstance(placement, Lease):
                 workers = self._leases.loaded_now(placement, wanted.models)
-                if not workers:
-                    raise lost
                 taken = self._placement(placement, hit=True)
                 return Grant(taken, queue_s=self._loop.time() - asked_s, workers=workers)
             try:
@@ -287,6 +283,40 @@ class Acquiring:
             except NoWorker as error:
                 lost = error
         raise lost
+
+    async def _placed_or_taken(self, wanted: _Wanted, request: Request) -> Placement | Lease:
+        """Wait for a lease of this request, or for one here that the session then has claimed.
+
+        The caller of a function may have a lease for a call that waits for a thread, while the
+        calls that have the threads wait for a GPU, behind it: nobody would compute until it is
+        given up. It is passed on once it is unclaimed for a moment, to a session that has waited
+        for as long: most calls come at once for theirs. The request of that session ends.
+        """
+        leases, session = self._leases, wanted.session
+        placing = self._loop.create_task(self._scheduling.acquire(request))
+        try:
+            await asyncio.wait({placing}, timeout=leases.times.pass_on_s)
+            while not placing.done():
+                lease = leases.take_over(session.key, str(session.identity), wanted.models)
+                if lease is not None:
+                    self._withdraw(placing, request)
+                    return lease
+                either = (placing, leases.offered)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self._withdraw(placing, request)
+            raise
+        return placing.result()
+
+    def _withdraw(self, placing: asyncio.Task[Placement], request: Request) -> None:
+        """End a request that is no longer needed, whether or not it has a lease by now."""
+
+        def ended(task: asyncio.Task[Placement]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                self._scheduling.release(task.result().lease, request.id)
+
+        placing.cancel()
+        placing.add_done_callback(ended)
 
     async def _placed(
         self,
