@@ -143,7 +143,7 @@ class ClientConnection:
         number, hello = read_request(frame)
         try:
             identity = admit(hello, self._services.credentials, self._stream.socket)
-            self._place.identified(identity.tenant)
+            self._services.limits.identified(self._place, identity.tenant)
             hosted = self._worker(identity, hello) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
             await self._refuse(number, refusal(error))
