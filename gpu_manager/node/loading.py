@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
@@ -31,7 +32,6 @@ from scheduler.api import (
     AfterLoss,
     LeaseId,
     LoadFailed,
-    MemoryPressure,
     ModelLoad,
     ModelLoaded,
     NodeReports,
@@ -150,7 +150,8 @@ class Loader:
         source = self.tiers.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
-            gpu.ledger.enter(resident.takes, resident.model)
+            taken = resident.takes.memory
+            gpu.ledger.move(taken, resident.memory, taken.granted_bytes)
         try:
             await self._make_room(gpu, resident)
             phases.end("room")
@@ -178,7 +179,7 @@ class Loader:
             source = Tier.CONTEXT
         resident.takes = None
         news = self._note_context(gpu, resident, hosted)
-        gpu.ledger.loaded(resident.model, hosted.memory_bytes)
+        gpu.ledger.note_loaded(resident.memory, hosted.memory_bytes)
         resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
@@ -224,10 +225,9 @@ class Loader:
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
-        model, needed_bytes = resident.model, resident.reserved_bytes
-        await self._granted(
-            gpu, resident, needed_bytes, lambda: gpu.ledger.admit(model, needed_bytes)
-        )
+        needed_bytes = resident.reserved_bytes
+        grant = partial(gpu.ledger.grow, resident.memory, needed_bytes)
+        await self._granted(gpu, resident, needed_bytes, grant)
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
@@ -235,10 +235,8 @@ class Loader:
         resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
-            needed_bytes = gpu.ledger.context_bytes
-            await self._granted(
-                gpu, resident, needed_bytes, lambda: gpu.share(resident, model.tenant)
-            )
+            grant = partial(gpu.share, resident, model.tenant)
+            await self._granted(gpu, resident, gpu.ledger.context_bytes, grant)
 
     async def _granted(
         self, gpu: HostGpu, resident: ModelOnGpu, needed_bytes: int, grant: Callable[[], int]
@@ -248,13 +246,8 @@ class Loader:
         if not short_bytes:
             return
         if gpu.ledger.ever_fits(needed_bytes):
-            self._reports.report(MemoryPressure(gpu.id, short_bytes))
-            deadline_s = self._loop.time() + _ROOM_S
             with resident.progress.bounded_wait():
-                while (short_bytes := grant()) and (
-                    await gpu.change.wait(deadline_s - self._loop.time())
-                ):
-                    pass
+                short_bytes = await gpu.obtain(grant, self._reports, _ROOM_S)
             self._short()
         if short_bytes:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"

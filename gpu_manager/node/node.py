@@ -268,20 +268,18 @@ class GpuNode(Observer):
 
         Return False if that is impossible or takes too long.
         """
-        model, hosted, ledger = resident.model, resident.hosted, gpu.ledger
         need_bytes -= gpu.for_calls_bytes(resident)
-        if hosted is None or not ledger.ever_fits(need_bytes):
+        if not gpu.ledger.ever_fits(need_bytes):
             return False
-        short_bytes = ledger.grow(model, need_bytes)
-        if not short_bytes:
-            return True
-        self._reports.report(MemoryPressure(gpu.id, short_bytes))
-        deadline_s = self._loop.time() + _PRESSURE_S
-        while gpu.resident_of(hosted) is not None and ledger.grow(model, need_bytes):
-            if not await gpu.change.wait(deadline_s - self._loop.time()):
-                break
-        self.resync()
-        return gpu.resident_of(hosted) is not None and not ledger.grow(model, need_bytes)
+
+        def grant() -> int:
+            there = gpu.residents.get(resident.model) is resident
+            return gpu.ledger.grow(resident.memory, need_bytes) if there else 0
+
+        if grant():
+            await gpu.obtain(grant, self._reports, _PRESSURE_S)
+            self.resync()
+        return gpu.residents.get(resident.model) is resident and not grant()
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -328,7 +326,7 @@ def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnaps
     residents = tuple((resident.model, gpu.size_bytes(resident)) for resident in gpu.by_use())
     loading = tuple(resident.model for resident in gpu.by_use() if resident.hosted is None)
     live = tuple(lease.report() for lease in leases.on(gpu.id))
-    contexts = tuple((empty.model, gpu.ledger.of_context(empty)) for empty in gpu.contexts.values())
+    contexts = tuple((empty.model, gpu.context_bytes(empty)) for empty in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
     shared = tuple((host.bytes(calls), gpu.sharing(tenant)) for tenant, host in gpu.shared.items())

@@ -105,6 +105,11 @@ def add_model(library: Library, weights_mib: int, owner: FunctionIdentity = OWNE
     return library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
 
 
+def granted_bytes(gpu: HostGpu) -> dict[ModelId, int]:
+    """What the residents of a GPU are granted."""
+    return {model: resident.memory.granted_bytes for model, resident in gpu.residents.items()}
+
+
 @asynccontextmanager
 async def world(
     gpu_mib: int = 1024,

@@ -8,6 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure
 from gpu_manager.node.leases import EndReason
+from gpu_manager.node.ledger import Account
 from scheduler.api import MemoryPressure, ModelDemoted, NodeSnapshot
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, World, world
@@ -138,8 +139,8 @@ async def test_others_leave_when_a_model_is_larger_than_was_thought() -> None:
 async def test_load_waits_for_room_when_the_node_has_less_than_the_scheduler_believes() -> None:
     async with world(gpu_mib=1000) as it:
         gpu = it.node.gpus[GPU]
-        ghost, model = it.add(1), it.add(50)
-        gpu.ledger.admit(ghost, 950 * MIB)
+        ghost, model = Account(), it.add(50)
+        gpu.ledger.grow(ghost, 950 * MIB)
 
         waiting = asyncio.ensure_future(it.hold(model))
         await until(1.0)
@@ -155,7 +156,7 @@ async def test_load_waits_for_room_when_the_node_has_less_than_the_scheduler_bel
 @virtually
 async def test_load_fails_when_room_never_comes() -> None:
     async with world(gpu_mib=1000) as it:
-        it.node.gpus[GPU].ledger.admit(it.add(1), 950 * MIB)
+        it.node.gpus[GPU].ledger.grow(Account(), 950 * MIB)
 
         placement = await it.acquire(it.add(50))
         with pytest.raises(LoadFailure) as failed:

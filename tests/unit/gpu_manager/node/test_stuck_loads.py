@@ -15,6 +15,7 @@ from common.telemetry.metrics import page
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.counts import of_gpus
 from gpu_manager.node.leases import EndReason
+from gpu_manager.node.ledger import Account
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
@@ -26,7 +27,7 @@ from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
-from tests.kit.worlds.gpu_node import GPU, World, add_model, world
+from tests.kit.worlds.gpu_node import GPU, World, add_model, granted_bytes, world
 from tests.kit.worlds.worker_machine import Watcher
 
 
@@ -119,7 +120,7 @@ async def test_node_is_not_ready_and_names_no_tenant_while_a_load_is_stuck(
 @virtually
 async def test_load_is_not_stuck_while_it_waits_for_memory() -> None:
     async with world(gpu_mib=200, watched=True) as it:
-        it.node.gpus[GPU].ledger.admit(ModelId("unknown to the scheduler"), 200 << 20)
+        it.node.gpus[GPU].ledger.grow(Account(), 200 << 20)
         await it.acquire(it.add(16))
         await until(9.0)
         assert (it.node.stuck_reason(), len(it.seen(LoadFailed))) == ("", 0)
@@ -225,10 +226,10 @@ def check_books(it: World) -> None:
     The scheduler counts the peak of a model's calls, also for a copy that has not run yet.
     """
     for gpu in it.node.gpus.values():
-        granted = dict(gpu.ledger.models())
+        granted = granted_bytes(gpu)
         hosted_now = [hosted for hosted in it.runtime.hosted if not hosted.closed.done()]
         live = {ModelId(hosted.order.model): hosted for hosted in hosted_now}
-        assert granted.keys() == gpu.residents.keys() == live.keys()
+        assert granted.keys() == live.keys()
         counted, (status,) = it.residents(gpu.id), it.driver.status().gpus
         assert counted.keys() == live.keys()
         for model, hosted in live.items():
