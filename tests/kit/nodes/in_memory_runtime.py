@@ -25,7 +25,7 @@ from gpu_manager.runtimes.runtime import (
     PressureAnswer,
     PutByWorker,
 )
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import Admission, LeaseTerms
 
 
 class InMemoryHosted:
@@ -64,16 +64,8 @@ class InMemoryHosted:
         assert self.host is not None, "a test took its process away"
         return self.host.pid
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        del several
+    def admit(self, admission: Admission) -> None:
+        lease, owner, _, divided, terms = admission
         self.admitted.add(lease)
         if divided:
             self.parts.setdefault(lease, set()).add(owner)

@@ -21,6 +21,7 @@ from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.orders import Admission
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -265,7 +266,7 @@ class LocalWorker:
 
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
         """A new channel of this session, which holds the lease from now on."""
-        self.leases.admit(LEASE, session)
+        self.leases.admit(Admission(LEASE, session))
         ours, theirs = socket.socketpair()
         reports = CallObservers(self._note_run, self._note, self.lost.set)
         parts = self.executor, self.leases, self.programs, reports

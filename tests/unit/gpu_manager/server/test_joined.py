@@ -9,7 +9,7 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from gpu_manager.node.leases import LeaseTimes
-from gpu_manager.sessions import leases
+from gpu_manager.sessions import acquiring
 from scheduler.model.events import ModelDemoted, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, weights
@@ -177,7 +177,7 @@ async def test_function_is_refused_when_the_token_came_late(tmp_path: Path) -> N
 async def test_lease_is_waited_for_when_its_token_was_faster_than_its_grant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "_GRANT_DELAY_S", PATIENCE_S)
+    monkeypatch.setattr(acquiring, "_GRANT_DELAY_S", PATIENCE_S)
     it = await a_scheduler()
     async with Wire.to(it.url) as wire, joined(tmp_path, wire.url) as node:
         client, image = await uploaded(node)
