@@ -96,6 +96,11 @@ class DataChannel:
         bindings.append(binding)
         del bindings[:-MOST_BINDINGS]
 
+    def forget(self, number: int) -> None:
+        """Send a program and its bindings again: the worker lacks something of them."""
+        self.defined.discard(number)
+        self.bound.pop(number, None)
+
     def call(self, call: Call, body: Sequence[Buffer]) -> Frame:
         """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
         return self._ask(FrameKind.CALL, call, body)
