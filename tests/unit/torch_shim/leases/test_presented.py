@@ -60,7 +60,7 @@ class Function:
 
     def bring(self, session: ManagerSession) -> ModelImage:
         session.control.ask(FrameKind.UPLOAD, self.image.offer, (), [self.image.descriptor])
-        return ModelImage(self.image.digest, self.image.table, {})
+        return ModelImage(self.image.digest, {})
 
 
 @contextmanager
