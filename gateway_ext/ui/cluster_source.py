@@ -47,14 +47,14 @@ class PageSource:
         functions: Iterable[Function],
         meters: GatewayMeters,
         letters: DeadLetterRows,
-        workflows: Callable[[], Sequence[Json]] = tuple,
+        sections: Mapping[str, Callable[[], Sequence[Json]]] = MappingProxyType({}),
+        more_alerts: Sequence[Callable[[], Iterable[Json]]] = (),
         *,
-        refused_workflows: Mapping[str, str] = MappingProxyType({}),
         within_s: float = 3.0,
     ) -> None:
-        """`console` has an administrator's token; `workflows` gives the rows of the workflows."""
-        self._workflows = workflows
-        self._refused_workflows = refused_workflows
+        """`console` has an administrator's token; features add `sections` and `more_alerts`."""
+        self._sections = sections
+        self._more_alerts = more_alerts
         self._console = console
         self._letters = letters
         self._within_s = within_s
@@ -88,11 +88,10 @@ class PageSource:
         self._gpus = self._labels.relabelled(self._gpus)
         whole["scheduler"] = self._scheduler(view, why)
         whole["dead_letters"] = letters
-        whole["workflows"] = self._workflows()
+        whole |= {name: section() for name, section in self._sections.items()}
         self._whole = whole
-        shown_alerts = alerts(
-            whole, self._gpus.values(), functions.values(), self._refused_workflows.items()
-        )
+        more = [alert for told in self._more_alerts for alert in told()]
+        shown_alerts = alerts(whole, self._gpus.values(), functions.values(), more)
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
         spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
         return PageState({**whole, "alerts": shown_alerts}, items, spent_s + ASKING_S)
