@@ -8,7 +8,7 @@ from typing import Any
 
 from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
-from gateway_ext.errors import BadRequest, Declined
+from gateway_ext.errors import BadRequest, OwnStatus
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.rows import Billed, DeadLetterRows, FunctionRows
@@ -141,16 +141,16 @@ class PageSource:
             async with time_limit(_ORDER_S):
                 yield
         except TimeoutError as error:
-            raise Declined(503, f"{self._console.url} does not answer") from error
+            raise OwnStatus(503, f"{self._console.url} does not answer") from error
         except errors.CallerNotAllowed as error:
             why = f"the scheduler does not let this gateway do that: {error}"
-            raise Declined(502, why) from error
+            raise OwnStatus(502, why) from error
         except (errors.SchedulerUnreachable, errors.NotLeading) as error:
-            raise Declined(503, str(error)) from error
+            raise OwnStatus(503, str(error)) from error
         except errors.MalformedRequest as error:
             raise BadRequest(str(error)) from error
         except SchedulerError as error:
-            raise Declined(refused, str(error)) from error
+            raise OwnStatus(refused, str(error)) from error
 
     # -- the scheduler's view ---------------------------------------------------------------------
 

@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway_ext.calls.invoke import StreamedResponse
-from gateway_ext.errors import TooLarge, UnknownWorkflow
+from gateway_ext.errors import TooLarge
 from gateway_ext.features import Hooks
 from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.model import FunctionId
+from gateway_ext.workflows.errors import UnknownWorkflow
 from gateway_ext.workflows.history import RunHistory, WorkflowMeters
 from gateway_ext.workflows.intake import WorkflowIntake
 from gateway_ext.workflows.limits import RunLimits

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from common.http.asgi import App
 from gateway_ext.bounded_json import decoded
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.errors import BadRequest, BadWorkflowFile, GatewayError
+from gateway_ext.errors import BadRequest, GatewayError
 from gateway_ext.features import Rows
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.openfaas import valid_names
 from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.history import RunHistory
 from gateway_ext.workflows.plan import PlannedStage, WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.table import Workflows

@@ -5,16 +5,12 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway_ext.errors import (
-    BadRequest,
-    BadWorkflowFile,
-    QueueAway,
-    UnknownWorkflow,
-)
+from gateway_ext.errors import BadRequest, QueueAway
 from gateway_ext.jobs.shared import SharedTexts, TextKey
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.openfaas import valid_names
 from gateway_ext.providers.disk import put_file
+from gateway_ext.workflows.errors import BadWorkflowFile, UnknownWorkflow
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway_ext.errors import BadWorkflowFile
 from gateway_ext.jobs.values import AsyncCall, CallResult, JobKind, JobLane, JobNumber
 from gateway_ext.model import FunctionId
 from gateway_ext.shared_jobs import bodies, records, texts
@@ -14,6 +13,7 @@ from gateway_ext.shared_jobs.records import JobRecord, RecordState, StoredParts
 from gateway_ext.shared_jobs.session import GatewayPresence, beat
 from gateway_ext.workflows import stage_inputs
 from gateway_ext.workflows.conditions import BadCondition, Condition, Unmeetable, condition
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput
 from hunt.parsers.parser_target import InputForm, Target
