@@ -133,7 +133,7 @@ class GatewayApp:
             took_s = perf_counter() - began_s
             self.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
-    async def _page(self, page: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _page(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a page, with the same credentials.
 
         /ui only leads to /ui/: if it asked for credentials, browsers would send them with every
@@ -141,7 +141,7 @@ class GatewayApp:
         """
         is_folder = "/" not in scope["path"][1:]
         if is_folder or (await self._may(scope, send) and await _is_ours(scope, send)):
-            await page(scope, receive, send)
+            await app(scope, receive, send)
 
     async def _may(self, scope: Scope, send: Send) -> bool:
         """Whether the credentials are right; if not, answers 401."""
