@@ -43,7 +43,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gpu_manager/kernel_locks.py": "the kernel wrote it",
     "gpu_manager/worker/channel_server.py": _PASSES,
     "gpu_manager/devices/image_file.py": "its manager wrote it: eight bytes",
-    "gateway_ext/jobs/jetstream/requests.py": "NATS wrote it, by its client",
+    "gateway_ext/shared_jobs/requests.py": "NATS wrote it, by its client",
     "gateway_ext/jobs/sqlite/queue.py": _OURS,
     "gateway_ext/providers/process/environment_program.py": _OURS,
     "gateway_ext/providers/process/launcher_program.py": _OURS,
