@@ -30,8 +30,7 @@ from gpu_manager.runtimes.runtime import (
 from gpu_manager.transfers.path import Moved
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker import orders
-from gpu_manager.worker.merging.records import Singly
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms, Singly
 from torch_shim.errors import ConnectionLost, WireError
 
 log = logging.getLogger(__name__)

@@ -28,9 +28,8 @@ from gpu_manager.worker.merging.records import (
     MergeRecords,
     MergeSums,
     Plan,
-    Singly,
 )
-from gpu_manager.worker.orders import LoadImage
+from gpu_manager.worker.orders import LoadImage, Singly
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun

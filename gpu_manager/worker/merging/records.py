@@ -8,10 +8,9 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
-from gpu_manager.worker.orders import CallsMerged
+from gpu_manager.worker.orders import CallsMerged, Singly
 
 # Groups are of one of these sizes: libraries prepare kernels for each, and each is measured.
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -26,30 +25,6 @@ _MOST_RECORDS = 1024
 _REPORT_S = 0.5  # between two reports
 _MOST_NEVER = 512  # programs and reasons why they are never merged, in one report
 MOST_FORBIDDEN = 1024  # programs of a model; beyond them none is merged any more
-
-
-class Singly(StrEnum):
-    """Why a call ran singly although others like it might have waited."""
-
-    OFF = "off"
-    RANDOM = "random"
-    PARTS = "control_flow"
-    NESTED = "own_vmap"
-    EXACT = "deterministic"
-    REPEATED = "repeated"
-    NOTHING_SENT = "nothing_sent"
-    UNKNOWN = "not_seen_before"
-    WRITES = "writes"
-    ALIASES = "shared_outputs"
-    VALUES = "depends_on_values"
-    NO_RULE = "no_batching_rule"
-    DIFFERS = "differs"
-    SHAPES = "other_shapes"
-    SLOWER = "slower"
-    MEMORY = "memory"
-    FAILED = "failed_merged"
-    LEFT_OVER = "left_over"
-    TOO_MANY = "too_many_programs"
 
 
 class CannotMerge(Exception):

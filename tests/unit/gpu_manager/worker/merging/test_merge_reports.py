@@ -1,7 +1,11 @@
 """What a worker reports of calls that waited together: what was added, once."""
 
 from gpu_manager.worker import orders
-from gpu_manager.worker.merging.records import MergeCounts, MergeSums, Singly
+from gpu_manager.worker.merging.records import (
+    MergeCounts,
+    MergeSums,
+)
+from gpu_manager.worker.orders import Singly
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import FrameKind, pack_frame, read_header
 

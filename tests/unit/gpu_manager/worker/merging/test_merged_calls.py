@@ -13,7 +13,7 @@ import torch
 from gpu_manager.worker.merging import group_runs
 from gpu_manager.worker.merging.merged_calls import MergedCalls, Merging
 from gpu_manager.worker.merging.merged_run import run_merged
-from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.orders import Singly
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from gpu_manager.worker.merging.merged_calls import MergedCalls, Merging
-from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.channel_state import KeptStorages
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays
