@@ -13,6 +13,8 @@ from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Done
 from torch_shim.wire.protocol import FrameKind
 
+# Carries out an order, and has its descriptors.
+CarryOut = Callable[[Any, Frame], object]
 # Answers a frame of a session that keeps these storages.
 AnswerFrame = Callable[[str, KeptStorages, Frame], Done]
 
@@ -41,7 +43,8 @@ class ModelSpace(NamedTuple):
 class ModelFeature:
     """A feature's part of one model. Here no hook does anything."""
 
-    frames: Mapping[FrameKind, AnswerFrame] = {}  # what it answers on the model's channels
+    orders: Mapping[type[WorkerOrder], CarryOut] = {}  # those about the model that it carries out
+    frames: Mapping[FrameKind, AnswerFrame] = {}  # those that it answers on the model's channels
 
     def stand_in(self) -> RunCall | None:
         """Return what runs the model's calls instead of the executor, if the feature does that."""
@@ -63,12 +66,12 @@ class ModelFeature:
 class WorkerFeature:
     """A feature's part of the process."""
 
-    # What carries an order out gets the feature's part of the order's model; None if that has left.
-    orders: Mapping[type[WorkerOrder], Callable[[Any, Any, Frame], None]] = {}
-
     def __init__(self, worker: WorkerSpace) -> None:
         self.worker = worker
 
     def begin(self, model: ModelSpace) -> ModelFeature:
         """Make the part of a model that is about to be loaded."""
         raise NotImplementedError
+
+    def answer_for_left(self, order: WorkerOrder) -> None:
+        """Handle an order about a model that leaves, or has left."""

@@ -15,7 +15,7 @@ from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.executor import Executor
-from gpu_manager.worker.features import AnswerFrame, ModelSpace, WorkerFeature
+from gpu_manager.worker.features import AnswerFrame, CarryOut, ModelSpace, WorkerFeature
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.channel_state import MOST_CHANNELS
 from torch_shim.wire.frame_socket import Frame
@@ -51,10 +51,12 @@ class HostedModel:
         self._tell = tell
         self._ran = CallSums(number, self.executor.single.usage, tell)
         space = ModelSpace(number, self.executor, self._note)
-        self.parts = {feature: feature.begin(space) for feature in features}
+        self.parts = [feature.begin(space) for feature in features]
+        self.orders: dict[type[orders.WorkerOrder], CarryOut] = {}  # of features
         frames: dict[FrameKind, AnswerFrame] = {}
-        for part in self.parts.values():
+        for part in self.parts:
             self.executor.extend(part.park, part.stand_in())
+            self.orders |= part.orders
             frames |= part.frames
         self._observers = CallObservers(self._after_call, self._note, lost, frames)
         self._channels: dict[ChannelServer, threading.Thread] = {}
@@ -108,7 +110,7 @@ class HostedModel:
         deadline_s = time.monotonic() + _LEAVING_S
         for thread in self._channels.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        for part in self.parts.values():
+        for part in self.parts:
             part.report(at_once=True)
         return not any(thread.is_alive() for thread in self._channels.values())
 
@@ -124,7 +126,7 @@ class HostedModel:
         images = list(self.executor.images.values())
         self.executor.images.clear()
         self.executor.memory.graphs.clear()
-        for part in self.parts.values():
+        for part in self.parts:
             part.let_go()
         self._programs.clear()
         collect()
@@ -143,7 +145,7 @@ class HostedModel:
         self._report()
 
     def _report(self, *, at_once: bool = False) -> None:
-        for part in self.parts.values():
+        for part in self.parts:
             part.report()
         self.device.link.report(self._moved, at_once=at_once)
 

@@ -101,9 +101,6 @@ class _WorkerLife:
             orders.HurryLoad: lambda model, _: model.urgency.hurry(),
         }
         handlers |= {kind: partial(self._tell_model, tell) for kind, tell in of_models.items()}
-        for feature in self._features:
-            for kind, carry_out in feature.orders.items():
-                handlers[kind] = partial(self._tell_feature, feature, carry_out)
         while True:
             try:
                 frame = self._wire.receive()
@@ -112,7 +109,7 @@ class _WorkerLife:
                 break
             if isinstance(order, orders.StopWorker):
                 break
-            handlers[type(order)](order, frame)
+            handlers.get(type(order), self._tell_features)(order, frame)
         for model in self._models.values():
             model.leave()
 
@@ -124,15 +121,14 @@ class _WorkerLife:
         if model is not None:
             tell(model, order)
 
-    def _tell_feature(
-        self,
-        feature: WorkerFeature,
-        carry_out: Callable[[Any, Any, Frame], None],
-        order: Any,
-        frame: Frame,
-    ) -> None:
+    def _tell_features(self, order: Any, frame: Frame) -> None:
         model = self._models.get(order.model)
-        carry_out(None if model is None else model.parts[feature], order, frame)
+        if model is not None:
+            model.orders[type(order)](order, frame)
+            return
+        frame.close_descriptors()
+        for feature in self._features:
+            feature.answer_for_left(order)
 
     def _assign(self, order: orders.Assign, frame: Frame) -> None:
         gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
@@ -360,7 +356,7 @@ class WorkerSetup:
             model.note_settled()
         executor.single.share = order.gpu_share
         executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
-        for part in model.parts.values():
+        for part in model.parts:
             part.loaded(order)
         executor.memory.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from gpu_manager.call_errors import CallRefused, CannotBorrow, OutOfMemory
 from gpu_manager.devices.lent_memory import LentStorage, map_room, read_file
@@ -16,7 +17,6 @@ from gpu_manager.worker.data.published import (
 from gpu_manager.worker.features import (
     ModelFeature,
     ModelSpace,
-    TellManager,
     WorkerFeature,
     WorkerSpace,
 )
@@ -30,9 +30,11 @@ from gpu_manager.worker.orders import (
     LendData,
     RecallGrant,
     WithdrawData,
+    WorkerOrder,
 )
 from gpu_manager.worker.program.channel_state import InputStorage, KeptStorages
 from gpu_manager.worker.program.tensor_specs import bytes_of
+from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import MOST_ABOUT_BYTES, Done, Publish, Take
 from torch_shim.wire.protocol import FailureKind, FrameKind
@@ -44,59 +46,33 @@ _MOST_TEXT = 500  # characters of a note
 
 
 class PassedData(WorkerFeature):
-    """The orders about data; what is published is the process's."""
+    """Functions' data is published with the process: all of its models may use it."""
 
     def __init__(self, worker: WorkerSpace) -> None:
         super().__init__(worker)
         self.published = PublishedData()
-        self.orders = {
-            HandOver: self._hand_over,
-            LendData: self._lend,
-            DataBorrowed: self._borrowed,
-            # Also of a model that is leaving, which waits for it.
-            DataGivenBack: lambda _, order, __: self.published.given_back(order.handle),
-            WithdrawData: lambda _, order, __: self.published.withdraw(order.handle),
-            GrantData: self._grant,
-            RecallGrant: self._recall,
-        }
 
     def begin(self, model: ModelSpace) -> "DataInWorker":
-        return DataInWorker(model, self.published, self.worker.tell)
+        return DataInWorker(model, self.published, self.worker)
 
-    def _hand_over(self, data: "DataInWorker | None", order: HandOver, frame: Frame) -> None:
-        if data is not None and len(frame.descriptors) == 1:
-            (descriptor,) = frame.descriptors
-            self.worker.background(lambda: data.carry_out(order, descriptor))
-            return
-        frame.close_descriptors()
-        self.worker.tell(HandedOver(order.model, order.handle, False))
-
-    def _lend(self, data: "DataInWorker | None", order: LendData, _: Frame) -> None:
-        if data is None:
-            self.worker.tell(DataLent(order.model, order.handle, False, 0, 0, b""))
-        else:
-            self.worker.background(lambda: data.answer_loan(order))
-
-    def _borrowed(self, data: "DataInWorker | None", order: DataBorrowed, frame: Frame) -> None:
-        if data is None:
-            frame.close_descriptors()  # and the manager knows that the model has left
-        else:
-            data.borrowing.answer(order, frame.descriptors)
-
-    def _grant(self, data: "DataInWorker | None", order: GrantData, _: Frame) -> None:
-        if data is not None:
-            data.puts.grant(order)
-
-    def _recall(self, data: "DataInWorker | None", _: RecallGrant, __: Frame) -> None:
-        if data is not None:
-            self.worker.background(data.puts.recall)
+    def answer_for_left(self, order: WorkerOrder) -> None:
+        match order:
+            case HandOver():
+                self.worker.tell(HandedOver(order.model, order.handle, False))
+            case LendData():
+                self.worker.tell(DataLent(order.model, order.handle, False, 0, 0, b""))
+            case DataGivenBack():  # a model that is leaving waits for it
+                self.published.given_back(order.handle)
+            case _:
+                pass  # the manager knows that the model has left
 
 
 class DataInWorker(ModelFeature):
     """The data of one model's sessions. The gate is held while no call of the model runs."""
 
-    def __init__(self, model: ModelSpace, published: PublishedData, tell: TellManager) -> None:
+    def __init__(self, model: ModelSpace, published: PublishedData, worker: WorkerSpace) -> None:
         """`published` is what was put with any model of the process."""
+        tell, background = worker
         self._model = model.number
         self._device = model.executor.device
         self._gate = model.executor.gate
@@ -105,6 +81,15 @@ class DataInWorker(ModelFeature):
         self.published = published
         self.borrowing = Borrowing(model.number, tell)
         self.puts = GrantedPuts(model.number, tell)
+        self.orders = {
+            HandOver: lambda order, frame: background(partial(self._hand_over, order, frame)),
+            LendData: lambda order, _: background(partial(self._lend, order)),
+            DataBorrowed: lambda order, frame: self.borrowing.answer(order, frame.descriptors),
+            DataGivenBack: lambda order, _: published.given_back(order.handle),
+            WithdrawData: lambda order, _: published.withdraw(order.handle),
+            GrantData: lambda order, _: self.puts.grant(order),
+            RecallGrant: lambda *_: background(self.puts.recall),
+        }
         self.frames = {FrameKind.PUBLISH: self._publish, FrameKind.TAKE: self._take}
 
     def publish(
@@ -223,20 +208,21 @@ class DataInWorker(ModelFeature):
 
     # -- orders, on threads of their own --------------------------------------------------------
 
-    def carry_out(self, order: HandOver, descriptor: int) -> None:
+    def _hand_over(self, order: HandOver, frame: Frame) -> None:
         """Copy data to memory of the manager's, and say whether it is there."""
         done = False
         try:
+            descriptor = one_descriptor(frame)
             self._device.adopt_thread()
             # The memory is mapped no more when this is over: the manager may seal it.
             done = self.hand_over(order.handle, map_room(descriptor, order.size_bytes))
-        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+        except (BadFrame, OSError, ValueError, MemoryError, RuntimeError) as error:
             self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:_MOST_TEXT])
         finally:
-            os.close(descriptor)
+            frame.close_descriptors()
         self._tell(HandedOver(self._model, order.handle, done))
 
-    def answer_loan(self, order: LendData) -> None:
+    def _lend(self, order: LendData) -> None:
         """Let another process open data, and say how, or that it cannot."""
         lent: LentStorage | None = None
         try:
