@@ -1,8 +1,11 @@
 """What a worker reports of calls that waited together: what was added, once."""
 
 from gpu_manager.worker import orders
-from gpu_manager.worker.call_reports import MergeSums
-from gpu_manager.worker.merging.records import MergeCounts, Singly
+from gpu_manager.worker.merging.records import (
+    MergeCounts,
+    MergeSums,
+)
+from gpu_manager.worker.orders import Singly
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import FrameKind, pack_frame, read_header
 
@@ -20,16 +23,16 @@ def test_only_what_was_added_is_reported() -> None:
     told: list[orders.WorkerOrder] = []
     counts = MergeCounts()
     sums = MergeSums(3, counts, told.append)
-    sums.flush()
+    sums.report(at_once=True)
     assert told == []
     counts.groups, counts.calls, counts.compared = 1, 8, 4
     counts.singly[Singly.SLOWER] += 2
     counts.forbidden["d"] = Singly.DIFFERS
-    sums.flush()
-    sums.flush()
+    sums.report(at_once=True)
+    sums.report(at_once=True)
     counts.singly[Singly.SLOWER] += 1
     counts.singly[Singly.LEFT_OVER] += 1
-    sums.flush()
+    sums.report(at_once=True)
     assert told == [
         orders.CallsMerged(3, 1, 8, 4, ["slower"], [2], ["d", "differs"]),
         orders.CallsMerged(3, 0, 0, 0, ["slower", "left_over"], [1, 1], []),
@@ -41,7 +44,7 @@ def test_each_report_has_room_when_many_programs_are_never_merged() -> None:
     counts = MergeCounts()
     counts.groups = 1
     counts.forbidden = {f"{number:064x}": Singly.WRITES for number in range(1024)}
-    MergeSums(3, counts, told.append).flush()
+    MergeSums(3, counts, told.append).report(at_once=True)
     arrived = [travelled(report) for report in told]
     assert [report.groups for report in arrived] == [1, 0, 0, 0]
     never = [part for report in arrived for part in report.never[::2]]
@@ -54,7 +57,7 @@ def test_reports_are_no_more_frequent_than_they_need_be() -> None:
     sums = MergeSums(3, counts, told.append)
     for _ in range(1000):
         counts.groups += 1
-        sums.note()
-    sums.flush()
+        sums.report()
+    sums.report(at_once=True)
     assert sum(each.groups for each in told if isinstance(each, orders.CallsMerged)) == 1000
     assert len(told) < 100

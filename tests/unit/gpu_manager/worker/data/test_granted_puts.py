@@ -8,10 +8,10 @@ import torch
 from msgspec import structs
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.worker.data import GrantedPuts
-from gpu_manager.worker.orders import DataOrder, DataPut, GrantData, GrantLeft
+from gpu_manager.worker.data.feature import DataInWorker, PassedData
+from gpu_manager.worker.orders import DataPut, GrantData, GrantLeft
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
-from tests.unit.gpu_manager.worker.calls.put_data import (
+from tests.unit.gpu_manager.worker.data.put_data import (
     DOUBLE,
     KEY,
     SIZE,
@@ -29,15 +29,19 @@ class PuttingWorker:
     """A worker with a result of a session, and what it says to its manager."""
 
     def __init__(self) -> None:
-        self.worker = LocalWorker()
-        self.said: list[DataOrder] = []
-        self.puts = GrantedPuts(3, self.worker.executor.data, self.said.append)
+        self.worker = LocalWorker(features=[PassedData])
+        self.data = self.worker.part(DataInWorker)
+        self.puts, self.said = self.data.puts, self.worker.told
         self.caller: Caller = self.worker.connect(arena_bytes=1 << 20)
         self.caller.call(DOUBLE, torch.full((SIZE,), 3.0), options=STAYS)
 
     def put(self, about: bytes = b"about", lifetime_s: float | None = None) -> str:
         kept = self.worker.executor.sessions._sessions["s"]  # noqa: SLF001 - the session's
-        return self.puts.put("team/f/s", kept, KEY, 0, about, lifetime_s)
+
+        def publish(handle: str, most_bytes: int) -> int:
+            return self.data.publish(kept, KEY, 0, handle, about, most_bytes)
+
+        return self.puts.put("team/f/s", about, lifetime_s, publish)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_manager.worker.data.feature import DataInWorker, PassedData
 from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import (
     CallFailed,
@@ -14,7 +15,7 @@ from tests.kit.worlds.caller import (
     program,
     step,
 )
-from tests.unit.gpu_manager.worker.calls.put_data import (
+from tests.unit.gpu_manager.worker.data.put_data import (
     DOUBLE,
     GROW,
     HANDLE,
@@ -33,7 +34,7 @@ F = "t:torch.nn.functional."
 
 
 def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put() -> None:
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(Admission(8, "b"))
         published(one)
@@ -55,7 +56,7 @@ def test_others_see_no_write_when_a_program_writes_to_what_it_took(
     writes: ProgramStep, after: float
 ) -> None:
     what = program(writes, step("m:sum", Ref(0)), output=[Ref(2)])
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         worker.leases.admit(Admission(8, "b"))
         published(one)
@@ -66,7 +67,7 @@ def test_others_see_no_write_when_a_program_writes_to_what_it_took(
 
 
 def test_readers_see_no_write_when_who_put_writes_to_its_own() -> None:
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         published(one)
         assert total(one, GROW, KEY) == 7.0 * SIZE
@@ -76,14 +77,14 @@ def test_readers_see_no_write_when_who_put_writes_to_its_own() -> None:
 
 
 def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -> None:
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other:
         with worker.connect("a", 1 << 20) as one:
             published(one)
         worker.leases.admit(Admission(8, "b"))
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
-        worker.executor.data.published.withdraw(HANDLE)
+        worker.part(DataInWorker).published.withdraw(HANDLE)
         with pytest.raises(CallFailed) as refused:
             other.ask(FrameKind.TAKE, [TAKEN + 1, HANDLE])
         assert refused.value.failure == FailureKind.NO_DATA
@@ -102,7 +103,7 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
     ],
 )
 def test_take_is_refused_when(meta: list[Any]) -> None:
-    with LocalWorker().connect(arena_bytes=1 << 20) as caller:
+    with LocalWorker(features=[PassedData]).connect(arena_bytes=1 << 20) as caller:
         published(caller)
         with pytest.raises(CallFailed):
             caller.ask(FrameKind.TAKE, meta)
@@ -121,14 +122,14 @@ def test_take_is_refused_when(meta: list[Any]) -> None:
     ],
 )
 def test_publish_is_refused_when(meta: list[Any]) -> None:
-    with LocalWorker().connect(arena_bytes=1 << 20) as caller:
+    with LocalWorker(features=[PassedData]).connect(arena_bytes=1 << 20) as caller:
         caller.call(DOUBLE, torch.ones(SIZE), options=STAYS)
         with pytest.raises(CallFailed):
             caller.ask(FrameKind.PUBLISH, meta)
 
 
 def test_publish_is_refused_when_the_handle_has_data_already() -> None:
-    with LocalWorker().connect(arena_bytes=1 << 20) as caller:
+    with LocalWorker(features=[PassedData]).connect(arena_bytes=1 << 20) as caller:
         published(caller)
         with pytest.raises(CallFailed) as refused:
             caller.ask(FrameKind.PUBLISH, [KEY, 0, b"about", HANDLE])
@@ -136,26 +137,26 @@ def test_publish_is_refused_when_the_handle_has_data_already() -> None:
 
 
 def test_data_is_parked_with_the_rest_when_memory_is_short_and_then_read_the_same() -> None:
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("a", 1 << 20) as one:
         published(one)
         worker.executor.memory.park()
         one.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(one) == 6.0 * SIZE
         room = memoryview(bytearray(4 * SIZE))
-        assert worker.executor.data.hand_over(HANDLE, room)
+        assert worker.part(DataInWorker).hand_over(HANDLE, room)
         assert set(room.cast("f")) == {6.0}
 
 
 def test_data_is_handed_over_only_when_it_is_here_and_of_that_size() -> None:
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect("a", 1 << 20) as one:
         published(one)
         room = memoryview(bytearray(4 * SIZE))
-        assert worker.executor.data.hand_over(HANDLE, room)
+        assert worker.part(DataInWorker).hand_over(HANDLE, room)
         assert set(room.cast("f")) == {6.0}
-        assert not worker.executor.data.hand_over("node." + "x" * 32, room)
-        assert not worker.executor.data.hand_over(HANDLE, room[: 2 * SIZE])
+        assert not worker.part(DataInWorker).hand_over("node." + "x" * 32, room)
+        assert not worker.part(DataInWorker).hand_over(HANDLE, room[: 2 * SIZE])
 
 
 def file_of(content: torch.Tensor, before: int = 0, *, sealed: bool = True) -> int:
@@ -169,7 +170,7 @@ def file_of(content: torch.Tensor, before: int = 0, *, sealed: bool = True) -> i
 @pytest.mark.parametrize("state", ["sealed", "open"])
 def test_session_computes_with_a_file_of_the_manager(state: str) -> None:
     sealed = state == "sealed"
-    worker = LocalWorker()
+    worker = LocalWorker(features=[PassedData])
     with worker.connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0), before=640, sealed=sealed)
         reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
@@ -183,7 +184,7 @@ def test_session_computes_with_a_file_of_the_manager(state: str) -> None:
 
 
 def test_program_that_writes_has_a_copy_of_a_file_of_the_manager() -> None:
-    with LocalWorker().connect(arena_bytes=1 << 20) as caller:
+    with LocalWorker(features=[PassedData]).connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0))
         caller.ask(FrameKind.TAKE, [TAKEN, "", 0, 4 * SIZE], descriptors=[descriptor])
         assert total(caller, GROW) == 6.0 * SIZE
@@ -195,7 +196,7 @@ def test_program_that_writes_has_a_copy_of_a_file_of_the_manager() -> None:
     ("start", "size"), [(0, 4 * SIZE + 1), (1, 4 * SIZE), (-1, 4), (0, 0), (1 << 62, 1 << 20)]
 )
 def test_file_is_refused_when_it_does_not_hold_what_it_is_said_to(start: int, size: int) -> None:
-    with LocalWorker().connect(arena_bytes=1 << 20) as caller:
+    with LocalWorker(features=[PassedData]).connect(arena_bytes=1 << 20) as caller:
         descriptor = file_of(torch.full((SIZE,), 5.0))
         with pytest.raises(CallFailed) as refused:
             caller.ask(FrameKind.TAKE, [TAKEN, "", start, size], descriptors=[descriptor])

@@ -10,10 +10,11 @@ import torch
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import LentStorage
 from gpu_manager.emulated.process_memory import ProcessMemory
-from gpu_manager.worker.data import BorrowedData, Use
+from gpu_manager.worker.data.feature import DataInWorker, PassedData
+from gpu_manager.worker.data.passing import BorrowedData, Use
 from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
-from tests.unit.gpu_manager.worker.calls.put_data import (
+from tests.unit.gpu_manager.worker.data.put_data import (
     DOUBLE,
     GROW,
     HANDLE,
@@ -33,7 +34,10 @@ class Pair:
     """A worker that has data, and another one, each with a function."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.lender, self.borrower = LocalWorker(), LocalWorker()
+        self.lender, self.borrower = (
+            LocalWorker(features=[PassedData]),
+            LocalWorker(features=[PassedData]),
+        )
         self.maker = stack.enter_context(self.lender.connect("a", 1 << 20))
         self.user = stack.enter_context(self.borrower.connect("b", 1 << 20))
         self.borrower.leases.admit(Admission(8, "b"))
@@ -41,7 +45,7 @@ class Pair:
         self.given_back: list[str] = []
 
     def lend(self) -> LentStorage:
-        lent = self.lender.executor.data.lend(HANDLE)
+        lent = self.lender.part(DataInWorker).lend(HANDLE)
         assert lent is not None
         return lent
 
@@ -52,7 +56,7 @@ class Pair:
         use = Use(HANDLE, self.given_back.append)
         kept = self.borrower.executor.sessions._sessions["b"]  # noqa: SLF001 - the session's
         borrowed = BorrowedData(lent, b"about", same_gpu, use)
-        return self.borrower.executor.data.take_borrowed(kept, borrowed, key)
+        return self.borrower.part(DataInWorker).take_borrowed(kept, borrowed, key)
 
     def total(self, key: int = TAKEN) -> float:
         return total(self.user, key=key, lease=8)
@@ -78,7 +82,7 @@ def test_lender_and_its_function_compute_with_the_same_pages_from_then_on(pair: 
     lent = pair.lend()
     os.close(lent.descriptor)
     held = storage_of(pair.lender, "a", KEY)
-    found = pair.lender.executor._together.published.find(HANDLE)  # noqa: SLF001 - to look at addresses
+    found = pair.lender.part(DataInWorker).published.find(HANDLE)
     assert found is not None
     assert held.storage.data_ptr() == found.storage.data_ptr()
     assert total(pair.maker, key=KEY) == 6.0 * SIZE
@@ -101,8 +105,8 @@ def test_lent_memory_is_used_again_when_nobody_reads_it_any_more(pair: Pair) -> 
     with pytest.raises(PermissionError):
         os.ftruncate(lent.descriptor, 0)
     os.close(lent.descriptor)
-    pair.lender.executor.data.published.given_back(HANDLE)
-    pair.lender.executor.data.published.withdraw(HANDLE)
+    pair.lender.part(DataInWorker).published.given_back(HANDLE)
+    pair.lender.part(DataInWorker).published.withdraw(HANDLE)
     assert again(pair, 4.0) != file  # the function that put it has it still
     pair.maker.ask(FrameKind.DROP, [KEY])
     assert again(pair, 5.0) == file
@@ -114,7 +118,7 @@ def again(pair: Pair, value: float) -> int:
     stays = [None, None, [], None, "", None, [key, 1, {}, []]]
     pair.maker.call(DOUBLE, torch.full((SIZE,), value), options=stays)
     pair.maker.ask(FrameKind.PUBLISH, [key, 0, b"", handle])
-    lent = pair.lender.executor.data.lend(handle)
+    lent = pair.lender.part(DataInWorker).lend(handle)
     assert lent is not None
     assert os.pread(lent.descriptor, 4, 0) == torch.tensor([2 * value]).numpy().tobytes()
     file = os.fstat(lent.descriptor).st_ino
@@ -135,8 +139,8 @@ def test_withdrawn_data_stays_with_its_lender_until_it_is_given_back(
 ) -> None:
     # What else this process has is less when threads of other tests end.
     monkeypatch.setattr(ProcessMemory, "used_bytes", lambda _: 0)
-    data, device = pair.lender.executor.data, pair.lender.executor.device
-    published_data = pair.lender.executor._together.published  # noqa: SLF001 - to look at sums
+    data, device = pair.lender.part(DataInWorker), pair.lender.executor.device
+    published_data = pair.lender.part(DataInWorker).published
     before = device.used_bytes()
     lent = pair.lend()
     assert device.used_bytes() - before == BYTES
@@ -153,7 +157,7 @@ def test_withdrawn_data_stays_with_its_lender_until_it_is_given_back(
 
 
 def test_lent_data_is_not_parked_and_parked_data_is_not_lent(pair: Pair) -> None:
-    data = pair.lender.executor.data
+    data = pair.lender.part(DataInWorker)
     lent = pair.lend()
     pair.lender.executor.memory.park()  # as a shortage does
     again = pair.lend()  # it is on the device still
@@ -169,8 +173,8 @@ def test_model_that_leaves_lends_nothing_any_more(pair: Pair) -> None:
     lent = pair.lend()
     pair.borrow(lent)
     os.close(lent.descriptor)
-    pair.lender.executor.data.clear()
-    assert pair.lender.executor.data.lend(HANDLE) is None
+    pair.lender.part(DataInWorker).let_go()
+    assert pair.lender.part(DataInWorker).lend(HANDLE) is None
     assert pair.total() == 6.0 * SIZE  # who maps it keeps the pages
 
 
@@ -179,7 +183,7 @@ def test_borrowed_pages_get_no_other_data_when_their_model_has_left(pair: Pair) 
     file = os.fstat(lent.descriptor).st_ino
     pair.borrow(lent)
     os.close(lent.descriptor)
-    pair.lender.executor.data.clear()
+    pair.lender.part(DataInWorker).let_go()
     pair.maker.ask(FrameKind.DROP, [KEY])
     assert again(pair, 4.0) != file
     assert again(pair, 5.0) != file
