@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from http.client import HTTPResponse
 from typing import Any
 
@@ -97,8 +98,12 @@ class EventReader:
 
     def _read_stream(self) -> None:
         headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
-        with self._gateway.stream("/ui/events", _LONGEST_SILENCE_S, **headers) as response:
-            for kind, data in events(response, self._set_last_id):
+        with self._gateway.call(
+            "GET", "/ui/events", headers=headers, longest_silence_s=_LONGEST_SILENCE_S
+        ) as response:
+            if response.status != HTTPStatus.OK:
+                self._gateway.refuse(response.status, response.read())
+            for kind, data, event_id in events(response):
                 if self._stopped.is_set():
                     return
                 content = json.loads(data)
@@ -108,9 +113,7 @@ class EventReader:
                     self._set(content, "")
                 elif self._state is not None:
                     self._set(changed(self._state, content), "")
-
-    def _set_last_id(self, event_id: str) -> None:
-        self._last_id = event_id
+                self._last_id = event_id  # only now: what failed is requested again
 
     def _set(self, state: State | None, trouble: str) -> None:
         with self._lock:
@@ -119,10 +122,8 @@ class EventReader:
         self._notify()
 
 
-def events(
-    response: HTTPResponse, on_handled: Callable[[str], None]
-) -> Iterator[tuple[str, bytes]]:
-    """Server-sent events: kind and data; `on_handled` gets the id of each after its use."""
+def events(response: HTTPResponse) -> Iterator[tuple[str, bytes, str]]:
+    """Server-sent events: kind, data and id."""
     kind, data, event_id = "", b"", ""
     while line := response.readline():
         field, _, value = line.rstrip(b"\r\n").partition(b": ")
@@ -133,6 +134,5 @@ def events(
         elif field == b"id":
             event_id = value.decode()
         elif not field and data:
-            yield kind, data
-            on_handled(event_id)
+            yield kind, data, event_id
             kind, data = "", b""

@@ -304,8 +304,7 @@ def _told() -> list[Target]:
 
     def shown(data: bytes) -> list[object]:
         response = cast(HTTPResponse, BytesIO(data))
-        found = events(response, lambda _: None)
-        return [json.loads(content) for _, content in found]
+        return [json.loads(content) for _, content, _ in events(response)]
 
     states = b'event: state\ndata: {"a": 1}\nid: 5\n\nevent: change\ndata: {}\n\n'
     readable = (ValueError, LookupError, TypeError, AttributeError, RecursionError)

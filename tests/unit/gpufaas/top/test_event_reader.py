@@ -21,6 +21,10 @@ def an_event(kind: str, data: bytes, event_id: str) -> bytes:
     return b"event: %b\ndata: %b\nid: %b\n\n" % (kind.encode(), data, event_id.encode())
 
 
+class Answer(BytesIO):
+    status = 200
+
+
 class FakeGateway(GatewayApi):
     """Each stream is the next of these; the stream after the last one stays silent."""
 
@@ -31,14 +35,14 @@ class FakeGateway(GatewayApi):
         self.over = threading.Event()
 
     @contextmanager
-    def stream(self, path: str, longest_silence_s: float, **headers: str) -> Iterator[Any]:
-        assert (path, longest_silence_s) == ("/ui/events", 15.0)
-        self.asked.append(headers)
+    def call(self, method: str, path: str, *_: Any, **options: Any) -> Iterator[Any]:
+        assert (method, path, options["longest_silence_s"]) == ("GET", "/ui/events", 15.0)
+        self.asked.append(options["headers"])
         if self.streams:
-            yield cast("Any", BytesIO(self.streams.pop(0)))
+            yield cast("Any", Answer(self.streams.pop(0)))
         else:
             self.over.wait()
-            yield cast("Any", BytesIO())
+            yield cast("Any", Answer())
 
 
 @pytest.mark.parametrize(
