@@ -39,7 +39,7 @@ class GatewayApi:
             self.refuse(status, body)
         try:
             content = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CommandError(f"{self.url} answers {status}, and no JSON") from error
         if status != http.client.OK:
             message = content.get("message") if isinstance(content, dict) else ""
