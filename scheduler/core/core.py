@@ -42,19 +42,20 @@ class Core:
         self.lifecycle = Lifecycle(self.cluster, settings)
         self.placer = Placer(self.lifecycle, settings, policy, policy_name)
         self.fleet = Fleet(self.lifecycle, self.placer)
+        self._layers: list[Layer] = []
         self._forgetting = Forgetting(self.lifecycle, settings.most_models)
         self._handlers = self._table()
 
     def add(self, layer: _Layer) -> _Layer:
         """Let a feature take part, before anything happens that it should know of."""
-        self.lifecycle.layers.append(layer)
+        self._layers.append(layer)
         self._handlers.update(layer.handlers())
         layer.policy_set(self.placer.policy)
         return layer
 
     def layer(self, kind: type[_Layer]) -> _Layer:
         """The layer of this kind, which must be there."""
-        return next(layer for layer in self.lifecycle.layers if isinstance(layer, kind))
+        return next(layer for layer in self._layers if isinstance(layer, kind))
 
     @property
     def requests(self) -> Mapping[RequestId, Pending]:
@@ -80,24 +81,24 @@ class Core:
                 cluster.disturbed = False
                 self._decide()
             self._forgetting.forget_when_due()
-        for layer in self.lifecycle.layers:
+        for layer in self.lifecycle.hooks["after_event"]:
             layer.after_event()
         return cluster.out
 
     def _is_due(self) -> bool:
-        return any(layer.is_due() for layer in self.lifecycle.layers)
+        return any(layer.is_due() for layer in self.lifecycle.hooks["is_due"])
 
     def _decide(self) -> None:
         """Let the policy decide, and again while layers let it see more requests."""
-        cluster, layers = self.cluster, self.lifecycle.layers
-        for layer in layers:
+        cluster, hooks = self.cluster, self.lifecycle.hooks
+        for layer in hooks["expose"]:
             layer.expose()
         again = True
         while again:
             if cluster.waiting.count or cluster.has_ready():
                 self.placer.decide()
             again = False
-            for layer in layers:
+            for layer in hooks["expose_more"]:
                 again |= layer.expose_more()
 
     # -- events handled by the core itself --------------------------------------------------------
@@ -119,7 +120,7 @@ class Core:
         self.cluster.loadable.stop()
         for slot in self.cluster.slots.values():
             self.lifecycle.recall(slot)
-        for layer in self.lifecycle.layers:
+        for layer in self._layers:
             layer.policy_set(policy)
 
     def _lease_ids_raised(self, event: events.LeaseIdsRaised) -> None:
@@ -177,7 +178,7 @@ class Forgetting:
 
     def __init__(self, lifecycle: Lifecycle, most_models: int) -> None:
         self._cluster = lifecycle.cluster
-        self._layers = lifecycle.layers
+        self._hooks = lifecycle.hooks
         self._most_models = most_models
         self._due_models = most_models + most_models // _SLACK_SHARE
         self._due_bundles = _BUNDLES_PER_MODEL * self._due_models
@@ -206,7 +207,7 @@ class Forgetting:
         for model in list(islice(unneeded, len(profiles) - self._most_models)):
             cluster.profiles.forget(model)
             cluster.index.forget(model)
-            for layer in self._layers:
+            for layer in self._hooks["forgotten"]:
                 layer.forgotten(model)
 
     def _forget_bundles(self) -> None:

@@ -101,7 +101,7 @@ class Fleet:
         """If no GPU was offered, nothing could be placed, and that is not the pace of a GPU."""
         if not self._cluster.active_slots:
             self._cluster.pace.pause()
-            for layer in self._lifecycle.layers:
+            for layer in self._lifecycle.hooks["gpus_return"]:
                 layer.gpus_return()
 
     def reconcile(self, event: events.NodeSnapshot) -> None:
@@ -113,7 +113,7 @@ class Fleet:
         self.resume(events.NodeHeard(event.node))
         stored = dict(event.stored)
         self._cluster.index.replace_tiers(event.node, stored)
-        for layer in self._lifecycle.layers:
+        for layer in self._lifecycle.hooks["store_reported"]:
             layer.store_reported(event.node, stored)
         for snapshot in event.gpus:
             joined = self._cluster.gpus.get(snapshot.gpu.id)
@@ -296,7 +296,7 @@ class Fleet:
                 self._cluster.index.drop_context(gpu.cache, event.model)
         if event.tier is not Tier.GPU:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
-            for layer in self._lifecycle.layers:
+            for layer in self._lifecycle.hooks["stored"]:
                 layer.stored(event.node, event.model, event.tier)
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
@@ -397,7 +397,7 @@ class Fleet:
         self._found(gpu, model)
 
     def _found(self, gpu: Gpu, model: ModelId) -> None:
-        for layer in self._lifecycle.layers:
+        for layer in self._lifecycle.hooks["found"]:
             layer.found(gpu, model)
 
     def _remeasured(self, model: ModelId) -> None:

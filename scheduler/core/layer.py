@@ -8,7 +8,7 @@ from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event
-from scheduler.model.values import LeaseUse, Request, StandingTerms
+from scheduler.model.values import LeaseUse, StandingTerms
 from scheduler.policies.placement_policy import Policy
 
 # What one kind of event does, and whether the policy runs after it.
@@ -16,9 +16,12 @@ Handler = tuple[Callable[[Any], None], bool]
 
 
 class Layer:
-    """One feature, as the core sees it: the core asks it, and tells it what happens."""
+    """One feature, as the core sees it: the core asks it, and tells it what happens.
 
-    # -- events -----------------------------------------------------------------------------------
+    It is made with the core's `Lifecycle`, and switches itself on there.
+    """
+
+    # -- said whether it is on or off -------------------------------------------------------------
 
     def handlers(self) -> dict[type[Event], Handler]:
         """The events that it alone handles."""
@@ -26,6 +29,8 @@ class Layer:
 
     def policy_set(self, policy: Policy) -> None:
         """This policy is in force from now on; also said once at the beginning."""
+
+    # -- events -----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
         """Whether the policy has to run after this event, whatever the event is."""
@@ -36,11 +41,11 @@ class Layer:
 
     # -- which requests come in, and which of them the policy sees --------------------------------
 
-    def check(self, request: Request) -> None:
-        """BadEvent if no request can be like this."""
-
     def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
-        """Why this request may not come in; it may have been `promised` a lease before."""
+        """Why this request may not come in; it may have been `promised` a lease before.
+
+        BadEvent if no request can be like it.
+        """
         return None
 
     def wait_s(self, function: str) -> float | None:
@@ -142,3 +147,7 @@ class Layer:
 
     def forgotten(self, model: ModelId) -> None:
         """Nothing needs this model, and no node has it."""
+
+
+# What a layer hears of, or is asked, while it is on.
+HOOKS = [name for name in vars(Layer) if name[0] != "_" and name not in {"handlers", "policy_set"}]

@@ -6,7 +6,7 @@ from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.handover import Handover
-from scheduler.core.layer import Layer
+from scheduler.core.layer import HOOKS, Layer
 from scheduler.model import events
 from scheduler.model.actions import Dispatch, EndLease, Finish, Refuse, SetTimer
 from scheduler.model.errors import BadEvent
@@ -39,7 +39,8 @@ class Lifecycle:
 
     def __init__(self, cluster: ClusterState, settings: CoreSettings) -> None:
         self.cluster = cluster
-        self.layers: list[Layer] = []
+        # The layers that are on, by each hook that they override.
+        self.hooks: dict[str, list[Layer]] = {name: [] for name in HOOKS}
         self.handover = Handover(settings.first_lease)
         self._max_waiting = settings.max_waiting
         self._early = EarlyReturns()
@@ -47,14 +48,23 @@ class Lifecycle:
         self._fronts = _FRONT
         self._wakes_s = 0.0
 
+    def switch_on(self, layer: Layer) -> None:
+        """From now on this layer is asked and told; one that is off costs nothing."""
+        for name, layers in self.hooks.items():
+            overrides = getattr(type(layer), name) is not getattr(Layer, name)
+            if overrides and layer not in layers:
+                self.hooks[name] = [*layers, layer]
+
+    def switch_off(self, layer: Layer) -> None:
+        for name, layers in self.hooks.items():
+            self.hooks[name] = [other for other in layers if other is not layer]
+
     # -- requests -------------------------------------------------------------------------------
 
     def request_arrived(self, event: events.RequestArrived) -> None:
         cluster, request = self.cluster, event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
-        for layer in self.layers:
-            layer.check(request)
         accepted = cluster.requests.get(request.id)
         if accepted is not None:
             self._repeat(accepted)
@@ -93,7 +103,7 @@ class Lifecycle:
             cluster.latest_seq = max(pending.seq, cluster.latest_seq)
         cluster.requests[request.id] = pending
         pending.number = cluster.accept(pending.models)
-        for layer in self.layers:
+        for layer in self.hooks["accepted"]:
             layer.accepted(pending)
         lease = self._promised(pending)
         if lease is None:
@@ -122,7 +132,7 @@ class Lifecycle:
 
     def _refusal(self, pending: Pending) -> Finish | None:
         promised = self._in_force(self.handover.promised(pending.id), pending) is not None
-        for layer in self.layers:
+        for layer in self.hooks["refusal"]:
             refusal = layer.refusal(pending, promised=promised)
             if refusal is not None:
                 return refusal
@@ -153,7 +163,7 @@ class Lifecycle:
         # A slot may be idle, and its GPU's copy engine not.
         if cluster.idle_slots and not (cluster.contending and cluster.loadable.running):
             return 0.0
-        for layer in self.layers:
+        for layer in self.hooks["wait_s"]:
             wait_s = layer.wait_s(function)
             if wait_s is not None:
                 return wait_s
@@ -197,7 +207,7 @@ class Lifecycle:
         """End a request that is in no queue, and has no lease."""
         self.cluster.requests.pop(pending.id, None)
         self._early.ended(pending)
-        for layer in self.layers:
+        for layer in self.hooks["finished"]:
             layer.finished(pending)
         self.cluster.out.append(Finish(pending.id, outcome, reason, ended_s))
 
@@ -206,7 +216,7 @@ class Lifecycle:
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place, unless a layer holds it back."""
         self.cluster.queued += 1
-        for layer in self.layers:
+        for layer in self.hooks["holds_back"]:
             if layer.holds_back(pending):
                 return
         self.enter_queue(pending)
@@ -214,12 +224,12 @@ class Lifecycle:
     def enter_queue(self, pending: Pending) -> None:
         pending.standing = Standing.WAITING
         pending.at = pending.lease = None
-        for layer in self.layers:
+        for layer in self.hooks["waits"]:
             layer.waits(pending)
         self.cluster.wait(pending)
 
     def leave_queue(self, pending: Pending) -> None:
-        for layer in self.layers:
+        for layer in self.hooks["waits_no_more"]:
             layer.waits_no_more(pending)
         self.cluster.waits_no_more(pending)
 
@@ -233,7 +243,7 @@ class Lifecycle:
             self._take_from_slot(pending)
         else:
             assert pending.standing is Standing.HELD, f"{pending.id} waits in no queue"
-            for layer in self.layers:
+            for layer in self.hooks["let_go"]:
                 layer.let_go(pending)
         if not cluster.contending:
             cluster.pace.pause()
@@ -258,7 +268,7 @@ class Lifecycle:
 
     def needs(self, slot: Slot, pending: Pending | None = None) -> None:
         """A slot takes no further request, or this one waits for it."""
-        for layer in self.layers:
+        for layer in self.hooks["needed"]:
             layer.needed(slot, pending)
 
     def placed(self, function: str, count: int) -> None:
@@ -266,7 +276,7 @@ class Lifecycle:
         cluster = self.cluster
         if cluster.contending:
             cluster.pace.placed(count, cluster.now)
-        for layer in self.layers:
+        for layer in self.hooks["placed"]:
             layer.placed(function, count)
 
     def wake(self, at_s: float) -> None:
@@ -298,7 +308,7 @@ class Lifecycle:
         if slot.at_once and run_s and not lease.beside:
             side_by_side.prolong(cluster, lease.models, slot, now)
         cluster.occupy(lease, load_s)
-        for layer in self.layers:
+        for layer in self.hooks["granted"]:
             layer.granted(lease)
         self._rest_if_own(lease)
 
@@ -344,7 +354,7 @@ class Lifecycle:
         now = lease.there_s = cluster.now
         if joins:
             lease.computes(now)
-        for layer in self.layers:
+        for layer in self.hooks["loaded"]:
             layer.loaded(lease, joins=joins)
         if joins:
             # If others run there now, the GPU's workers take turns, unless the slot's leases run at
@@ -363,7 +373,7 @@ class Lifecycle:
         if lease.beside:
             return
         self.cluster.stands_aside(lease)
-        for layer in self.layers:
+        for layer in self.hooks["stands_aside"]:
             layer.stands_aside(lease)
         self.cluster.disturbed = True
 
@@ -380,7 +390,7 @@ class Lifecycle:
         ended_s = now if use.ended_s is None else min(use.ended_s, now)
         began_s = min(max(use.began_s, lease.called_until_s), ended_s)
         lease.called_until_s = max(lease.called_until_s, ended_s)
-        for layer in self.layers:
+        for layer in self.hooks["called"]:
             layer.called(lease, use, began_s, ended_s)
 
     def lease_computed(self, event: events.LeaseComputed) -> None:
@@ -391,7 +401,7 @@ class Lifecycle:
         most_s = max(0.0, self.cluster.now - lease.there_s - lease.computed_s)
         computed_s = min(max(0.0, event.computed_s), most_s)
         lease.computed_s += computed_s
-        for layer in self.layers:
+        for layer in self.hooks["computed"]:
             layer.computed(lease, computed_s)
 
     def _rest_if_own(self, lease: ActiveLease) -> None:
@@ -401,11 +411,11 @@ class Lifecycle:
 
     def kept(self, lease: ActiveLease, since_s: float) -> None:
         """No call has run since then under a lease that is kept."""
-        for layer in self.layers:
+        for layer in self.hooks["kept"]:
             layer.kept(lease, since_s)
 
     def may_be_kept(self, lease: ActiveLease) -> bool:
-        return all(layer.may_be_kept(lease) for layer in self.layers)
+        return all(layer.may_be_kept(lease) for layer in self.hooks["may_be_kept"])
 
     def is_needed(self, lease: ActiveLease) -> bool:
         """Whether some request has not given this lease back."""
@@ -417,7 +427,7 @@ class Lifecycle:
             self._give_back(lease, reason or "released", tell=True)
 
     def _give_back(self, lease: ActiveLease, reason: str, *, tell: bool) -> None:
-        for layer in self.layers:
+        for layer in self.hooks["given_back"]:
             layer.given_back(lease, tell=tell)
         lease.released = True
         self.cluster.out.append(EndLease(lease.slot.id, lease.id, reason))
@@ -475,7 +485,7 @@ class Lifecycle:
         del cluster.leases[lease.id]
         for model in lease.models:
             cluster.index.use(lease.slot.gpu.cache, model, -1)
-        for layer in self.layers:
+        for layer in self.hooks["ended"]:
             layer.ended(lease)
         cluster.release(lease)
 
@@ -590,7 +600,7 @@ class Lifecycle:
         cluster.last_lease = max(cluster.last_lease, live.lease)
         for model in live.models:
             cluster.index.use(slot.gpu.cache, model, +1)
-        for layer in self.layers:
+        for layer in self.hooks["adopted"]:
             layer.adopted(lease)
         self._rest_if_own(lease)
         return lease
@@ -618,7 +628,7 @@ class Lifecycle:
         pending.at = lease.slot.id
         pending.lease = lease.id
         lease.requests.append(pending)
-        for layer in self.layers:
+        for layer in self.hooks["rejoined"]:
             layer.rejoined(lease, pending)
         self._rest_if_own(lease)
         function = pending.request.function if lease.is_shared else ""

@@ -143,10 +143,10 @@ class Placer:
     # -- parts ----------------------------------------------------------------------------------
 
     def _allows(self, chosen: tuple[Pending, ...], bundle: Bundle, slot: Slot) -> bool:
-        return all(layer.allows(chosen, bundle, slot) for layer in self._lifecycle.layers)
+        return all(layer.allows(chosen, bundle, slot) for layer in self._lifecycle.hooks["allows"])
 
     def _stands(self, lease: ActiveLease) -> StandingTerms | None:
-        for layer in self._lifecycle.layers:
+        for layer in self._lifecycle.hooks["stands"]:
             terms = layer.stands(lease)
             if terms is not None:
                 return terms
@@ -185,7 +185,7 @@ class Placer:
                 if source is Tier.HOST:
                     source = Tier.CONTEXT
                 if left != model:
-                    for layer in self._lifecycle.layers:
+                    for layer in self._lifecycle.hooks["stored"]:
                         layer.stored(node, left, index.tier(node, left))
             load_s = cluster.profiles.load_s(model, source)
             total_s += load_s

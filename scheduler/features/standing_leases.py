@@ -82,6 +82,8 @@ class StandingLeases(Layer):
         # When each ended, and by what it was given: many, of which the oldest leaves.
         self._ended: OrderedDict[LeaseId, tuple[float, Dispatch]] = OrderedDict()
         self._doubts: dict[_Doubted, _Doubt] = {}
+        if self.terms is not None:
+            lifecycle.switch_on(self)
 
     def handlers(self) -> dict[type[Event], Handler]:
         return {LeaseUsed: (self._lease_used, False), RecallPassed: (self._recall_passed, False)}
@@ -89,16 +91,14 @@ class StandingLeases(Layer):
     # -- requests that wait -----------------------------------------------------------------------
 
     def waits(self, pending: Pending) -> None:
-        if self.terms is not None:
-            kind = _kind(pending)
-            self.waiting[kind] = self.waiting.get(kind, 0) + 1
+        kind = _kind(pending)
+        self.waiting[kind] = self.waiting.get(kind, 0) + 1
 
     def waits_no_more(self, pending: Pending) -> None:
-        if self.terms is not None:
-            kind = _kind(pending)
-            self.waiting[kind] -= 1
-            if not self.waiting[kind]:
-                del self.waiting[kind]
+        kind = _kind(pending)
+        self.waiting[kind] -= 1
+        if not self.waiting[kind]:
+            del self.waiting[kind]
 
     def _others(self, kind: _Kind) -> int:
         """How many requests wait for any slot that leases of this kind could not serve."""
@@ -219,7 +219,7 @@ class StandingLeases(Layer):
                 self._call_runs(request, number, lease)
                 cluster.runs_until(lease, began_s + dispatch.estimate.run_s)
         if lease is not None:
-            for layer in lifecycle.layers:
+            for layer in lifecycle.hooks["calls_reported"]:
                 layer.calls_reported(lease, event.function, dispatch.estimate.run_s)
             if not lifecycle.may_be_kept(lease):
                 self._let_end(lease.id)

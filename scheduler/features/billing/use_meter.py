@@ -161,6 +161,7 @@ class UseMeter(Layer):
         self._earlier_until_us = 0
         self.changes = cluster.index.note_changes()
         self._look(self._now_us)
+        lifecycle.switch_on(self)
 
     def remember(self, users: Mapping[ModelId, Sequence[str]], now: float) -> None:
         """These functions used these models under an earlier leader.

@@ -130,6 +130,7 @@ class Tenancy(Layer):
             return
         self.on = on
         if on:
+            self._lifecycle.switch_on(self)
             for pending in self._cluster.requests.values():
                 if pending.standing in (Standing.WAITING, Standing.LOCAL):
                     self._queue(self._turn(pending))
@@ -161,8 +162,6 @@ class Tenancy(Layer):
 
     def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
         """By a quota, or since its namespace fills its part of the queue."""
-        if not self.on:
-            return None
         cluster, order, request = self._cluster, self.order, pending.request
         if not promised:
             self.owners.forget_when_due(order.virtual_s)
@@ -185,7 +184,7 @@ class Tenancy(Layer):
 
     def holds_back(self, pending: Pending) -> bool:
         """Until its turn."""
-        if not self.on or self.order.is_exposed(pending):
+        if self.order.is_exposed(pending):
             return False
         turn = self._turn(pending)
         pending.pauses = self.order.is_to_pause(pending, self._cluster.now)
@@ -216,8 +215,6 @@ class Tenancy(Layer):
 
     def expose(self) -> None:
         """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
-        if not (self.on or self._refused):
-            return
         order = self.order
         order.resume(self._cluster.now)
         for owner in list(order.stuck)[:_MOST_RETRIED]:
@@ -227,11 +224,11 @@ class Tenancy(Layer):
             else:  # others are looked at next time
                 order.stuck[owner] = order.stuck.pop(owner)
         self._expose_all()
+        if not self.on:
+            self._lifecycle.switch_off(self)
 
     def expose_more(self) -> bool:
         """Others may have their turn by what the policy decided, or while slots are idle."""
-        if not self.on:
-            return False
         order = self.order
         more = self._diverted or order.next() is not None or order.resume(self._cluster.now)
         if more or self._expose_spare():
@@ -317,12 +314,11 @@ class Tenancy(Layer):
     # -- leases ---------------------------------------------------------------------------------
 
     def granted(self, lease: ActiveLease) -> None:
-        if self.on and lease.requests:
+        if lease.requests:
             self._grant(lease, lease.requests)
 
     def rejoined(self, lease: ActiveLease, pending: Pending) -> None:
-        if self.on:
-            self._grant(lease, (pending,))
+        self._grant(lease, (pending,))
 
     def _grant(self, lease: ActiveLease, chosen: Sequence[Pending]) -> None:
         owners = []
@@ -356,8 +352,6 @@ class Tenancy(Layer):
 
     def calls_reported(self, lease: ActiveLease, function: str, run_s: float) -> None:
         """Charge what was used under a lease that its caller keeps, and a call that runs now."""
-        if not self.on:
-            return
         now, charge = self._cluster.now, self.charges.get(lease.id)
         if charge is None:  # an earlier leader gave it
             self._charge(lease, [self.owners.of(function)], run_s)
@@ -447,8 +441,6 @@ class Tenancy(Layer):
 
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        if not self.on:
-            return True
         cluster, order = self._cluster, self.order
         over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
         loads = [need for need in bundle.needs if need[0] not in slot.residents]
