@@ -23,7 +23,7 @@ _PATTERNS = (
     "scheduler/sim/engine.py",
     "scheduler/sim/simulation_tally.py",
 )
-# Rooms' own files look into their folders; what a meter collects, every few seconds, is named tuples.
+# Rooms' own files look into their folders; what a meter collects, now and then, is named tuples.
 _LEFT_OUT = frozenset({"__init__.py", "resource_metrics.py", "use_buckets.py"})
 
 
