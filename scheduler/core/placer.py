@@ -69,11 +69,13 @@ class Placer:
         lifecycle, first, slot = self._lifecycle, chosen[0], decision.slot
         bundle, beside = first.bundle, isinstance(decision, LoadBeside)
         assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
-        assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
+        if len(chosen) > 1:
+            assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
         hit = slot.holds(bundle.models)
-        if not self._allows(chosen, bundle, slot):
-            return
+        for layer in lifecycle.hooks["allows"]:
+            if not layer.allows(chosen, bundle, slot):
+                return
         plan = None if hit else self._plan(bundle, slot, spare_waiting=not from_local)
         held_elsewhere = not hit and self._cluster.index.held(bundle.models)
         explanation = self._explain(first, slot, decision.rule, plan)
@@ -111,8 +113,9 @@ class Placer:
             return False
         if self._cluster.index.plan(cache, bundle.needs, self._cluster.now) is None:
             return False
-        if not self._allows((), bundle, slot):
-            return False
+        for layer in self._lifecycle.hooks["allows"]:
+            if not layer.allows((), bundle, slot):
+                return False
         plan = self._plan(bundle, slot, spare_waiting=True)
         lease = self._lifecycle.new_lease(slot, bundle.models)
         load_s = self._load(lease, plan, prefetch=True)
@@ -142,9 +145,6 @@ class Placer:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _allows(self, chosen: tuple[Pending, ...], bundle: Bundle, slot: Slot) -> bool:
-        return all(layer.allows(chosen, bundle, slot) for layer in self._lifecycle.hooks["allows"])
-
     def _stands(self, lease: ActiveLease) -> StandingTerms | None:
         for layer in self._lifecycle.hooks["stands"]:
             terms = layer.stands(lease)
@@ -161,7 +161,9 @@ class Placer:
     def _estimate(
         self, chosen: tuple[Pending, ...], slot: Slot, decision: Place | LoadBeside
     ) -> Estimate:
-        bundle, batch = chosen[0].bundle, sum([pending.request.batch for pending in chosen])
+        bundle, batch = chosen[0].bundle, chosen[0].request.batch
+        if len(chosen) > 1:
+            batch = sum([pending.request.batch for pending in chosen])
         if isinstance(decision, LoadBeside) or decision.configuration is None:
             return self._cluster.estimate(bundle, batch, slot)
         ran = decision.configuration._replace(batch=batch)
