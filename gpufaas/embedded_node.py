@@ -17,7 +17,8 @@ from gpu_manager.runtimes.stream import BREAKS_FILE, ChosenRuntime, ProcessBreak
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.service.driver import Driver
 from scheduler.service.loop_clocks import LoopClock
 

@@ -5,7 +5,7 @@ import pytest
 from cache_manager import eviction
 from research.thesis.readings import Readings
 from scheduler import policies
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Dispatch, EnqueueLocally, Prepare
 from scheduler.model.errors import BadParameter
 from scheduler.model.events import GpuJoined, ModelRegistered
@@ -23,7 +23,7 @@ def world_of(
     readings: Readings, policy: str, models: tuple[ModelSpec, ...], gpus: tuple[str, ...] = ("g0",)
 ) -> World:
     rule = eviction.make("lru")
-    core = Core(readings.policy(policy, {}), rule, readings.core_settings(), policy_name=policy)
+    core = compose(readings.policy(policy, {}), rule, readings.core_settings(), policy_name=policy)
     world = World(core)
     for each in models:
         world.send(ModelRegistered(each))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cache_manager import eviction
 from scheduler import policies
 from scheduler.cluster.view import View
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import CoreSettings, RequestId
@@ -92,7 +93,7 @@ class ReadScenario(Scenario):
     readings: Readings = field(default_factory=Readings)
 
     def core(self, watched: Collection[RequestId] = ()) -> Core:
-        return Core(
+        return compose(
             self.readings.policy(self.policy, self.parameters()),
             eviction.make(self.eviction),
             self.readings.core_settings(watched),

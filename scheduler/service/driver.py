@@ -195,7 +195,7 @@ class Driver:
             gpus=gpus_of(self._core),
             nodes=self._links.nodes(),
             waiting=waiting,
-            waiting_locally=placer.queued - waiting - self._core.cluster.held,
+            waiting_locally=self._core.cluster.queued - waiting - self._core.cluster.held,
             counts=self.counts(),
         )
 
@@ -248,7 +248,7 @@ class Driver:
         pending = self._core.requests.get(request)
         if pending is None or pending.lease is None:
             return False
-        lease = self._core.placer.leases.get(pending.lease)
+        lease = self._core.leases.get(pending.lease)
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
 
     async def _ask(self, event: events.Event) -> None:
@@ -282,7 +282,7 @@ class Driver:
                 self._lose_nodes()
                 if self._events:
                     self._handle(self._events.popleft())
-                elif not self._contention.notify(waiting=self._core.placer.contending > 0):
+                elif not self._contention.notify(waiting=self._core.cluster.contending > 0):
                     break
         finally:
             self._handling = False
@@ -364,7 +364,7 @@ class Driver:
 
     def _losses(self, node: NodeId) -> list[events.Event]:
         """The events of a lost node; requests whose lease was never delivered wait again."""
-        leases = self._core.placer.leases
+        leases = self._core.leases
         self._undelivered &= leases.keys()
         failures = [
             events.RunFailed(lease.id, f"node {node} was lost")
@@ -583,8 +583,8 @@ class Timers:
 def error_of(request: Request, ended: Finish, core: Core) -> errors.RequestEnded:
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
-        wait_s = core.placer.expected_wait_s(request.function)
-        return errors.QueueFull(request.id, reason, core.placer.queued, wait_s)
+        wait_s = core.lifecycle.expected_wait_s(request.function)
+        return errors.QueueFull(request.id, reason, core.cluster.queued, wait_s)
     if outcome is RequestOutcome.OVER_QUOTA:
         return errors.OverQuota(request.id, reason, ended.again_s or 0.0)
     if outcome is RequestOutcome.TOO_LARGE:

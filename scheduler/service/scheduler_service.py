@@ -263,7 +263,7 @@ class SchedulerService:
         """What an answer has beside the placement: term, addresses and a signed token."""
         reign = self._reigning()
         office = reign.office
-        term, lease = office.term, office.core.placer.leases.get(placement.lease)
+        term, lease = office.term, office.core.leases.get(placement.lease)
         addresses = reign.streams.addresses.get(placement.node, ())
         shared = lease is not None and lease.is_shared  # each of its requests shows its own token
         claims = LeaseClaims(

@@ -16,6 +16,7 @@ from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.core.core import Core
 from scheduler.features.tenants.owners import Owner
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
@@ -306,7 +307,7 @@ def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
 
 def _use(core: Core, name: str, now: float) -> OwnerUse:
     """What the core has counted of it; without anybody's terms it counts nothing."""
-    tenancy, index = core.placer.tenancy, core.cluster.index
+    tenancy, index = core.layer(Tenancy), core.cluster.index
     owners = tenancy.owners
     use = OwnerUse()
     owner: Owner | None

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
 from scheduler import policies
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
@@ -81,7 +82,7 @@ class Scenario:
 
     def core(self, watched: Collection[RequestId] = ()) -> Core:
         """A core that decides as this scenario says, and explains these requests' placements."""
-        return Core(
+        return compose(
             policies.make(self.policy, self.parameters()),
             eviction.make(self.eviction),
             CoreSettings(explain=frozenset(watched)),

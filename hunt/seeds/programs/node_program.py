@@ -151,7 +151,7 @@ class WatchedNode(GpuNode):
         term = order.lease >> _TERM_BITS
         if term < self._latest_term:  # its leader may have been elected again since it gave it
             offices = self._around.offices()
-            terms = [each.term for each in offices if order.lease in each.core.placer.leases]
+            terms = [each.term for each in offices if order.lease in each.core.leases]
             term = max(terms, default=term)
         if term < self._latest_term:
             self._journal.violated(f"{self.name} obeys term {term} after {self._latest_term}")

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence, Sized
 from functools import partial
 
 from common.telemetry.traces import Sink
-from scheduler.core.core import Core, make_core
-from scheduler.core.recording import VERSION, Beginning
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.features.billing.use_buckets import UseBuckets
+from scheduler.features.billing.use_meter import UseMeter
+from scheduler.features.staged_exit import StagedExit
 from scheduler.features.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
@@ -23,6 +25,7 @@ from scheduler.model.values import (
     RequestId,
     RequestOutcome,
 )
+from scheduler.recording import VERSION, Beginning
 from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, nobody_keeps
 from scheduler.service.history.history import History, send_sampled
@@ -85,7 +88,7 @@ class Office:
         self.clock = MonotonicClock(loop)
         self.began_s = self.clock.now_s()
         self.bill = BillCollector(
-            self.core.start_metering(self.began_s),
+            self.core.add(UseMeter(self.core.lifecycle, self.began_s)),
             buckets or UseBuckets(keep_days=settings.billing.keep_days),
             self.clock.now_s,
             settings.billing,
@@ -96,7 +99,7 @@ class Office:
         self.observers: list[Callable[[], None]] = []
         ended = partial(send_sampled, sink, self.clock.now_s)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
-        leases = self.core.placer.leases
+        leases = self.core.leases
         self.history = History(serving.history, leases, self._counting.freed, ended)
         meters.values[declared.TERMS].add(())
         self.placed_before = meters.placements()
@@ -172,7 +175,7 @@ class Office:
             first_lease=first_lease(self.term),
             largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
             models={
-                model: model_record(profile, 0, self.core.placer.exits.gaps(model))
+                model: model_record(profile, 0, self.core.layer(StagedExit).gaps(model))
                 for model, profile in self.core.cluster.profiles.known().items()
             },
             standing=settings.scheduler.standing,

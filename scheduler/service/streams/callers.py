@@ -108,7 +108,7 @@ class CallerLeases:
         Of a lease that several requests have it has only the part of the named one. A caller may
         connect a moment after its first leases.
         """
-        in_force = office.core.placer.leases
+        in_force = office.core.leases
         live_lease = in_force.get(lease)
         if not caller or live_lease is None:
             pass
@@ -153,7 +153,7 @@ class CallerLeases:
             held += [(lease, request) for request, who in parts.items() if who == caller]
         for lease, request in held:
             self.released(lease, request)
-            if not office.closed and lease in office.core.placer.leases:
+            if not office.closed and lease in office.core.leases:
                 office.driver.release(lease, request)
 
 

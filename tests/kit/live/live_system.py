@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.service.access import ApiRole, token

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.recording import RecordedStep, parsed
 from scheduler.model.errors import BadParameter, EventRefused, UnknownPolicy
 from scheduler.model.events import PolicySet
+from scheduler.recording import RecordedStep, parsed
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership import election
 from scheduler.service.leadership.policy_in_force import (

@@ -14,7 +14,9 @@ from msgspec import Struct, json
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
@@ -57,7 +59,7 @@ class Beginning(Value, frozen=True):
             profile, gaps = profile_of(record)
             core.cluster.profiles.restore(model, profile)
             if gaps.total:
-                core.placer.exits.remember(model, gaps)
+                core.layer(StagedExit).remember(model, gaps)
         return core
 
 
