@@ -1,5 +1,6 @@
 """The core on real time: takes events from callers and nodes, and carries out what it decides."""
 
+import time
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,16 @@ class _Reported(NamedTuple):
 
     event: events.Event
     handled: Callable[[errors.EventRefused | None], None] | None = None
+
+
+class MonotonicClock:
+    """The machine's monotonic time: a loop's own may be coarse (uvloop counts milliseconds)."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
+        return get_running_loop().call_later(max(0.0, when_s - time.monotonic()), callback)
 
 
 def nobody_keeps(_lease: LeaseId) -> None:

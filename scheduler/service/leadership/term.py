@@ -24,10 +24,9 @@ from scheduler.model.values import (
     RequestOutcome,
 )
 from scheduler.service.bill import BillCollector
-from scheduler.service.driver import Driver, nobody_keeps
+from scheduler.service.driver import Driver, MonotonicClock, nobody_keeps
 from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.loop_clocks import MonotonicClock
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from scheduler.service.settings import Settings
@@ -82,7 +81,7 @@ class Office:
         )
         explained.slots = self.core.cluster.slots
         self.parameters = dict(settings.parameters)
-        self.clock = MonotonicClock(loop)
+        self.clock = MonotonicClock()
         self.began_s = self.clock.now_s()
         self.bill = BillCollector(
             self.core.start_metering(self.began_s),
