@@ -17,9 +17,9 @@ from research.esg.cost_to_go import (
 )
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
 from research.esg.lane_plans import LanePlan, StageCall
+from research.esg.node_choice import NodeChoice, NodeRoom, node_for
 from research.esg.printed import esg_paper
 from research.esg.workflow_run import IntervalForecast
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, node_for
 from scheduler.workflows.stage_profiles import Prices
 
 # The weight of the latest batch in what later batches are expected to be.
