@@ -173,8 +173,10 @@ class SchedulerService:
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         recovered = recovered or Recovered()
-        choice = recovered.begin_with(self._configured())
-        settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
+        settings = self.settings
+        configured = PolicyChoice(settings.policy, settings.parameters, CONFIGURATION)
+        choice = recovered.begin_with(configured)
+        settings = replace(settings, policy=choice.name, parameters=choice.parameters)
         office = Office(
             *(settings, term, self.meters, recovered, self._recorder, self._sink, buckets),
             recall=self.leases.recall,
@@ -239,9 +241,6 @@ class SchedulerService:
             await mark_lost(self._store, buckets)
             self._billed_under = fence
         return await write_use(self._store, buckets, fence)
-
-    def _configured(self) -> PolicyChoice:
-        return PolicyChoice(self.settings.policy, self.settings.parameters, CONFIGURATION)
 
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
