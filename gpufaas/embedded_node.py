@@ -19,8 +19,7 @@ from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from scheduler.service.driver import Driver, MonotonicClock
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +50,8 @@ async def embedded_node(
     settings: NodeSettings, policy: str = POLICY, make_runtime: MakeRuntime | None = None
 ) -> AsyncIterator[EmbeddedNode]:
     """Run a node within the context; at the end it is drained and closed."""
-    loop = asyncio.get_running_loop()
     core = make_core(policy, _EVICTION)
-    driver = Driver(core, LoopClock(loop), logging.getLogger("scheduler"))
+    driver = Driver(core, MonotonicClock(), logging.getLogger("scheduler"))
     try:
         async with GpuManager(
             settings, driver, make_runtime or worker_processes(settings)

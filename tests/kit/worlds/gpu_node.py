@@ -28,7 +28,7 @@ from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.composition import make_core
 from scheduler.features.billing.use_meter import UseMeter
 from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
