@@ -1,9 +1,11 @@
 """One call of a function, as it goes through the gateway."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway_ext.calls import passed_headers
 from gateway_ext.calls.function_table import Function
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.tracing.journey import Journey
@@ -69,3 +71,12 @@ class FunctionCall:
             function.learned.saw(models)
         if local:
             function.local.saw(local)
+
+    def learn_behind(self, trailers: Mapping[bytes, bytes]) -> None:
+        """The same of a stream: its head had what was known by then."""
+        if trailers:
+            self.learn(
+                trailers.get(passed_headers.GPU_TRACE, b""),
+                trailers.get(passed_headers.MODELS, b""),
+                trailers.get(passed_headers.LOCAL, b""),
+            )

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -32,7 +33,6 @@ from scheduler.api import (
     LeaseUsed,
     NodeId,
     OwnerTerms,
-    Placement,
     QueueFull,
     Request,
     RequestEnded,
@@ -132,43 +132,13 @@ class LeasePool:
         queue = self._queues.get(_kind(function))
         return queue.free[-1].instance if queue is not None and queue.free else ""
 
-    async def lease(self, call: FunctionCall, instance: str) -> "CallLease | None":
-        """A lease for the models that the call is expected to use, at this instance.
+    def lease(self, call: FunctionCall) -> "CallLease":
+        """The call's lease, from when it is taken until the end of the context.
 
-        None if no model is expected, or if the scheduler no longer knows the models: the function
-        then asks for its GPU by itself. NoGpu if the scheduler refuses.
+        Then it is left to the next call, or given back. After an error the function may still be at
+        work for this call, and no other one follows.
         """
-        function, attempt = call.function, call.journey.attempts[-1]
-        if not function.learned.models:
-            return None
-        taking, kind = CallLease(call, instance), _kind(function)
-        attempt.request = taking.request
-        lease = self._at_hand(kind, taking)
-        if lease is not None:
-            self._begin(lease, taking)
-        else:
-            try:
-                error = await self._wait(kind, taking)
-            except asyncio.CancelledError:
-                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
-                raise
-            if error is not None:
-                self._refused(taking, error)
-                return None
-        attempt.leased_s = time.monotonic()
-        attempt.request, attempt.placement = taking.request, taking.placement
-        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
-        return taking
-
-    def release(self, call: "CallLease", *, clean: bool) -> None:
-        """The call is over: give its lease back, or leave it to the next call.
-
-        Without `clean` the function may still be at work for this call: no other one follows.
-        """
-        lease = call.lease
-        lease.end(call.request, time.monotonic())
-        lease.clean = lease.clean and clean
-        self._hand_on(lease)
+        return CallLease(self, call)
 
     def recalled(self, lease: LeaseId) -> None:
         """Begin no further call under this lease, and give it back."""
@@ -184,6 +154,34 @@ class LeasePool:
         """The same for all leases that were granted: the stream to their leader has ended."""
         for lease in held:
             self.recalled(lease)
+
+    async def take(self, taking: "CallLease") -> bool:
+        """Wait for a lease; False if the scheduler no longer knows the models."""
+        kind, attempt = _kind(taking.call.function), taking.call.journey.attempts[-1]
+        attempt.request = taking.request
+        lease = self._at_hand(kind, taking)
+        if lease is not None:
+            self._begin(lease, taking)
+        else:
+            try:
+                error = await self._wait(kind, taking)
+            except asyncio.CancelledError:
+                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
+                raise
+            if error is not None:
+                self._refused(taking, error)
+                return False
+        attempt.leased_s = time.monotonic()
+        attempt.request, attempt.placement = taking.request, taking.lease.granted.placement
+        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
+        return True
+
+    def release(self, call: "CallLease", *, clean: bool) -> None:
+        """The call is over; without `clean` its function may still be at work for it."""
+        lease = call.lease
+        lease.end(call.request, time.monotonic())
+        lease.clean = lease.clean and clean
+        self._hand_on(lease)
 
     # -- calls that wait, and their questions -----------------------------------------------------
 
@@ -423,33 +421,63 @@ class CallLease:
     """
 
     __slots__ = (
-        "asked_s", "call", "hit", "instance", "lease", "named", "passed_over", "question",
-        "request", "served", "trace",
+        "asked_s", "call", "has_lease", "hit", "instance", "lease", "named", "passed_over",
+        "question", "request", "served", "trace", "_pool",
     )  # fmt: skip
 
+    # From `take` on; `served` while the call waits, `lease` behind that.
+    instance: str
+    asked_s: float
+    request: RequestId
+    trace: TraceContext
+    served: asyncio.Future[SchedulerError | None]
     lease: "PooledLease"
-    served: asyncio.Future[SchedulerError | None]  # while it waits
 
-    def __init__(self, call: FunctionCall, instance: str) -> None:
-        attempt = call.journey.attempts[-1].number
+    def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
         self.call = call
-        self.instance = instance
-        self.asked_s = time.monotonic()
-        self.request = _request_id(call, attempt)
-        self.trace = call.journey.context(LEASE, attempt)
+        self.has_lease = False
         self.named = False
         self.hit = True
         self.passed_over = 0
         self.question: _Question | None = None
+        self._pool = pool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.has_lease:
+            self._pool.release(self, clean=kind is None)
+
+    async def take(self, instance: str) -> None:
+        """Wait for a lease on the models that the call is expected to use, at this instance.
+
+        There is none if no model is expected, or if the scheduler no longer knows the models: the
+        function then asks for its GPU by itself. NoGpu if the scheduler refuses.
+        """
+        if self.has_lease or not self.call.function.learned.models:
+            return
+        number = self.call.journey.attempts[-1].number
+        self.instance = instance
+        self.asked_s = time.monotonic()
+        self.request = _request_id(self.call, number)
+        self.trace = self.call.journey.context(LEASE, number)
+        self.has_lease = await self._pool.take(self)
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """Lines of a request's head that pass the lease to a function."""
-        return self.lease.lines
+        """Lines of a request's head that pass the lease to a function; nothing without one."""
+        return self.lease.lines if self.has_lease else ()
 
     @property
-    def placement(self) -> Placement:
-        return self.lease.granted.placement
+    def best_instance(self) -> str:
+        """The instance that best takes the call, as it has a lease for it; empty: any."""
+        return self._pool.instance_for(self.call.function)
 
     def wish(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""

@@ -27,8 +27,8 @@ class Leasing:
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
         call = gpu_call(self.function, call_id)
-        lease = await self.pool.lease(call, instance)
-        assert lease is not None
+        lease = self.pool.lease(call)
+        await lease.take(instance)
         assert call.journey.attempts[-1].request == lease.request
         return lease
 
