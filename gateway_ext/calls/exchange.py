@@ -299,7 +299,8 @@ class Exchange:
             if not is_whole:
                 piece = connection.take()
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        call.learn_behind(connection.trailers)
+        if connection.trailers:
+            call.learn(passed_headers.read_trailers(connection.trailers))
         return [*rest, {"type": "http.response.body", "body": connection.take()}]
 
     async def _ended_by(self, error: NoResponse) -> Unreachable:
@@ -416,7 +417,7 @@ class RequestBody:
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
+        "_sink", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -437,7 +438,6 @@ class RequestBody:
         self._interrupt = interrupt
         self._came_bytes = 0
         self._sink: HttpConnection | None = None
-        self._poured = False
         self._delivered = False
         self._held: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -446,12 +446,12 @@ class RequestBody:
 
     @property
     def repeatable(self) -> bool:
-        return self.complete and not self._poured
+        return self.complete and self._sink is None
 
     @property
     def delivered(self) -> bool:
         """Whether the connection that the body is written to has received all of it."""
-        return self._delivered or not self._poured
+        return self._delivered or self._sink is None
 
     async def begin(self) -> None:
         """Wait for the first piece, mostly the whole body; read the rest in the background."""
@@ -481,7 +481,6 @@ class RequestBody:
 
     def pour(self, connection: HttpConnection) -> None:
         """Send the held part, and every later piece, after a head that was sent."""
-        self._poured = True
         self._sink = connection
         held, self.body = self.body, b""
         if held:
@@ -535,18 +534,15 @@ class RequestBody:
             raise BadRequest("the body is shorter than its Content-Length")
         if self._sink is None:
             self.body = self.body + piece if self.body else piece
-            if self.complete or self._is_full():
-                self._tell_held()
+            is_enough = self.complete or self._is_full()
+            if is_enough and self._held is not None and not self._held.done():
+                self._held.set_result(None)
             return
         data = self._framed(piece) if piece else b""
         if self.complete:
             self._delivered = True
             data += b"" if self._request.length is not None else b"0\r\n\r\n"
         self._sink.write(data)
-
-    def _tell_held(self) -> None:
-        if self._held is not None and not self._held.done():
-            self._held.set_result(None)
 
     def _is_full(self) -> bool:
         return len(self.body) >= self._settings.read_ahead_bytes

@@ -1,12 +1,11 @@
 """One call of a function, as it goes through the gateway."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway_ext.calls import passed_headers
 from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.learned import GpuReport
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.tracing.journey import Journey
 
@@ -58,25 +57,13 @@ class FunctionCall:
     def latest_s(self) -> float:
         return math.inf if self.part is None else self.journey.began_s + self.part.within_s
 
-    def learn(
-        self, trace_report: bytes, models: bytes, local: bytes, answered_in_s: float = 0.0
-    ) -> None:
-        """Take what the function reports, before its answer or behind a stream."""
+    def learn(self, report: GpuReport, answered_in_s: float = 0.0) -> None:
         function, attempt = self.function, self.journey.attempts[-1]
-        if trace_report:
-            attempt.keep_report(trace_report)
+        if report.trace:
+            attempt.keep_report(report.trace)
             if attempt.ahead >= function.waits.at_a_time:
-                function.waits.saw_report(attempt.ahead, trace_report, answered_in_s)
-        if models:
-            function.learned.saw(models)
-        if local:
-            function.local.saw(local)
-
-    def learn_behind(self, trailers: Mapping[bytes, bytes]) -> None:
-        """The same of a stream: its head had what was known by then."""
-        if trailers:
-            self.learn(
-                trailers.get(passed_headers.GPU_TRACE, b""),
-                trailers.get(passed_headers.MODELS, b""),
-                trailers.get(passed_headers.LOCAL, b""),
-            )
+                function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
+        if report.models:
+            function.learned.saw(report.models)
+        if report.local:
+            function.learned.saw_local(report.local)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
-from gateway_ext.calls.learned import CallWaits, Learned, LocalWork
+from gateway_ext.calls.learned import CallWaits, Learned
 from gateway_ext.errors import Busy, GatewayError, NoInstance, UnknownFunction
 from gateway_ext.metrics import FunctionLoad
 from gateway_ext.model import (
@@ -79,7 +79,7 @@ class Function:
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "troubles", "inflight",
-        "unanswered", "calls", "last_call_s", "gone", "learned", "local", "log", "waits",
+        "unanswered", "calls", "last_call_s", "gone", "learned", "log", "waits",
         "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
@@ -97,12 +97,11 @@ class Function:
         self.last_call_s = time.monotonic()
         self.gone = False
         self.learned = Learned(self.id, options.models)
-        self.local = LocalWork()
         self.log = StrangerLog(_log)
         self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0
-        self._turns = _Turns(self.id, self._take, self.give_back)
+        self._turns: deque[asyncio.Future[Instance]] = deque()  # of waiting calls, in order
         self._ready = asyncio.Event()
 
     @property
@@ -163,11 +162,11 @@ class Function:
         if not self._instances:  # waits for a start say nothing about those for a turn
             if self.troubles.start:
                 raise self._does_not_start()
-            return await self._turns.wait(most_waking)
+            return await self._wait(most_waking)
         ahead, began_s = len(self._turns), time.monotonic()
         # Without a limit of its own, a function bounds the wait, and not how many calls wait.
         most = sys.maxsize if self.options.concurrency is None else self.options.queue
-        instance = await self._turns.wait(most, self.expected_wait_s)
+        instance = await self._wait(most, self.expected_wait_s)
         waited_s, instances = time.monotonic() - began_s, max(1, len(self._instances))
         places = instances * (self._places or 1)
         self.waits.saw_turn(ahead, waited_s, instances, places)
@@ -176,8 +175,7 @@ class Function:
     def answered(self, instance: Instance) -> None:
         self.unanswered -= 1
         instance.unanswered -= 1
-        if self._turns:
-            self._turns.hand_out()
+        self._hand_out()
 
     def give_back(self, instance: Instance, *, answered: bool = False) -> None:
         if not answered:
@@ -186,8 +184,7 @@ class Function:
         self.inflight -= 1
         instance.freed()
         self.last_call_s = time.monotonic()
-        if self._turns:
-            self._turns.hand_out()
+        self._hand_out()
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -203,7 +200,6 @@ class Function:
         """Return the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
-            self.local = LocalWork()
             self.waits = CallWaits()
         self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
@@ -213,11 +209,11 @@ class Function:
         ]
         if self._instances:
             self._ready.set()
-            self._turns.hand_out()
+            self._hand_out()
         else:
             self._ready.clear()
             if troubles.start:
-                self._turns.fail(self._does_not_start())
+                self._fail_turns(self._does_not_start())
         return [instance for instance in old.values() if instance not in self._instances]
 
     def leave(self) -> list[Instance]:
@@ -226,7 +222,7 @@ class Function:
         self.gone = True
         self.endpoints = ()
         self._ready.set()
-        self._turns.fail(UnknownFunction(self.id))
+        self._fail_turns(UnknownFunction(self.id))
         return left
 
     def _does_not_start(self) -> NoInstance:
@@ -240,6 +236,42 @@ class Function:
             for_s = asyncio.get_running_loop().time() - slow.began_s
             why += f": {slow.what}, for {for_s:.0f} s"
         return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
+
+    async def _wait(self, most: int, expected_s: float = 0.0) -> Instance:
+        """Wait until an instance is assigned; Busy if `most` calls wait already.
+
+        A call that is refused should come again after `expected_s`.
+        """
+        if len(self._turns) >= most:
+            raise Busy(self.id, expected_s)
+        turn: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give_back(turn.result())  # assigned while the call was being cancelled
+            elif turn in self._turns:
+                self._turns.remove(turn)
+            raise
+
+    def _hand_out(self) -> None:
+        turns = self._turns
+        while turns:
+            if turns[0].done():
+                turns.popleft()
+                continue
+            instance = self._take()
+            if instance is None:
+                return
+            turns.popleft().set_result(instance)
+
+    def _fail_turns(self, error: GatewayError) -> None:
+        """Raise this error in every waiting call: no instance will be assigned."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_exception(error)
 
     def _take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         instances = self._instances
@@ -299,60 +331,6 @@ class Function:
                 best, best_at, fewest = instances[at], at, rank
         self._next = best_at + 1
         return best
-
-
-class _Turns:
-    """Calls that wait for an instance of one function, served in their order."""
-
-    def __init__(
-        self,
-        function: FunctionId,
-        take: Callable[[], Instance | None],
-        give_back: Callable[[Instance], None],
-    ) -> None:
-        """`take` gives the instance for the next call, if one has a free place."""
-        self._function = function
-        self._take = take
-        self._give_back = give_back
-        self._waiting: deque[asyncio.Future[Instance]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    async def wait(self, most: int, expected_s: float = 0.0) -> Instance:
-        """Wait until an instance is assigned; Busy if `most` calls wait already.
-
-        A call that is refused should come again after `expected_s`.
-        """
-        if len(self._waiting) >= most:
-            raise Busy(self._function, expected_s)
-        turn: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give_back(turn.result())  # assigned while the call was being cancelled
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
-
-    def hand_out(self) -> None:
-        while self._waiting:
-            if self._waiting[0].done():
-                self._waiting.popleft()
-                continue
-            instance = self._take()
-            if instance is None:
-                return
-            self._waiting.popleft().set_result(instance)
-
-    def fail(self, error: GatewayError) -> None:
-        """Raise this error in every waiting call: no instance will be assigned."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
 
 
 class Functions:

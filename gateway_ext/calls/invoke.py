@@ -260,14 +260,14 @@ class Invoke:
 
     def _back(self, call: FunctionCall, connection: HttpConnection) -> list[Header]:
         """The response's headers; learns what they report of the function."""
-        back, models, trace_report, local = passed_headers.read_response(connection.headers)
-        call.learn(trace_report, models, local, call.journey.attempts[-1].answered_in_s)
+        back, report = passed_headers.read_response(connection.headers)
+        call.learn(report, call.journey.attempts[-1].answered_in_s)
         function = call.function
-        if function.options.batches.most and (together := batch_size(trace_report)):
+        if function.options.batches.most and (together := batch_size(report.trace)):
             self._services.meters.batched(function.label, together)
         if connection.status in _BODILESS:  # our server would call a length without a body broken
             back = [header for header in back if header[0] not in _LENGTHS]
-        if local and (tracing := tracing_line(local)):
+        if report.local and (tracing := tracing_line(report.local)):
             back.append((passed_headers.LOCAL, tracing))
         back += _own_headers(call)
         return back

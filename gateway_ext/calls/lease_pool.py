@@ -10,11 +10,11 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
@@ -32,7 +32,6 @@ from scheduler.api import (
     LeaseUse,
     LeaseUsed,
     NodeId,
-    OwnerTerms,
     QueueFull,
     Request,
     RequestEnded,
@@ -42,7 +41,7 @@ from scheduler.api import (
     SchedulerError,
     StandingTerms,
 )
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import LeaseClient
 from scheduler.wire.caller_stream import Granted
 
 # A call waits this long for a lease that another call uses before it asks for one more: not long,
@@ -62,32 +61,6 @@ FULL_S = 0.5
 _MOST_SHARED = 64  # leases that are looked at for room
 _CALL_ID_LETTERS = 64
 _FOR_ONE_CALL = StandingTerms(0.0, 1)
-
-
-class LeaseSource(Protocol):
-    """Where leases come from and go back to: `scheduler.client.lease_client.LeaseClient`."""
-
-    def ask(
-        self,
-        request: Request,
-        trace: TraceContext | None,
-        answered: Callable[[Granted | SchedulerError], None],
-    ) -> int:
-        """Ask for a lease, for this trace; the answer comes later, unless it is withdrawn."""
-
-    def withdraw(self, question: int) -> None:
-        """Take a question back that has no answer, and end its request."""
-
-    def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
-        """Give a lease back for good; of one that others share, only this request's part."""
-
-    def report(self, reports: Sequence[LeaseUsed]) -> None: ...
-
-    def let_stand(self, keeper: LeaseKeeper) -> None:
-        """Let leases stand from now on; this keeper is told which are wanted back."""
-
-    def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
-        """Have the scheduler know the function's own terms; None: it has none."""
 
 
 class LeaseKind(NamedTuple):
@@ -111,10 +84,10 @@ class LeasePool:
     A `LeaseKeeper`: the scheduler says here which leases it wants back.
     """
 
-    def __init__(self, source: LeaseSource, meters: GatewayMeters) -> None:
+    def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
         self._source = source
         self._meters = meters
-        self._queues: dict[LeaseKind, _Queue] = {}
+        self.queues: dict[LeaseKind, _Queue] = {}
         self._standing: dict[LeaseId, PooledLease] = {}
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
@@ -124,13 +97,6 @@ class LeasePool:
     @property
     def kept_leases(self) -> int:
         return len(self._standing)
-
-    def instance_for(self, function: Function) -> str:
-        """The instance that best takes the next call, as it has a lease for it; empty: any."""
-        if len(function.instances) == 1:
-            return ""
-        queue = self._queues.get(_kind(function))
-        return queue.free[-1].instance if queue is not None and queue.free else ""
 
     def lease(self, call: FunctionCall) -> "CallLease":
         """The call's lease, from when it is taken until the end of the context.
@@ -187,7 +153,7 @@ class LeasePool:
 
     def _at_hand(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | None":
         """A lease that an earlier call has left, or shares."""
-        queue = self._queues.get(kind)
+        queue = self.queues.get(kind)
         if queue is None:
             return None
         if kind.is_shared and (joined := queue.joined(call)) is not None:
@@ -200,9 +166,9 @@ class LeasePool:
 
     async def _wait(self, kind: LeaseKind, call: "CallLease") -> SchedulerError | None:
         """Wait until the call has a lease; the error if the scheduler refuses one."""
-        queue = self._queues.get(kind)
+        queue = self.queues.get(kind)
         if queue is None:
-            queue = self._queues[kind] = _Queue(kind)
+            queue = self.queues[kind] = _Queue(kind)
         loop = asyncio.get_running_loop()
         call.served = loop.create_future()
         queue.waiting[call] = None
@@ -256,7 +222,7 @@ class LeasePool:
         call, question.call.question = question.call, None
         waits = not call.served.done()
         if isinstance(answer, SchedulerError):
-            if call is not question.asker and isinstance(answer, RequestEnded):
+            if waits and call is not question.asker and isinstance(answer, RequestEnded):
                 self._ask(queue, call)  # for example after the deadline of the call that asked
             elif waits:
                 self._leave(queue, call)
@@ -265,15 +231,17 @@ class LeasePool:
         call.hit = answer.placement.hit
         lease = PooledLease(queue, answer, question.request, call.instance)
         if lease.stands:
-            self._keep(lease)
+            self._standing[lease.id] = lease
+            queue.in_use[lease] = None
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         if waits and (question.request == call.request or not lease.stands):
             call.request = question.request
-            self._leave(queue, call)
-            call.lease = lease
-            call.served.set_result(None)
+            self._serve(call, lease)
         else:  # no call that runs is known by the question's name
             lease.end(question.request, time.monotonic())
             if waits:
+                self._begin(lease, call)
                 self._serve(call, lease)
         self._hand_on(lease)
 
@@ -301,12 +269,6 @@ class LeasePool:
 
     # -- leases and what runs under them ----------------------------------------------------------
 
-    def _keep(self, lease: "PooledLease") -> None:
-        self._standing[lease.id] = lease
-        lease.queue.in_use[lease] = None
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-
     def _begin(self, lease: "PooledLease", call: "CallLease") -> None:
         """The call runs under this lease, which the scheduler has not granted to it by name."""
         if call.named:  # its own question may still be asked, on behalf of another call
@@ -317,7 +279,7 @@ class LeasePool:
 
     def _serve(self, call: "CallLease", lease: "PooledLease") -> None:
         self._leave(lease.queue, call)
-        self._begin(lease, call)
+        call.lease = lease
         call.served.set_result(None)
 
     def _fill(self, lease: "PooledLease", now_s: float) -> None:
@@ -326,6 +288,7 @@ class LeasePool:
             call = lease.queue.next_call(lease.instance)
             if call is None:
                 return
+            self._begin(lease, call)
             self._serve(call, lease)
 
     def _hand_on(self, lease: "PooledLease") -> None:
@@ -350,14 +313,14 @@ class LeasePool:
         self._unreported.pop(lease, None)
         if report is not None:
             self._source.report((report,))
-        del self._standing[lease.id]
+        self._standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
         self._tidy(lease.queue)
         self._source.release(lease.id)
 
     def _tidy(self, queue: "_Queue") -> None:
-        if not queue.has_leases and not queue.waiting and self._queues.get(queue.kind) is queue:
-            del self._queues[queue.kind]
+        if not queue.has_leases and not queue.waiting and self.queues.get(queue.kind) is queue:
+            del self.queues[queue.kind]
 
     def _report_soon(self, lease: "PooledLease") -> None:
         self._unreported[lease] = None
@@ -383,7 +346,7 @@ class LeasePool:
         """Give back what nobody uses."""
         self._looking = None
         now_s = time.monotonic()
-        for queue in list(self._queues.values()):
+        for queue in list(self.queues.values()):
             for lease in list(queue.free):
                 if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
                     queue.free.remove(lease)
@@ -477,7 +440,11 @@ class CallLease:
     @property
     def best_instance(self) -> str:
         """The instance that best takes the call, as it has a lease for it; empty: any."""
-        return self._pool.instance_for(self.call.function)
+        function = self.call.function
+        if len(function.instances) == 1:
+            return ""
+        queue = self._pool.queues.get(_kind(function))
+        return queue.free[-1].instance if queue is not None and queue.free else ""
 
     def wish(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""

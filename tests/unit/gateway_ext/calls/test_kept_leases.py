@@ -9,7 +9,7 @@ from gateway_ext.calls import lease_pool
 from gateway_ext.errors import GatewayError
 from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestId, StandingTerms
 from tests.kit.waiting import eventually
-from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, leasing_of_calls
+from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, gpu_call, leasing_of_calls
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -290,8 +290,9 @@ async def test_waiting_call_of_the_same_instance_comes_first_but_not_for_ever(it
 
 
 async def test_call_goes_to_the_instance_that_has_a_free_lease(it: Leasing) -> None:
-    assert it.pool.instance_for(it.function) == ""
+    call = gpu_call(it.function, "c1")
+    assert it.pool.lease(call).best_instance == ""
     lease = await it.acquire("c0", B)
-    assert it.pool.instance_for(it.function) == ""
+    assert it.pool.lease(call).best_instance == ""
     it.done(lease)
-    assert it.pool.instance_for(it.function) == B
+    assert it.pool.lease(call).best_instance == B
