@@ -6,15 +6,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 
 from common.errors import NoResponse
 from common.http.asgi import ClientWatch, Header, Message, Receive, Send
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.time_limits import time_limit
 from gateway_ext.calls import passed_headers
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function, Instance
+from gateway_ext.calls.function_table import Function, FunctionCall, Instance
 from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import (
@@ -341,12 +339,7 @@ class Exchange:
             min(_WATCH_AFTER_S, self.call.timeout_s), self._tick
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Raise the error by which the block was broken off."""
         task, self._task = self._task, None
         self._timer.cancel()

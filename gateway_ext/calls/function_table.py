@@ -1,15 +1,19 @@
-"""The deployed functions, their instances, and the choice of the instance for the next call."""
+"""The deployed functions, their instances, and their calls: which instance gets the next one."""
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
-from gateway_ext.calls.learned import CallWaits, Learned
+from gateway_ext.calls.learned import CallWaits, GpuReport, Learned
+from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import Busy, GatewayError, NoInstance, UnknownFunction
 from gateway_ext.metrics import FunctionLoad
 from gateway_ext.model import (
@@ -21,6 +25,7 @@ from gateway_ext.model import (
     Troubles,
 )
 from gateway_ext.openfaas import function_options
+from gateway_ext.tracing.journey import Journey
 
 # Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
 _WAIT_SHARE = 0.5
@@ -331,6 +336,65 @@ class Function:
                 best, best_at, fewest = instances[at], at, rank
         self._next = best_at + 1
         return best
+
+
+class CallPart(NamedTuple):
+    """A call that is a stage of a workflow: it may take `within_s`, and should take `slo_s`.
+
+    One that comes `later`, after others of its run, may wait for all of `within_s`: a refusal would
+    waste what those have computed.
+    """
+
+    workflow: str
+    stage: str
+    within_s: float
+    slo_s: float | None = None
+    later: bool = False
+
+
+@dataclass(slots=True)
+class FunctionCall:
+    """A request for a function; `rest` and `query` are as they were sent.
+
+    `own_id`: no other call can have its id. It must have ended at `deadline_s` (monotonic), which
+    the start of an instance puts off, and at `latest_s` whatever it waits for.
+    """
+
+    function: Function
+    method: str
+    rest: bytes
+    query: bytes
+    asked: RequestHeaders
+    journey: Journey
+    own_id: bool
+    client: bytes = b""
+    body: bytes = b""
+    part: CallPart | None = None
+    sent_status: int = 0  # of the response that the caller gets, once it has begun
+    deadline_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline_s = self.journey.began_s + self.timeout_s
+
+    @property
+    def timeout_s(self) -> float:
+        limit_s = self.function.options.timeout_s
+        return limit_s if self.part is None else min(limit_s, self.part.within_s)
+
+    @property
+    def latest_s(self) -> float:
+        return math.inf if self.part is None else self.journey.began_s + self.part.within_s
+
+    def learn(self, report: GpuReport, answered_in_s: float = 0.0) -> None:
+        function, attempt = self.function, self.journey.attempts[-1]
+        if report.trace:
+            attempt.keep_report(report.trace)
+            if attempt.ahead >= function.waits.at_a_time:
+                function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
+        if report.models:
+            function.learned.saw(report.models)
+        if report.local:
+            function.learned.saw_local(report.local)
 
 
 class Functions:

@@ -22,8 +22,7 @@ from gateway_ext.calls.exchange import (
     InvokeSettings,
     received,
 )
-from gateway_ext.calls.function_call import CallPart, FunctionCall
-from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.function_table import CallPart, Function, FunctionCall, Functions
 from gateway_ext.calls.learned import batch_size, tracing_line
 from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from msgspec.structs import replace
@@ -21,8 +20,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import ModelId
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.function_table import Function, FunctionCall
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.tracing.journey import LEASE
 from scheduler.api import (
@@ -170,6 +168,8 @@ class LeasePool:
         if queue is None:
             queue = self.queues[kind] = _Queue(kind)
         loop = asyncio.get_running_loop()
+        if self._looking is None:
+            self._looking = loop.call_later(LOOK_S, self._look)
         call.served = loop.create_future()
         queue.waiting[call] = None
         if queue.has_leases or (kind.is_shared and len(queue.waiting) > 1):
@@ -186,8 +186,6 @@ class LeasePool:
             elif call.served.result() is None:
                 self.release(call, clean=True)
             raise
-        finally:
-            self._tidy(queue)
 
     def _ask_due(self, queue: "_Queue") -> None:
         """Ask for the calls that have waited for long enough, and come back for the next one."""
@@ -233,8 +231,6 @@ class LeasePool:
         if lease.stands:
             self._standing[lease.id] = lease
             queue.in_use[lease] = None
-            if self._looking is None:
-                self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         if waits and (question.request == call.request or not lease.stands):
             call.request = question.request
             self._serve(call, lease)
@@ -297,7 +293,7 @@ class LeasePool:
         self._fill(lease, now_s)
         if lease.running:
             self._report_soon(lease)
-        elif lease.recalled or lease.for_a_slice or not lease.clean or lease.is_spent(now_s):
+        elif lease.recalled or lease.terms.for_a_slice or not lease.clean or lease.is_spent(now_s):
             self._give_back(lease)
         else:
             self._report_soon(lease)
@@ -315,12 +311,7 @@ class LeasePool:
             self._source.report((report,))
         self._standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
-        self._tidy(lease.queue)
         self._source.release(lease.id)
-
-    def _tidy(self, queue: "_Queue") -> None:
-        if not queue.has_leases and not queue.waiting and self.queues.get(queue.kind) is queue:
-            del self.queues[queue.kind]
 
     def _report_soon(self, lease: "PooledLease") -> None:
         self._unreported[lease] = None
@@ -343,7 +334,7 @@ class LeasePool:
                 self._report_soon(lease)
 
     def _look(self) -> None:
-        """Give back what nobody uses."""
+        """Give back leases that nobody uses, and forget queues without any."""
         self._looking = None
         now_s = time.monotonic()
         for queue in list(self.queues.values()):
@@ -351,7 +342,9 @@ class LeasePool:
                 if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
                     queue.free.remove(lease)
                     self._give_back(lease)
-        if self._standing:
+            if not queue.has_leases and not queue.waiting:
+                del self.queues[queue.kind]
+        if self.queues:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _refused(self, taking: "CallLease", error: SchedulerError) -> None:
@@ -408,12 +401,7 @@ class CallLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.has_lease:
             self._pool.release(self, clean=kind is None)
 
@@ -492,21 +480,19 @@ class PooledLease:
     """
 
     __slots__ = (
-        "calls_left", "clean", "ends", "first", "for_a_slice", "free_s", "granted", "instance",
-        "lines", "queue", "recalled", "running", "slice_until_s", "stands", "until_s", "uses",
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance", "lines",
+        "queue", "recalled", "running", "stands", "terms", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
-        now_s, terms = time.monotonic(), granted.placement.stands or _FOR_ONE_CALL
         self.queue = queue
         self.granted = granted
         self.first = first
         self.lines = granted.header_lines()
         self.stands = granted.placement.stands is not None
-        self.until_s = now_s + terms.seconds
-        self.slice_until_s = now_s + terms.slice_s
-        self.calls_left = terms.calls - 1
-        self.for_a_slice = terms.for_a_slice
+        self.terms = granted.placement.stands or _FOR_ONE_CALL
+        self.began_s = time.monotonic()
+        self.calls_left = self.terms.calls - 1
         self.recalled = False
         self.free_s = 0.0
         self.instance = instance
@@ -539,8 +525,8 @@ class PooledLease:
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
-        until_s = self.slice_until_s if self.recalled else self.until_s
-        return not self.calls_left or now_s >= until_s
+        stands_s = self.terms.slice_s if self.recalled else self.terms.seconds
+        return not self.calls_left or now_s >= self.began_s + stands_s
 
     def has_room(self, now_s: float) -> bool:
         """Whether one more call may run under it; of a second batch, where calls gather."""

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.function_table import Function, FunctionCall
 from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.metrics import GatewayMeters
