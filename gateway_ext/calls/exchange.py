@@ -78,7 +78,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "call", "_answered", "_avoid", "_broken", "_cancelling", "_failed", "_headers_of",
+        "call", "_answered", "_avoid", "_broken", "_cancelling", "_headers_of",
         "_services", "_task", "_timer", "_upload",
     )  # fmt: skip
 
@@ -106,8 +106,7 @@ class Exchange:
         self._cancelling = 0
         self._broken: GatewayError | None = None
         self._answered = False  # by the instance, or not counted as unanswered
-        self._failed: Instance | None = None
-        self._avoid: tuple[Instance, ...] = ()
+        self._avoid: tuple[Instance, ...] = ()  # with which attempts failed
 
     async def respond(self, send: Send) -> None:
         """Send the response; a GatewayError after its status was sent means that it is cut off.
@@ -164,8 +163,6 @@ class Exchange:
     async def _before_next(self) -> None:
         call = self.call
         self._services.meters.retried(call.function.label)
-        if self._failed is not None:
-            self._avoid = (*self._avoid, self._failed)
         if all(instance in self._avoid for instance in call.function.instances):
             pause_s = _PAUSE_S * len(call.journey.attempts)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
@@ -175,7 +172,7 @@ class Exchange:
         instance = function.take(self._avoid, "" if lease is None else lease.best_instance)
         if instance is None:
             instance = await self._turn()
-        self._answered, self._failed, why = False, None, ""
+        self._answered, why = False, ""
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
         try:
@@ -200,7 +197,7 @@ class Exchange:
                 else:
                     connection.fail("its call was broken off")
         except NoResponse as error:
-            why, self._failed = str(error), instance
+            why, self._avoid = str(error), (*self._avoid, instance)
             if error.sent:  # it is doubted from now on, as the call may have begun
                 instance.doubted_since_s = time.monotonic()
             if call.sent_status:
@@ -306,9 +303,7 @@ class Exchange:
 
         The call holds nothing by now.
         """
-        exited = None
-        if error.sent and self._failed is not None:
-            exited = self._failed.endpoint.exited
+        exited = self._avoid[-1].endpoint.exited if error.sent else None
         if exited is not None:
             self._timer.cancel()  # the answer is known
             left_s = max(0.0, self.call.deadline_s - time.monotonic())

@@ -100,18 +100,18 @@ class Invoke:
             return
         peer = scope.get("client")
         call.client = peer[0].encode("latin-1") if peer else b""
-        ABOUT.set(call.journey)
         headers_of = partial(self._confined, raw_path)
         exchange = Exchange(self._services, call, receive, headers_of, watch_in(scope))
         try:
-            await exchange.respond(send)
+            await self._respond(exchange, send)
+        except CallerGone:
+            return
         except GatewayError as error:
-            await self._fail(call, send, error)
-        except asyncio.CancelledError:  # the server stops, and answers by itself
-            self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
-            raise
-        else:
-            self._ended(call, call.sent_status)
+            if call.sent_status:  # the response is cut off
+                self._services.meters.cut(call.function.label, type(error).__name__)
+                return
+            status, headers = error_statuses.status_of(error), error_statuses.headers_of(error)
+            await asgi.send_text(send, status, str(error), [*headers, *_own_headers(call)])
 
     async def direct(
         self,
@@ -214,41 +214,32 @@ class Invoke:
 
     # -- responses --------------------------------------------------------------------------------
 
-    async def _fail(self, call: FunctionCall, send: Send, error: GatewayError) -> None:
-        """Respond with the error; a response that has begun is cut off instead."""
-        _log_failure(call, error)
-        if isinstance(error, CallerGone):
-            self._ended(call, _GONE, str(error))
-        elif call.sent_status:
-            self._services.meters.cut(call.function.label, type(error).__name__)
-            self._ended(call, call.sent_status, error.logged)
-        else:
-            status = error_statuses.status_of(error)
-            self._ended(call, status, error.logged)
-            headers = [*error_statuses.headers_of(error), *_own_headers(call)]
-            await asgi.send_text(send, status, str(error), headers)
-
-    def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
-        self.tracer.ended(call.journey, status, error)
-        took_s = call.journey.ended_s - call.journey.began_s
-        self._services.meters.ended(call.function.label, status, took_s)
-
     async def _respond(self, exchange: Exchange, send: Send) -> None:
-        """Make a call by the gateway itself."""
+        """Make the call, and record how it ends."""
         call = exchange.call
         ABOUT.set(call.journey)
         try:
             await exchange.respond(send)
         except GatewayError as error:
             _log_failure(call, error)
-            self._ended(call, call.sent_status or error_statuses.status_of(error), error.logged)
+            status = error_statuses.status_of(error)
+            if call.sent_status and status != _GONE:
+                status = call.sent_status
+            self._ended(call, status, error.logged)
             raise
         except asyncio.CancelledError:
-            why = "it was not read to its end" if call.sent_status else "it was broken off"
-            self._ended(call, call.sent_status or _GONE, why)
+            if call.journey.by_gateway:
+                why = "it was not read to its end" if call.sent_status else "it was broken off"
+                self._ended(call, call.sent_status or _GONE, why)
+            else:  # the server stops, and answers by itself
+                self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
             raise
-        else:
-            self._ended(call, call.sent_status)
+        self._ended(call, call.sent_status)
+
+    def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
+        self.tracer.ended(call.journey, status, error)
+        took_s = call.journey.ended_s - call.journey.began_s
+        self._services.meters.ended(call.function.label, status, took_s)
 
     def _confined(
         self, path: bytes, call: FunctionCall, connection: HttpConnection
