@@ -22,7 +22,7 @@ from gateway_ext import metrics
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.lease_pool import LeasePool, LeaseSource
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
@@ -45,6 +45,7 @@ from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_othe
 from gateway_ext.tracing.tracer import CallTracer
 from gateway_ext.ui.routes import page
 from gateway_ext.workflows.parts import workflows
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 
 _log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class Gateway:
         self,
         settings: GatewaySettings,
         provider: Provider,
-        leases: LeaseSource | None = None,
+        leases: LeaseClient | None = None,
         *,
         pinning: OperatorClient | None = None,
         capacity: Capacity | None = None,

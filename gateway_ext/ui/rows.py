@@ -159,7 +159,7 @@ def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
         and past.troubles == function.troubles
         and past.deployment is function.deployment
         and past.models is function.learned.models
-        and past.local is function.local.lines
+        and past.local is function.learned.lines
     )
 
 
@@ -178,7 +178,7 @@ def _seen(
         late,
         function.deployment,
         function.learned.models,
-        function.local.lines,
+        function.learned.lines,
         gpu_s,
         billed,
     )
