@@ -203,9 +203,8 @@ class FrameStream:
         head = memoryview(pack_frame(kind, meta, size, len(descriptors)))
         async with self._sending:
             try:
-                if descriptors:
-                    head = head[await self._send_descriptors(head, descriptors) :]
-                for part in (head, *body):
+                await self._send_all(head, descriptors)
+                for part in body:
                     await self._send_all(memoryview(part))
             except asyncio.CancelledError:
                 self.close()
@@ -317,26 +316,22 @@ class FrameStream:
             raise BadFrame("too many file descriptors")
         return count, list(found)
 
-    async def _send_descriptors(self, head: memoryview, descriptors: Sequence[int]) -> int:
-        while True:
-            self._check_open()
-            try:
-                return socket.send_fds(self.socket, [head], list(descriptors))
-            except (BlockingIOError, InterruptedError):
-                await self._until_writable()
-            except OSError as error:
-                raise ConnectionLost(f"while writing: {error}") from error
-
-    async def _send_all(self, data: memoryview) -> None:
+    async def _send_all(self, data: memoryview, descriptors: Sequence[int] = ()) -> None:
+        """Write all bytes, the descriptors with the first of them."""
         data = data.cast("B") if data.nbytes else data
         while data.nbytes:
             self._check_open()
             try:
-                data = data[self.socket.send(data) :]
+                if descriptors:
+                    sent = socket.send_fds(self.socket, [data], descriptors)
+                else:
+                    sent = self.socket.send(data)
             except (BlockingIOError, InterruptedError):
                 await self._until_writable()
             except OSError as error:
                 raise ConnectionLost(f"while writing: {error}") from error
+            else:
+                data, descriptors = data[sent:], ()
 
     async def _until_writable(self) -> None:
         waiting: asyncio.Future[None] = self._loop.create_future()

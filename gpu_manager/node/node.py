@@ -197,7 +197,10 @@ class GpuNode(Observer):
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
+        slot, configuration = gpu.slot, None  # where the lease is not known any more
+        if held is not None:
+            slot, configuration = held.live.slot, held.live.configuration
+        kind = RunKind(slot, resident.model, max(1, batch), configuration, together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:

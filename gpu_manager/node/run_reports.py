@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.node.leases import Lease
 from scheduler.api import (
     METRICS,
     Configuration,
@@ -34,15 +33,6 @@ class RunKind(NamedTuple):
     batch: int
     configuration: Configuration | None = None
     together: int = 1
-
-    @classmethod
-    def of(
-        cls, lease: Lease | None, slot: SlotId, model: ModelId, batch: int, together: int
-    ) -> "RunKind":
-        """The kind of runs under a lease; on this slot if the lease is not known any more."""
-        if lease is None:
-            return cls(slot, model, batch, None, together)
-        return cls(lease.live.slot, model, batch, lease.live.configuration, together)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.tasks import BackgroundTasks, until_first
 from common.time_limits import time_limit
@@ -42,14 +42,6 @@ _LOOK_S = 0.5
 _MOST_DESCRIPTORS = 1
 
 
-class ClientRefusal(NamedTuple):
-    """The fields of a REFUSED frame."""
-
-    failure: FailureKind
-    message: str
-    facts: dict[str, Any]
-
-
 # The first matching class counts, so subclasses precede their bases.
 _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.ClientNotAllowed, FailureKind.NOT_ALLOWED),
@@ -79,14 +71,15 @@ _Handler = ShimRequests | AdminRequests
 Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
-def refusal(error: Exception) -> ClientRefusal:
+def refusal(error: Exception) -> tuple[FailureKind, str, dict[str, Any]]:
+    """Return the fields of a REFUSED frame."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )
     if isinstance(error, errors.LoadFailure) and error.out_of_memory:
         failure = FailureKind.OUT_OF_MEMORY
     facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
-    return ClientRefusal(failure, str(error), facts)
+    return failure, str(error), facts
 
 
 class ClientConnection:
@@ -135,7 +128,7 @@ class ClientConnection:
         try:
             frame = await self._stream.read()
         except OtherVersion as error:
-            await self._refuse(0, refusal(error))
+            await self._refuse(0, error)
             raise ClientNotAllowed(str(error)) from error
         frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
@@ -146,7 +139,7 @@ class ClientConnection:
             self._services.limits.identified(self._place, identity.tenant)
             hosted = self._worker(identity, hello) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             raise ClientNotAllowed(str(error)) from error
         self._peer = f"{identity} (session {hello.session})"
         self._number = number
@@ -223,7 +216,7 @@ class ClientConnection:
         try:
             answer = await handler.handle(frame, fields)
         except Expected as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             return
         if answer is None:
             return
@@ -236,8 +229,8 @@ class ClientConnection:
         finally:
             answer.close()
 
-    async def _refuse(self, number: int, why: ClientRefusal) -> None:
-        await self._stream.send(FrameKind.REFUSED, [number, why.failure, why.message, why.facts])
+    async def _refuse(self, number: int, error: Exception) -> None:
+        await self._stream.send(FrameKind.REFUSED, [number, *refusal(error)])
 
     async def _notify_lease_ended(self, lease: LeaseId) -> None:
         await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])

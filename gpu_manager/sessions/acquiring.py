@@ -158,7 +158,7 @@ class Acquiring:
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, asked: Release) -> None:
-        self._elsewhere.claimed(session, LeaseId(asked.lease), _named(asked))
+        self._elsewhere.forget(session.key, LeaseId(asked.lease), _named(asked))
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._leases.held_by(session.key):

@@ -76,17 +76,24 @@ class LeasesElsewhere:
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
         return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
-    def claimed(
-        self, session: ClientSession, lease: LeaseId, request: RequestId | None = None
-    ) -> None:
-        """Forget a lease that the session has claimed: from now on the other node ends it."""
-        self._forget(session.key, lease, request)
+    def forget(self, key: SessionKey, lease: LeaseId, request: RequestId | None) -> list[_Part]:
+        """Forget a lease that the session has claimed: from now on the other node ends it.
+
+        Of all requests if none is named; return what was known.
+        """
+        parts = self._leases.get(key, {})
+        forgotten = [part for part in parts if part[0] == lease and request in (None, part[1])]
+        for part in forgotten:
+            del parts[part]
+        if not parts:
+            self._leases.pop(key, None)
+        return forgotten
 
     def release(
         self, session: ClientSession, lease: LeaseId, request: RequestId | None = None
     ) -> None:
         """Give back a lease that the session did not reach, or no longer needs."""
-        for part in self._forget(session.key, lease, request):
+        for part in self.forget(session.key, lease, request):
             self._scheduling.release(*part)
 
     def end_session(self, session: ClientSession) -> None:
@@ -100,13 +107,3 @@ class LeasesElsewhere:
         parts[part] = time.monotonic()
         if len(parts) > REMEMBERED:
             del parts[next(iter(parts))]
-
-    def _forget(self, key: SessionKey, lease: LeaseId, request: RequestId | None) -> list[_Part]:
-        """Forget an unclaimed lease, of all requests if none is named; return what was known."""
-        parts = self._leases.get(key, {})
-        forgotten = [part for part in parts if part[0] == lease and request in (None, part[1])]
-        for part in forgotten:
-            del parts[part]
-        if not parts:
-            self._leases.pop(key, None)
-        return forgotten
