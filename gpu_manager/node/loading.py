@@ -1,4 +1,4 @@
-"""Loads models onto a node's GPUs and unloads them, in the sequence of the orders."""
+"""Loads models onto a node's GPUs, and unloads or empties them, in the sequence of the orders."""
 
 import asyncio
 import logging
@@ -11,11 +11,12 @@ from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.leases_in_force import LeasesInForce
-from gpu_manager.node.residents import HostGpu, ModelOnGpu
+from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
-from gpu_manager.node.stepping_down import EmptiedProcesses, TierReports
+from gpu_manager.node.stepping_down import TierReports
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.runtimes.runtime import (
+    EmptyHost,
     Emulation,
     HostedModel,
     LoadOrder,
@@ -30,6 +31,7 @@ from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     AfterLoss,
+    ContextKept,
     LeaseId,
     LoadFailed,
     ModelLoad,
@@ -44,10 +46,7 @@ _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
 
 
 class Loader:
-    """Loads and unloads models, and reports the results to the scheduler.
-
-    `processes` are those that models have left.
-    """
+    """Loads models, unloads or empties them, and reports to the scheduler what becomes of them."""
 
     def __init__(
         self,
@@ -74,7 +73,6 @@ class Loader:
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
         self.tiers = TierReports(self._node, store, catalogue, reports)
-        self.processes = EmptiedProcesses(self.tiers, reports, short, data)
 
     def start(self, runtime: Runtime) -> None:
         """Have all loads use this runtime; there may be none before."""
@@ -120,12 +118,35 @@ class Loader:
             gpu.leave(self._unload(gpu, resident))
 
     def empty(self, gpu: HostGpu, model: ModelId) -> None:
-        """Remove the model from the residents, and keep its process; the rest as for `unload`."""
+        """Remove the model from the residents, and keep its process if that can be kept.
+
+        What the model left there earlier ends.
+        """
         resident = self._pop(gpu, model)
-        if resident is None:
-            self.processes.end(gpu, model)
-        else:
-            self.processes.empty(gpu, resident)
+        self.end_context(gpu, model)
+        if resident is not None:
+            process = None if resident.hosted is None else resident.hosted.host
+            context = gpu.contexts[model] = ContextOnGpu(model, process)
+            context.emptying = gpu.leave(self._empty(gpu, resident, context))
+
+    def end_context(self, gpu: HostGpu, model: ModelId) -> None:
+        context = gpu.contexts.pop(model, None)
+        if context is not None:
+            gpu.leave(self._end_and_report(gpu, context))
+
+    def context_lost(self, gpu: HostGpu, host: EmptyHost, cause: str) -> bool:
+        """Release and report an empty process that ended without an order; False if it is not here.
+
+        It may be another GPU's, or one that an order ends.
+        """
+        contexts = [context for context in gpu.contexts_now() if context.host is host]
+        for context in contexts:
+            log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
+            context.host = None
+            gpu.ledger.release(context.memory)
+            gpu.update_limits()
+            self._report_context_lost(gpu, context)
+        return bool(contexts)
 
     def report_lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
@@ -213,7 +234,7 @@ class Loader:
         ahead: bool,
     ) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
-        await self.processes.give_up(gpu, resident)
+        await self._give_up(gpu, resident)
         given_up = not ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
@@ -370,12 +391,72 @@ class Loader:
 
     async def _unload(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         await resident.stop_loading()
-        await self.processes.give_up(gpu, resident)
+        await self._give_up(gpu, resident)
         if resident.hosted is not None:
             await self._data.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self.tiers.report(resident.model)
+
+    # -- processes without a model ---------------------------------------------------------------
+
+    async def _give_up(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
+        """End the process that a model should have taken, unless it has."""
+        context, resident.takes = resident.takes, None
+        if context is not None:
+            await self._end_process(gpu, context)
+
+    async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
+        await resident.stop_loading()
+        await self._give_up(gpu, resident)
+        host: EmptyHost | None = None
+        if resident.hosted is not None:
+            await self._data.rescue(resident.hosted)
+            host = await resident.hosted.empty()
+        if host is not None and host.closed.done():
+            host = None  # it has ended since
+        if gpu.unshare(resident):
+            self._short()
+        if host is not None:
+            short_bytes = gpu.ledger.move(resident.memory, context.memory, host.memory_bytes)
+            if short_bytes:
+                log.warning("%s: %d bytes lack for a context", gpu.id, short_bytes)
+                await host.end()
+                host = None
+        gpu.forget(resident)
+        if host is None:
+            self._report_context_lost(gpu, context)
+            return
+        context.host = host
+        log.info("%s has left %s, and its process stays", context.model, gpu.id)
+        if gpu.contexts.get(context.model) is not context:
+            self.tiers.report(context.model)  # a model takes the process, or an order ends it
+        elif context.model in gpu.residents:
+            self._short()  # the model was ordered to come back, in another process
+        else:
+            self._reports.report(ContextKept(gpu.id, context.model, host.memory_bytes))
+
+    async def _end_and_report(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        await self._end_process(gpu, context)
+        self.tiers.report(context.model)
+
+    async def _end_process(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        if context.emptying is not None:
+            await asyncio.wait({context.emptying})
+        if context.host is not None:
+            await context.host.end()
+        gpu.ledger.release(context.memory)
+        gpu.update_limits()
+
+    def _report_context_lost(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        if gpu.contexts.get(context.model) is not context:
+            self.tiers.report(context.model)  # as above
+            return
+        del gpu.contexts[context.model]
+        if context.model in gpu.residents:
+            self._short()
+        else:
+            self.tiers.report(context.model, gpu.id)
 
 
 def _sums(paths: GpuPaths) -> MovedSums | None:

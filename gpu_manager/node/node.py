@@ -19,7 +19,7 @@ from gpu_manager.node.leases import EndReason, SessionKey
 from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.loading import Loader
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
-from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
+from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.stepping_down import WeightSteps
 from gpu_manager.node.tenant_models import Catalogue
@@ -86,7 +86,6 @@ class GpuNode(Observer):
         self.leases = LeasesInForce(
             settings.leases, self.gpus, self.meters, reports, self._runs, lease_ended
         )
-        self._usage = UsageReports(reports)
         self._loader = Loader(
             settings, store, catalogue, reports, self.resync, self.meters, data, self.leases
         )
@@ -109,7 +108,7 @@ class GpuNode(Observer):
         for victim in order.victims:
             self._loader.unload(gpu, victim)
         for left in order.emptied:
-            self._loader.processes.end(gpu, left)
+            self._loader.end_context(gpu, left)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
             step = self._steps.need(load.model)
@@ -131,7 +130,7 @@ class GpuNode(Observer):
             self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
-        self._loader.processes.end(self.gpus[order.gpu], order.model)
+        self._loader.end_context(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
         self._steps.order(order.model, order.tier)
@@ -207,7 +206,7 @@ class GpuNode(Observer):
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         if counted and gpu.resident_of(hosted) is not None:
             alone = len(self.leases.on(gpu.id)) <= 1
-            self._usage.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
+            self._runs.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self.leases.of(hosted, lease)
@@ -251,7 +250,7 @@ class GpuNode(Observer):
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         for gpu in self.gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
+            if self._loader.context_lost(gpu, host, cause):
                 self.meters.count(metrics.WORKERS_DIED, gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
@@ -263,7 +262,7 @@ class GpuNode(Observer):
             log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
             self._loader.unload(gpu, resident.model)
         for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
+            self._loader.end_context(gpu, model)
         self.resync()
 
     async def _relieve(self, gpu: HostGpu, resident: ModelOnGpu, need_bytes: int) -> bool:

@@ -55,82 +55,6 @@ class _Incoming:
     silence: asyncio.TimerHandle | None = None
 
 
-class ConnectionUploads:
-    """The incomplete uploads of one connection, by digest. `close` ends them."""
-
-    def __init__(self, images: IncomingImages, tenant: str, catalogue: Catalogue) -> None:
-        self._images = images
-        self._tenant = tenant
-        self._catalogue = catalogue
-        self._incoming: dict[str, _Incoming] = {}
-
-    def __len__(self) -> int:
-        return len(self._incoming)
-
-    def reserve(self, digest: str) -> None:
-        """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
-        images, tenant = self._images, self._tenant
-        if digest in self._incoming:
-            raise ClientNotAllowed("these weights are being uploaded already")
-        if len(self._incoming) >= images.of_a_connection:
-            raise ClientNotAllowed(f"{images.of_a_connection} uploads have not ended")
-        if images.counts[tenant] >= images.of_a_tenant:
-            raise ClientNotAllowed(f"{images.of_a_tenant} uploads of {tenant} have not ended")
-        self._incoming[digest] = _Incoming()
-        images.counts[tenant] += 1
-        self._catalogue.sending_begins(self._tenant, digest)
-
-    def begun(self, digest: str, upload: WeightsUpload) -> None:
-        """Take ownership of an upload that has begun, after `reserve`."""
-        self._incoming[digest].upload = upload
-        self._wait(digest)
-
-    @contextmanager
-    def piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload | None]:
-        """Give the upload to the block, which writes a piece; end the upload after the last one.
-
-        An upload of which a piece cannot be written has ended too.
-        """
-        found = self._incoming.get(digest)
-        if found is None:
-            yield None
-            return
-        if found.silence is not None:
-            found.silence.cancel()
-        try:
-            yield found.upload
-        except BaseException:
-            self.end(digest)
-            raise
-        if last:
-            self.end(digest)
-        else:
-            self._wait(digest)
-
-    def close(self) -> None:
-        for digest in list(self._incoming):
-            self.end(digest)
-
-    def end(self, digest: str) -> None:
-        found = self._incoming.pop(digest)
-        if found.silence is not None:
-            found.silence.cancel()
-        if found.upload is not None:
-            found.upload.close()
-        self._images.counts[self._tenant] -= 1
-        if not self._images.counts[self._tenant]:
-            del self._images.counts[self._tenant]
-        self._catalogue.sending_ends(self._tenant, digest)
-
-    def _wait(self, digest: str) -> None:
-        loop, silence_s = asyncio.get_running_loop(), self._images.silence_s
-        self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
-
-    def _give_up(self, digest: str) -> None:
-        log.warning("an upload of %s ended: no piece came for a while", self._tenant)
-        self.end(digest)
-
-
 class _Turns:
     """The turns of one tenant, with the number of requests that have or await one."""
 
@@ -242,11 +166,11 @@ class WeightRequests:
         self._session = session
         self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._incoming = ConnectionUploads(library.incoming, self._tenant, library.catalogue)
+        self._incoming: dict[str, _Incoming] = {}
 
     @property
     def arriving(self) -> bool:
-        return bool(len(self._incoming))
+        return bool(self._incoming)
 
     def offer(self, digest: str) -> Answer:
         """Return whether the node has these weights from this tenant, and from this function.
@@ -298,7 +222,7 @@ class WeightRequests:
     async def chunk(self, frame: Frame, asked: Chunk) -> Answer:
         """Store one piece of an upload; the answer to the last one contains the digest."""
         digest = asked.digest
-        with self._incoming.piece(digest, last=asked.last) as upload:
+        with self._piece(digest, last=asked.last) as upload:
             if upload is None:
                 raise BadFrame("a piece of weights without an upload")
             await in_thread(partial(upload.write, asked.offset, frame.body))
@@ -314,7 +238,8 @@ class WeightRequests:
         self._library.forget(self._session, digest)
 
     def close(self) -> None:
-        self._incoming.close()
+        for digest in list(self._incoming):
+            self._end(digest)
 
     async def _begin(self, asked: Upload) -> None:
         digest = asked.digest
@@ -323,13 +248,68 @@ class WeightRequests:
             table = read_sizes(asked.sizes, asked.total)
             return self._store.upload(table, self._function, digest)
 
-        self._incoming.reserve(digest)
+        self._reserve(digest)
         try:
             upload = await in_thread(begin, discard=WeightsUpload.close)
         except BaseException:
-            self._incoming.end(digest)
+            self._end(digest)
             raise
-        self._incoming.begun(digest, upload)
+        self._incoming[digest].upload = upload
+        self._wait(digest)
+
+    def _reserve(self, digest: str) -> None:
+        """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
+        images, tenant = self._library.incoming, self._tenant
+        if digest in self._incoming:
+            raise ClientNotAllowed("these weights are being uploaded already")
+        if len(self._incoming) >= images.of_a_connection:
+            raise ClientNotAllowed(f"{images.of_a_connection} uploads have not ended")
+        if images.counts[tenant] >= images.of_a_tenant:
+            raise ClientNotAllowed(f"{images.of_a_tenant} uploads of {tenant} have not ended")
+        self._incoming[digest] = _Incoming()
+        images.counts[tenant] += 1
+        self._library.catalogue.sending_begins(self._tenant, digest)
+
+    @contextmanager
+    def _piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload | None]:
+        """Give the upload to the block, which writes a piece; end the upload after the last one.
+
+        An upload of which a piece cannot be written has ended too.
+        """
+        found = self._incoming.get(digest)
+        if found is None:
+            yield None
+            return
+        if found.silence is not None:
+            found.silence.cancel()
+        try:
+            yield found.upload
+        except BaseException:
+            self._end(digest)
+            raise
+        if last:
+            self._end(digest)
+        else:
+            self._wait(digest)
+
+    def _end(self, digest: str) -> None:
+        found = self._incoming.pop(digest)
+        if found.silence is not None:
+            found.silence.cancel()
+        if found.upload is not None:
+            found.upload.close()
+        self._library.incoming.counts[self._tenant] -= 1
+        if not self._library.incoming.counts[self._tenant]:
+            del self._library.incoming.counts[self._tenant]
+        self._library.catalogue.sending_ends(self._tenant, digest)
+
+    def _wait(self, digest: str) -> None:
+        loop, silence_s = asyncio.get_running_loop(), self._library.incoming.silence_s
+        self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
+
+    def _give_up(self, digest: str) -> None:
+        log.warning("an upload of %s ended: no piece came for a while", self._tenant)
+        self._end(digest)
 
     # -- in threads -----------------------------------------------------------------------------
 
