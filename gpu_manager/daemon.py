@@ -95,7 +95,9 @@ class GpuManager:
         self._runtime: Runtime | None = None
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
-        self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
+        self.library = Library(
+            self.node.weights, self._store, catalogue, scheduling, overhead_bytes
+        )
         self.leases_elsewhere = LeasesElsewhere(
             scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from cache_manager.model.ids import ModelId, NodeId, Tier
+from cache_manager.model.ids import ModelId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
@@ -13,8 +13,8 @@ from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
-from gpu_manager.node.stepping_down import TierReports
-from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.node.stepping_down import StoredWeights
+from gpu_manager.node.tenant_models import TenantModel
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     Emulation,
@@ -28,7 +28,6 @@ from gpu_manager.runtimes.runtime import (
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.path import MovedSums
 from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
-from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     AfterLoss,
     ContextKept,
@@ -51,8 +50,7 @@ class Loader:
     def __init__(
         self,
         settings: NodeSettings,
-        store: WeightStore,
-        catalogue: Catalogue,
+        weights: StoredWeights,
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
@@ -62,9 +60,7 @@ class Loader:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
         self._settings = settings
-        self._node = NodeId(settings.node)
-        self._store = store
-        self._catalogue = catalogue
+        self._weights = weights
         self._reports = reports
         self._short = short
         self._meters = meters
@@ -72,7 +68,6 @@ class Loader:
         self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
-        self.tiers = TierReports(self._node, store, catalogue, reports)
 
     def start(self, runtime: Runtime) -> None:
         """Have all loads use this runtime; there may be none before."""
@@ -152,7 +147,7 @@ class Loader:
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
         self._forget(gpu, resident)
-        self.tiers.report(resident.model, gpu.id)
+        self._weights.report(resident.model, gpu.id)
 
     # -- loading --------------------------------------------------------------------------------
 
@@ -168,7 +163,7 @@ class Loader:
         if before:
             await asyncio.wait(before)
         resident.progress.step()
-        source = self.tiers.tier(resident.model)
+        source = self._weights.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
             taken = resident.takes.memory
@@ -252,7 +247,7 @@ class Loader:
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
-        model = self._catalogue.get(resident.model)
+        model = self._weights.catalogue.get(resident.model)
         resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
@@ -278,23 +273,23 @@ class Loader:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
         model, leases = resident.model, self._leases
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self.tiers.tier(model) is Tier.ABSENT:
+        while self._weights.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
             if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, lease):
                 break
-            if self._catalogue.is_being_sent(model):
+            if self._weights.catalogue.is_being_sent(model):
                 since_s = None
             elif since_s is None:
                 since_s = now_s
             leases.note_lacking(gpu.id, model, since_s)
             resident.progress.step()  # the function has `weights_s`, whatever it does
-            await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
+            await self._weights.catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
         leases.note_lacking(gpu.id, model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""
-        model = self._catalogue.get(resident.model)
-        request = self._store.request(model.digest, model.table)
+        model = self._weights.catalogue.get(resident.model)
+        request = self._weights.store.request(model.digest, model.table)
         try:
             hosted = await self._load_in_worker(gpu, model, request, resident)
             try:
@@ -396,7 +391,7 @@ class Loader:
             await self._data.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
-        self.tiers.report(resident.model)
+        self._weights.report(resident.model)
 
     # -- processes without a model ---------------------------------------------------------------
 
@@ -430,7 +425,7 @@ class Loader:
         context.host = host
         log.info("%s has left %s, and its process stays", context.model, gpu.id)
         if gpu.contexts.get(context.model) is not context:
-            self.tiers.report(context.model)  # a model takes the process, or an order ends it
+            self._weights.report(context.model)  # a model takes the process, or an order ends it
         elif context.model in gpu.residents:
             self._short()  # the model was ordered to come back, in another process
         else:
@@ -438,7 +433,7 @@ class Loader:
 
     async def _end_and_report(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         await self._end_process(gpu, context)
-        self.tiers.report(context.model)
+        self._weights.report(context.model)
 
     async def _end_process(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         if context.emptying is not None:
@@ -450,13 +445,13 @@ class Loader:
 
     def _report_context_lost(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         if gpu.contexts.get(context.model) is not context:
-            self.tiers.report(context.model)  # as above
+            self._weights.report(context.model)  # as above
             return
         del gpu.contexts[context.model]
         if context.model in gpu.residents:
             self._short()
         else:
-            self.tiers.report(context.model, gpu.id)
+            self._weights.report(context.model, gpu.id)
 
 
 def _sums(paths: GpuPaths) -> MovedSums | None:

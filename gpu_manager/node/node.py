@@ -21,7 +21,7 @@ from gpu_manager.node.loading import Loader
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.stepping_down import WeightSteps
+from gpu_manager.node.stepping_down import StoredWeights
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
@@ -77,8 +77,6 @@ class GpuNode(Observer):
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
         self.data = data
-        self._store = store
-        self._catalogue = catalogue
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
@@ -86,10 +84,10 @@ class GpuNode(Observer):
         self.leases = LeasesInForce(
             settings.leases, self.gpus, self.meters, reports, self._runs, lease_ended
         )
+        self.weights = StoredWeights(self.name, store, catalogue, reports)
         self._loader = Loader(
-            settings, store, catalogue, reports, self.resync, self.meters, data, self.leases
+            settings, self.weights, reports, self.resync, self.meters, data, self.leases
         )
-        self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
 
     def start(self, runtime: Runtime) -> None:
         """Report the node's state; from now on orders are accepted, and loads use this runtime."""
@@ -111,7 +109,7 @@ class GpuNode(Observer):
             self._loader.end_context(gpu, left)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
-            step = self._steps.need(load.model)
+            step = self.weights.need(load.model)
             last = self._loader.load(gpu, load, order.lease, (last, step), ahead=order.prefetch)
             last.add_done_callback(lambda _: self.leases.note_loaded())
         if order.prefetch:
@@ -133,7 +131,7 @@ class GpuNode(Observer):
         self._loader.end_context(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
-        self._steps.order(order.model, order.tier)
+        self.weights.step_down(order.model, order.tier, self._is_on_a_gpu)
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""
@@ -294,7 +292,9 @@ class GpuNode(Observer):
     def snapshot(self) -> NodeSnapshot:
         now_s, gpus = self._loop.time(), self.gpus.values()
         states = tuple(_gpu_snapshot(now_s, gpu, self.leases) for gpu in gpus if not gpu.lost)
-        tiers = [(model.id, self._store.tier(model.digest)) for model in self._catalogue]
+        tiers = [
+            (model.id, self.weights.store.tier(model.digest)) for model in self.weights.catalogue
+        ]
         there = tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT)
         return NodeSnapshot(self.name, states, there)
 

@@ -17,21 +17,27 @@ from scheduler.api import ModelDemoted, NodeReports
 log = logging.getLogger(__name__)
 
 
-class TierReports:
-    """Reports the tiers of models; those whose weights the node has lost are forgotten."""
+class StoredWeights:
+    """Moves weights down, unless a model needs them, and reports in which tier they are.
+
+    Models of several tenants may share weights: those move as far as all of the models may. Models
+    whose weights the node has lost are forgotten.
+    """
 
     def __init__(
         self, node: NodeId, store: WeightStore, catalogue: Catalogue, reports: NodeReports
     ) -> None:
         self._node = node
-        self._store = store
-        self._catalogue = catalogue
+        self.store = store
+        self.catalogue = catalogue
         self._reports = reports
+        self._tasks = BackgroundTasks(log, "moving stored weights down")
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # by digest, the last one
 
     def tier(self, model: ModelId) -> Tier:
         """Return where the node has a model's weights; ABSENT for models that it does not know."""
         try:
-            return self._store.tier(self._catalogue.get(model).digest)
+            return self.store.tier(self.catalogue.get(model).digest)
         except WeightStoreError:
             return Tier.ABSENT
 
@@ -44,78 +50,64 @@ class TierReports:
 
         Models whose weights this node no longer has are forgotten: their functions send them again.
         """
-        for digest in self._store.take_changed().union(digests):
-            tier = self._store.tier(digest)
-            for model in self._catalogue.with_weights(digest):
+        for digest in self.store.take_changed().union(digests):
+            tier = self.store.tier(digest)
+            for model in self.catalogue.with_weights(digest):
                 if tier is not model.reported:
                     model.reported = tier
                     self.report(model.id)
                 if tier is Tier.ABSENT:
-                    self._catalogue.remove(model)
+                    self.catalogue.remove(model)
 
+    def step_down(self, name: ModelId, tier: Tier, on_a_gpu: Callable[[ModelId], bool]) -> None:
+        """Move a model's weights down to this tier; orders about the same weights take turns.
 
-class WeightSteps:
-    """Moves weights down, unless a model needs them, and reports where they are.
-
-    Models of several tenants may share weights: those move as far as all of the models may.
-    """
-
-    def __init__(
-        self,
-        store: WeightStore,
-        catalogue: Catalogue,
-        tiers: TierReports,
-        on_a_gpu: Callable[[ModelId], bool],
-    ) -> None:
-        """`on_a_gpu` says whether a model is loaded or being loaded."""
-        self._store = store
-        self._catalogue = catalogue
-        self._tiers = tiers
-        self._on_a_gpu = on_a_gpu
-        self._tasks = BackgroundTasks(log, "moving stored weights down")
-        self._under_way: dict[str, asyncio.Task[None]] = {}  # by digest, the last one
-
-    def order(self, name: ModelId, tier: Tier) -> None:
-        """Move a model's weights down to this tier; orders about the same weights take turns."""
+        `on_a_gpu` says whether a model is loaded or being loaded.
+        """
         try:
-            model = self._catalogue.get(name)
+            model = self.catalogue.get(name)
         except UnknownImage:
-            self._tiers.report(name)
+            self.report(name)
             return
         model.lowest = tier
         before = self._under_way.get(model.digest)
-        task = self._tasks.start(self._step(model, before))
+        task = self._tasks.start(self._step(model, before, on_a_gpu))
         self._under_way[model.digest] = task
         task.add_done_callback(lambda _: self._forget(model.digest, task))
 
     def need(self, name: ModelId) -> asyncio.Task[None] | None:
         """Keep a model's weights from now on; return the step that is under way, if any."""
         try:
-            model = self._catalogue.get(name)
+            model = self.catalogue.get(name)
         except UnknownImage:
             return None
         model.lowest = None
         return self._under_way.get(model.digest)
 
-    async def _step(self, model: TenantModel, before: asyncio.Task[None] | None) -> None:
+    async def _step(
+        self,
+        model: TenantModel,
+        before: asyncio.Task[None] | None,
+        on_a_gpu: Callable[[ModelId], bool],
+    ) -> None:
         if before is not None:
             await asyncio.wait({before})
         reported = model.reported
         try:
-            await self._move(model.digest)
+            await self._move(model.digest, on_a_gpu)
         finally:
-            self._tiers.report_changed(model.digest)
+            self.report_changed(model.digest)
             if model.reported is reported:
-                self._tiers.report(model.id)
+                self.report(model.id)
 
-    async def _move(self, digest: str) -> None:
-        sharing = self._catalogue.with_weights(digest)
+    async def _move(self, digest: str, on_a_gpu: Callable[[ModelId], bool]) -> None:
+        sharing = self.catalogue.with_weights(digest)
         ordered = [model.lowest for model in sharing if model.lowest is not None]
-        is_on_a_gpu = any(self._on_a_gpu(model.id) for model in sharing)
+        is_on_a_gpu = any(on_a_gpu(model.id) for model in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
             loop = asyncio.get_running_loop()
             still = _still_ordered(sharing)
-            await loop.run_in_executor(None, self._store.step_down, digest, min(ordered), still)
+            await loop.run_in_executor(None, self.store.step_down, digest, min(ordered), still)
 
     def _forget(self, digest: str, task: asyncio.Task[None]) -> None:
         if self._under_way.get(digest) is task:

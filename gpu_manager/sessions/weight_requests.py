@@ -12,12 +12,12 @@ from typing import Any
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
-from gpu_manager.node.stepping_down import TierReports
+from gpu_manager.node.stepping_down import StoredWeights
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.sessions.sessions import ClientSession, in_thread
 from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
 from gpu_manager.weights.store import WeightStore
-from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
+from scheduler.api import ModelRegistered, ModelSpec, NodeReports
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
@@ -114,7 +114,7 @@ class TenantTurns:
 class Library:
     """The node's weights and their models; reports new models to the scheduler."""
 
-    node: NodeId
+    weights: StoredWeights
     store: WeightStore
     catalogue: Catalogue
     reports: NodeReports
@@ -153,8 +153,7 @@ class Library:
         self.report_tiers()
 
     def report_tiers(self, *digests: str) -> None:
-        tiers = TierReports(self.node, self.store, self.catalogue, self.reports)
-        tiers.report_changed(*digests)
+        self.weights.report_changed(*digests)
 
 
 class WeightRequests:

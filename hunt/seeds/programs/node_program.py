@@ -205,7 +205,7 @@ class NodeProgram:
             node = self.node = WatchedNode(
                 settings, gpus, store, catalogue, attachment, ended, around, self._most
             )
-            self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
+            self.library = Library(node.weights, store, catalogue, attachment, _CONTEXT_BYTES)
             elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
             self.acquiring = Acquiring(node, attachment, self.library, tokens, elsewhere)
             attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
