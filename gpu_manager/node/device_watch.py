@@ -134,8 +134,8 @@ def _reconcile(gpu: HostGpu) -> bool:
     used_bytes = gpu.device.used_bytes()
     if used_bytes is None:
         return False
-    reconciled = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
-    foreign_bytes = reconciled.withheld_bytes + reconciled.short_bytes
+    device_bytes, ours_bytes = gpu.device.device_bytes, _workers_bytes(gpu)
+    foreign_bytes = gpu.ledger.reconcile(used_bytes, device_bytes, ours_bytes)
     if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
         return False
     log.info("%s: other programs and spare workers use %d bytes", gpu.id, foreign_bytes)

@@ -116,11 +116,6 @@ class ClientConnection:
             self._tasks.cancel()
             self._stream.close()
 
-    def lease_ended(self, lease: LeaseId) -> None:
-        """Notify the client of a lease's end; a lost notification does no harm."""
-        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
-            self._tasks.start(self._notify_lease_ended(lease), failed=self._failed)
-
     # -- HELLO ----------------------------------------------------------------------------------
 
     async def _hello(self) -> tuple[FunctionIdentity, Hello, HostedModel | None]:
@@ -167,7 +162,7 @@ class ClientConnection:
 
     async def _serve_requests(self, identity: FunctionIdentity, hello: Hello) -> None:
         services, local = self._services, self._stream.local
-        session = services.sessions.join(identity, hello.session, self)
+        session = services.sessions.join(identity, hello.session, self._lease_ended)
         handler: _Handler
         if hello.role == "admin":
             handler = AdminRequests(services)
@@ -182,7 +177,7 @@ class ClientConnection:
                 await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()
-            services.sessions.leave(session, self)
+            services.sessions.leave(session, self._lease_ended)
 
     async def _handle(self, frame: Frame, handler: _Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
@@ -232,8 +227,11 @@ class ClientConnection:
     async def _refuse(self, number: int, error: Exception) -> None:
         await self._stream.send(FrameKind.REFUSED, [number, *refusal(error)])
 
-    async def _notify_lease_ended(self, lease: LeaseId) -> None:
-        await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+    def _lease_ended(self, lease: LeaseId) -> None:
+        """Notify the client of a lease's end; a lost notification does no harm."""
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            notice = self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+            self._tasks.start(notice, failed=self._failed)
 
     # -- tasks ----------------------------------------------------------------------------------
 

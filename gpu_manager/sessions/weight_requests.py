@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
@@ -55,16 +56,6 @@ class _Incoming:
     silence: asyncio.TimerHandle | None = None
 
 
-class _Turns:
-    """The turns of one tenant, with the number of requests that have or await one."""
-
-    __slots__ = ("free", "users")
-
-    def __init__(self, at_once: int) -> None:
-        self.free = asyncio.Semaphore(at_once)
-        self.users = 0
-
-
 class TenantTurns:
     """Shares the threads that hash weights among tenants, and paces a tenant's new images.
 
@@ -77,7 +68,8 @@ class TenantTurns:
         self._burst = burst
         self._every_s = 1.0 / images_per_s
         self._now_s = asyncio.get_running_loop().time
-        self._turns: dict[str, _Turns] = {}
+        # Whoever has or awaits a turn refers to its tenant's.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # When the tenant's last image would have been added at the steady rate; those that added
         # none for the longest time are first, and a time that has passed says nothing.
         self._paced_s: dict[str, float] = {}
@@ -85,15 +77,9 @@ class TenantTurns:
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
         """Wait for one of the tenant's turns, and hold it until the end of the block."""
-        turns = self._turns.setdefault(tenant, _Turns(self._at_once))
-        turns.users += 1
-        try:
-            async with turns.free:
-                yield
-        finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._turns[tenant]
+        free = self._turns.setdefault(tenant, asyncio.Semaphore(self._at_once))
+        async with free:
+            yield
 
     async def pace(self, tenant: str) -> None:
         """Count one new image of the tenant, and wait if it adds images too fast."""
