@@ -87,16 +87,15 @@ class Loader:
         If the node lacks the weights, wait for them while a lease waits. Nobody waits for a load
         `ahead` of its requests, until `hurry`, or sends its weights.
         """
-        resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
+        now_s = self._loop.time()
+        resident = ModelOnGpu(load.model, load.memory_bytes, lease, now_s, ahead=ahead)
         gpu.residents[load.model] = resident
         if load.emptied is not None:
             resident.takes = gpu.contexts.pop(load.emptied, None)
             if resident.takes is None:
                 log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
-        resident.loading = self._loop.create_task(
-            self._load(gpu, resident, lease, before, ahead=ahead)
-        )
+        resident.loading = self._loop.create_task(self._load(gpu, resident, before))
         return resident.loading
 
     def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
@@ -152,13 +151,7 @@ class Loader:
     # -- loading --------------------------------------------------------------------------------
 
     async def _load(
-        self,
-        gpu: HostGpu,
-        resident: ModelOnGpu,
-        lease: LeaseId,
-        before: set[asyncio.Task[None]],
-        *,
-        ahead: bool,
+        self, gpu: HostGpu, resident: ModelOnGpu, before: set[asyncio.Task[None]]
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -173,8 +166,8 @@ class Loader:
             phases.end("room")
             resident.progress.step()
             begun_s = self._loop.time()
-            if not ahead:
-                await self._wait_for_weights(gpu, resident, lease)
+            if not resident.ahead:
+                await self._wait_for_weights(gpu, resident)
             phases.end("weights")
             resident.progress.step()
             await self._choose_runtime(gpu, resident)
@@ -183,12 +176,11 @@ class Loader:
                 raise LoadFailure(resident.model, f"its worker ended: {hosted.closed.result()}")
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            await self._fail(gpu, resident, lease, error, ahead=ahead)
+            await self._fail(gpu, resident, error)
             return
         except Exception as error:  # else who waits for the model waits for ever
             log.exception("%s: loading %s", gpu.id, resident.model)
-            failure = LoadFailure(resident.model, repr(error))
-            await self._fail(gpu, resident, lease, failure, ahead=ahead)
+            await self._fail(gpu, resident, LoadFailure(resident.model, repr(error)))
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
@@ -219,18 +211,11 @@ class Loader:
             news |= gpu.shared[resident.shares].models == 1
         return news
 
-    async def _fail(
-        self,
-        gpu: HostGpu,
-        resident: ModelOnGpu,
-        lease: LeaseId,
-        error: GpuManagerError,
-        *,
-        ahead: bool,
-    ) -> None:
+    async def _fail(self, gpu: HostGpu, resident: ModelOnGpu, error: GpuManagerError) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
         await self._give_up(gpu, resident)
-        given_up = not ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
+        lease = resident.lease
+        given_up = not resident.ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
@@ -269,13 +254,13 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(resident.model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId) -> None:
+    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
         model, leases = resident.model, self._leases
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
         while self._weights.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
-            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, lease):
+            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, resident.lease):
                 break
             if self._weights.catalogue.is_being_sent(model):
                 since_s = None
@@ -291,7 +276,8 @@ class Loader:
         model = self._weights.catalogue.get(resident.model)
         request = self._weights.store.request(model.digest, model.table)
         try:
-            hosted = await self._load_in_worker(gpu, model, request, resident)
+            order = self._order(gpu, model, request, resident)
+            hosted = await self._load_in_worker(order, request)
             try:
                 resident.hold = await request.hold()
             except BaseException:
@@ -304,17 +290,10 @@ class Loader:
         phases.finish()
         return hosted
 
-    async def _load_in_worker(
-        self,
-        gpu: HostGpu,
-        model: TenantModel,
-        request: ImageRequest,
-        resident: ModelOnGpu,
-    ) -> HostedModel:
+    async def _load_in_worker(self, order: LoadOrder, request: ImageRequest) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
-        order = self._order(gpu, model, request, resident)
         for last_try in (False, True):
-            resident.progress.step()
+            order.progress.step()
             try:
                 return await self._runtime.result().load(order)
             except (LoadFailure, NoWorker) as error:
@@ -322,16 +301,12 @@ class Loader:
                 if isinstance(error, LoadFailure) and (error.out_of_memory or last_try):
                     raise
                 if last_try:
-                    raise LoadFailure(model.id, str(error)) from error
+                    raise LoadFailure(order.model, str(error)) from error
                 log.warning("%s; trying again", error)
         raise AssertionError("unreachable")
 
     def _order(
-        self,
-        gpu: HostGpu,
-        model: TenantModel,
-        request: ImageRequest,
-        resident: ModelOnGpu,
+        self, gpu: HostGpu, model: TenantModel, request: ImageRequest, resident: ModelOnGpu
     ) -> LoadOrder:
         emulation = self._settings.emulation
         total_bytes = model.table.total_bytes

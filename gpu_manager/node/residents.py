@@ -15,7 +15,7 @@ from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, Lo
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
-from scheduler.api import GpuSpec, MemoryPressure, NodeReports, SlotId
+from scheduler.api import GpuSpec, LeaseId, MemoryPressure, NodeReports, SlotId
 
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
@@ -42,10 +42,11 @@ class ModelOnGpu:
     """
 
     def __init__(
-        self, model: ModelId, reserved_bytes: int, now_s: float, *, ahead: bool = False
+        self, model: ModelId, reserved_bytes: int, lease: LeaseId, now_s: float, *, ahead: bool
     ) -> None:
-        """`ahead`: no request waits for the load."""
+        """The load is ordered for this lease; `ahead`: no request waits for it."""
         self.model = model
+        self.lease, self.ahead = lease, ahead
         self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
         self.memory = Account()
