@@ -36,7 +36,6 @@ from gpu_manager.server.requests import Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.data_requests import NodeData
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
@@ -84,7 +83,7 @@ class GpuManager:
             host_gpu(device, name, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
-        sessions = self._sessions = ClientSessions(self._end_session)
+        sessions = self.sessions = ClientSessions(self._end_session)
         table = _data_table(settings, descriptors)
         workers = WorkerData(table)
         node = self.node = GpuNode(
@@ -95,10 +94,7 @@ class GpuManager:
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
         self.library = Library(node.weights, self._store, catalogue, scheduling, overhead_bytes)
-        self.leases_elsewhere = LeasesElsewhere(
-            scheduling, tokens, neighbours, settings.leases.unclaimed_s
-        )
-        self._acquiring = Acquiring(node, scheduling, self.library, tokens, self.leases_elsewhere)
+        self._acquiring = Acquiring(node, scheduling, self.library, tokens, neighbours)
         self.data = NodeData(node, table, workers, scheduling.locate)
         self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
@@ -171,7 +167,7 @@ class GpuManager:
 
     def _families(self) -> Iterator[MetricFamily]:
         yield gauge(metrics.ATTACHED, [((), float(self._scheduling.connected))])
-        yield gauge(metrics.SESSIONS, [((), len(self._sessions))])
+        yield gauge(metrics.SESSIONS, [((), len(self.sessions))])
         yield gauge(metrics.LEASES, [((), len(self.node.leases))])
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())

@@ -9,7 +9,7 @@ from typing import TypeVar
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases import SessionKey
-from scheduler.api import LeaseId
+from scheduler.api import LeaseId, RequestId
 from torch_shim.wire.image_digests import new_nonce
 
 T = TypeVar("T")
@@ -51,6 +51,9 @@ class ClientSession:
     # One for each connection: notifies the client of the end of a lease of its session.
     connections: list[Callable[[LeaseId], None]] = field(default_factory=list)
     expired_questions: ExpiredQuestions = field(default_factory=ExpiredQuestions)
+    # Leases on other nodes that it may not have claimed there, with the request that has each, and
+    # the time of the answer; oldest first.
+    elsewhere: dict[tuple[LeaseId, RequestId], float] = field(default_factory=dict)
 
 
 class ClientSessions:
