@@ -59,10 +59,6 @@ class FrameDecoder:
     def filled(self, count: int) -> None:
         self._filled += count
 
-    @property
-    def held_bytes(self) -> int:
-        return len(self._body)
-
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
         """Add bytes and descriptors; return the frames that they complete.
 
@@ -175,10 +171,6 @@ class FrameStream:
         """Set the sizes that frames may announce, from the next frame on."""
         self._decoder.max_meta_bytes = max_meta_bytes
         self._decoder.max_body_bytes = max_body_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        return self._decoder.held_bytes
 
     async def read(self) -> Frame:
         """Return the next frame; the caller owns its descriptors. Raise a WireError."""

@@ -93,9 +93,6 @@ class PendingCalls:
         self._waiting: dict[int, PendingCall] = {}
         self._by_request: dict[RequestId, list[PendingCall]] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def __iter__(self) -> Iterator[Call]:
         """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()

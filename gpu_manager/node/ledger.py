@@ -98,7 +98,7 @@ class Ledger:
         return self._grant_measured(account)
 
     def set_aside(self, total_bytes: int) -> int:
-        """Reserve `total_bytes` for uses such as pooled contexts; return the bytes lacking."""
+        """Keep `total_bytes` for what is in no account; return the bytes lacking."""
         short_bytes = max(0, total_bytes - self._set_aside_bytes - self.free_bytes)
         if not short_bytes:
             self._set_aside_bytes = total_bytes

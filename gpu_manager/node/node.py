@@ -54,9 +54,7 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
-# Models with metrics of their own, and how long a run that lacks memory waits for it.
-_METRIC_NAMES = 1_000
-_PRESSURE_S = 2.0
+_PRESSURE_S = 2.0  # that a run waits for memory
 
 
 class GpuNode(Observer):
@@ -75,7 +73,7 @@ class GpuNode(Observer):
         """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
-        self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
+        self.meters = NodeMeters(self.gpus)
         self.data = data
         self._reports = reports
         self._loop = asyncio.get_running_loop()

@@ -118,7 +118,6 @@ class HostGpu:
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
-    _aside_bytes: int = 0  # of the ledger's, for the processes in `shared`
 
     @property
     def id(self) -> GpuId:
@@ -273,7 +272,7 @@ class HostGpu:
         shared = None if resident.shares is None else self.shared.get(resident.shares)
         if shared is None:
             return 0
-        lacking_bytes = self.shared_bytes - self._aside_bytes
+        lacking_bytes = self.shared_bytes - self.ledger.set_aside_bytes
         return max(0, shared.for_calls_bytes(self.calls_at_once) - lacking_bytes)
 
     @property
@@ -283,11 +282,8 @@ class HostGpu:
 
     def _set_aside(self) -> None:
         """Set aside what shared processes take beside their models, as far as there is room."""
-        most_bytes = self._aside_bytes + max(0, self.ledger.free_bytes)
-        aside_bytes = min(self.shared_bytes, most_bytes)
-        others_bytes = self.ledger.set_aside_bytes - self._aside_bytes
-        if not self.ledger.set_aside(others_bytes + aside_bytes):
-            self._aside_bytes = aside_bytes
+        most_bytes = self.ledger.set_aside_bytes + max(0, self.ledger.free_bytes)
+        self.ledger.set_aside(min(self.shared_bytes, most_bytes))
 
     def forget(self, resident: ModelOnGpu) -> None:
         self.unshare(resident)

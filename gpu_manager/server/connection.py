@@ -156,7 +156,8 @@ class ClientConnection:
             ours.setblocking(False)
             hosted.channel(session, function, workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
-            await relay(self._stream.socket, ours)
+            client = self._stream.socket
+            await until_first(_copy(client, ours), _copy(ours, client))
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -244,11 +245,6 @@ class ClientConnection:
 
 
 _PIECE_BYTES = 1 << 20
-
-
-async def relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes in both directions until either side closes; both sockets are non-blocking."""
-    await until_first(_copy(one, other), _copy(other, one))
 
 
 async def _copy(source: socket.socket, sink: socket.socket) -> None:
