@@ -6,7 +6,7 @@ import logging
 from cache_manager.model.ids import MIB, GpuId, ModelId
 from gpu_manager import metrics
 from gpu_manager.devices.gpu_turns import kill_turn_holder, turn_holder
-from gpu_manager.node.ledger import ProcessUse
+from gpu_manager.node.ledger import ProcessUse, SharedContext
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.runtime import HostProcess
@@ -178,7 +178,7 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     granted = dict[HostProcess | None, int]()
-    shared: dict[str, HostProcess | None] = {}
+    shared: dict[SharedContext, HostProcess | None] = {}
     for resident in gpu.residents.values():
         if resident.hosted is None:
             continue
@@ -189,11 +189,11 @@ def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     for resident in gpu.residents.values():  # those that are on their way into such a process
         if resident.hosted is None and resident.shares in shared:
             granted[shared[resident.shares]] += resident.memory.granted_bytes
-    for tenant, host in shared.items():
-        granted[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
-    for context in gpu.contexts.values():
-        if context.host is not None:
-            granted[context.host.host] = gpu.context_bytes(context)
+    for context, host in shared.items():
+        granted[host] += context.bytes(gpu.calls_at_once)
+    for empty in gpu.contexts.values():
+        if empty.host is not None:
+            granted[empty.host.host] = gpu.context_bytes(empty)
     return granted
 
 

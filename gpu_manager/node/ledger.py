@@ -127,7 +127,7 @@ class Ledger:
         account.granted_bytes = granted_bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SharedContext:
     """What a tenant's process takes beside what its models hold between calls.
 
@@ -135,6 +135,7 @@ class SharedContext:
     often as calls may overlap, and not for each model.
     """
 
+    tenant: str
     context_bytes: int
     models: int = 0
     _calls: dict[ModelId, int] = field(default_factory=dict)  # the most that a call took

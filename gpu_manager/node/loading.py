@@ -208,7 +208,7 @@ class Loader:
         news = gpu.learn_context(hosted.overhead_bytes)
         if resident.shares is not None:
             news |= gpu.measured_shared(resident.shares, hosted.overhead_bytes)
-            news |= gpu.shared[resident.shares].models == 1
+            news |= resident.shares.models == 1
         return news
 
     async def _fail(self, gpu: HostGpu, resident: ModelOnGpu, error: GpuManagerError) -> None:

@@ -329,7 +329,10 @@ def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnaps
     contexts = tuple((empty.model, gpu.context_bytes(empty)) for empty in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
-    shared = tuple((host.bytes(calls), gpu.sharing(tenant)) for tenant, host in gpu.shared.items())
+    shared = tuple(
+        (host.bytes(calls), tuple(resident.model for resident in gpu.sharing(host)))
+        for host in gpu.shared.values()
+    )
     gpu_shares = tuple(
         (resident.model, resident.gpu_share)
         for resident in gpu.by_use()
