@@ -115,7 +115,7 @@ class Library:
         needed_bytes = table.total_bytes + guess_bytes + self.overhead_bytes
         spec = ModelSpec(model.id, needed_bytes, weights_bytes=table.total_bytes)
         self.reports.report(ModelRegistered(spec))
-        self.report_tiers(digest)
+        self.weights.report_changed(digest)
         return model
 
     def model(self, session: ClientSession, digest: str) -> ModelId:
@@ -136,10 +136,7 @@ class Library:
 
     def forget(self, session: ClientSession, digest: str) -> None:
         self.store.forget(str(session.identity), digest)
-        self.report_tiers()
-
-    def report_tiers(self, *digests: str) -> None:
-        self.weights.report_changed(*digests)
+        self.weights.report_changed()
 
 
 class WeightRequests:
@@ -208,8 +205,6 @@ class WeightRequests:
         """Store one piece of an upload; the answer to the last one contains the digest."""
         digest = asked.digest
         with self._piece(digest, last=asked.last) as upload:
-            if upload is None:
-                raise BadFrame("a piece of weights without an upload")
             await in_thread(partial(upload.write, asked.offset, frame.body))
             if not asked.last:
                 return {}
@@ -256,15 +251,14 @@ class WeightRequests:
         self._library.catalogue.sending_begins(self._tenant, digest)
 
     @contextmanager
-    def _piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload | None]:
+    def _piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload]:
         """Give the upload to the block, which writes a piece; end the upload after the last one.
 
         An upload of which a piece cannot be written has ended too.
         """
         found = self._incoming.get(digest)
-        if found is None:
-            yield None
-            return
+        if found is None or found.upload is None:
+            raise BadFrame("a piece of weights without an upload")
         if found.silence is not None:
             found.silence.cancel()
         try:
