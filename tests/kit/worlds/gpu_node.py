@@ -149,7 +149,7 @@ async def world(
         settings, hosts, store, catalogue, driver, data, lambda *lease: ended.append(lease)
     )
     runtime = InMemoryRuntime(node, shared=shared)
-    library = Library(name, store, catalogue, driver, 0)
+    library = Library(node.weights, store, catalogue, driver, 0)
     meter = core.add(UseMeter(core.lifecycle, loop.time()))
     found = World(node, driver, runtime, store, library, events, meter, ended)
     driver.attach(name, node)
