@@ -394,9 +394,7 @@ class JetStreamQueue(JobQueue):
         return letter, body
 
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        await self._session.begin(wire)
-        usable()
-        await self._session.go_on(wire, self._cleanup.go_on)
+        await self._session.serve(wire, usable, self._cleanup.go_on)
 
     def _remove(self, work: Coroutine[None, None, None]) -> None:
         """Remove parts in the background; `StreamCleanup` finds what remains."""

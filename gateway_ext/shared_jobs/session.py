@@ -161,9 +161,14 @@ class GatewaySession:
         self._log = log
         self._created = ""
         self._began = 0
-        self._watch: StreamWatch | None = None
 
-    async def begin(self, wire: NatsRequests) -> None:
+    async def serve(
+        self,
+        wire: NatsRequests,
+        usable: Callable[[], None],
+        clean_up: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Read the stream, then follow it, send heartbeats and clean up, until one fails."""
         tally = self._index.tally
         created, parts_bytes = await ensure(
             wire, self._names, self._settings.replicas, tally.capacity_bytes
@@ -174,17 +179,12 @@ class GatewaySession:
             self._created = created
         self._began = await self._beat(wire)
         self._index.begin_reading()
-        self._watch = StreamWatch(wire, self._names.jobs, self._receive)
-        await self._watch.begin(until=self._began)
+        watch = StreamWatch(wire, self._names.jobs, self._receive)
+        await watch.begin(until=self._began)
         self._index.end_reading()
         self._presence.restart_leases()
-
-    async def go_on(
-        self, wire: NatsRequests, clean_up: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Follow the stream, send heartbeats and clean up, until one of them fails."""
-        assert self._watch is not None  # `begin` made it
-        await until_first(self._watch.go_on(), self._keep_beating(wire), clean_up())
+        usable()
+        await until_first(watch.go_on(), self._keep_beating(wire), clean_up())
 
     async def announce_close(self, wire: NatsRequests) -> None:
         await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
