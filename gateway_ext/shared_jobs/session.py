@@ -141,26 +141,18 @@ def gateway_of(session: str) -> str:
     return session.partition(".")[0]
 
 
+@dataclass(slots=True)
 class GatewaySession:
     """Keeps the index and the presence of gateways equal to the stream."""
 
-    def __init__(
-        self,
-        settings: JetStreamSettings,
-        names: StreamNames,
-        identity: GatewayIdentity,
-        presence: GatewayPresence,
-        index: JobIndex,
-        log: Logger,
-    ) -> None:
-        self._settings = settings
-        self._names = names
-        self._identity = identity
-        self._presence = presence
-        self._index = index
-        self._log = log
-        self._created = ""
-        self._began = 0
+    settings: JetStreamSettings
+    names: StreamNames
+    identity: GatewayIdentity
+    presence: GatewayPresence
+    index: JobIndex
+    log: Logger
+    _created: str = ""  # when the stream was, as the servers say
+    _began: int = 0  # the first heartbeat of this connection
 
     async def serve(
         self,
@@ -169,59 +161,59 @@ class GatewaySession:
         clean_up: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """Read the stream, then follow it, send heartbeats and clean up, until one fails."""
-        tally = self._index.tally
+        tally = self.index.tally
         created, parts_bytes = await ensure(
-            wire, self._names, self._settings.replicas, tally.capacity_bytes
+            wire, self.names, self.settings.replicas, tally.capacity_bytes
         )
         tally.limit_to(parts_bytes)
         if created != self._created:
-            self._index.clear()
+            self.index.clear()
             self._created = created
         self._began = await self._beat(wire)
-        self._index.begin_reading()
-        watch = StreamWatch(wire, self._names.jobs, self._receive)
+        self.index.begin_reading()
+        watch = StreamWatch(wire, self.names.jobs, self._receive)
         await watch.begin(until=self._began)
-        self._index.end_reading()
-        self._presence.restart_leases()
+        self.index.end_reading()
+        self.presence.restart_leases()
         usable()
         await until_first(watch.go_on(), self._keep_beating(wire), clean_up())
 
     async def announce_close(self, wire: NatsRequests) -> None:
-        await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
+        await wire.publish(self.names.gateway(self.identity.gateway), beat(""))
 
     async def _keep_beating(self, wire: NatsRequests) -> None:
         while True:
-            await asyncio.sleep(self._settings.beat_s)
+            await asyncio.sleep(self.settings.beat_s)
             await self._beat(wire)
             others = [
-                session for session in self._index.claimers() if session != self._identity.session
+                session for session in self.index.claimers() if session != self.identity.session
             ]
-            for session in self._presence.newly_dead(others):
-                count = self._index.release_claims(session)
-                self._log.warning("gateway %s is dead: its %d claims are released", session, count)
+            for session in self.presence.newly_dead(others):
+                count = self.index.release_claims(session)
+                self.log.warning("gateway %s is dead: its %d claims are released", session, count)
 
     async def _beat(self, wire: NatsRequests) -> int:
-        subject = self._names.gateway(self._identity.gateway)
-        return await wire.publish(subject, beat(self._identity.session))
+        subject = self.names.gateway(self.identity.gateway)
+        return await wire.publish(subject, beat(self.identity.session))
 
     def _receive(self, message: StreamMessage) -> None:
-        self._index.passed(message.seq)
+        self.index.passed(message.seq)
         kind, name = message.subject.rsplit(".", 2)[-2:]
         try:
             if kind == "gateway":
-                self._presence.receive(name, message.seq, message.content, message.written_s)
+                self.presence.receive(name, message.seq, message.content, message.written_s)
                 self._check_single_session(name, message.seq)
             else:
-                self._index.unread.add(message.subject)
-                self._index.apply(message.subject, message.seq, decode(message.content))
-                self._index.unread.discard(message.subject)
+                self.index.unread.add(message.subject)
+                self.index.apply(message.subject, message.seq, decode(message.content))
+                self.index.unread.discard(message.subject)
         except ValueError as error:
             # The message of a later version or of another program stays untouched.
-            self._log.error(
+            self.log.error(
                 "job queue: the message at %s cannot be read: %r", message.subject, error
             )
 
     def _check_single_session(self, gateway: str, seq: int) -> None:
-        ours = gateway == self._identity.gateway and seq > self._began
-        if ours and self._presence.session_of(gateway) not in {self._identity.session, ""}:
-            self._log.error("another gateway has a copy of our state folder: calls are made twice")
+        ours = gateway == self.identity.gateway and seq > self._began
+        if ours and self.presence.session_of(gateway) not in {self.identity.session, ""}:
+            self.log.error("another gateway has a copy of our state folder: calls are made twice")
