@@ -155,8 +155,8 @@ class GatewayApp:
         return True
 
     def _part_of_system(self, path: str) -> App:
-        part, _, rest = path.removeprefix("/system/").partition("/")
-        if part == "logs" and rest:
+        part, slash, _ = path.removeprefix("/system/").partition("/")
+        if part == "logs" and slash:
             return self.system
         return self.below_system.get(part, self.system)
 

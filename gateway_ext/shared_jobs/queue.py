@@ -63,7 +63,7 @@ from gateway_ext.shared_jobs.requests import (
     bounded,
 )
 from gateway_ext.shared_jobs.session import GatewayIdentity, GatewayPresence, GatewaySession
-from gateway_ext.shared_jobs.settings import JetStreamSettings, check
+from gateway_ext.shared_jobs.settings import JetStreamSettings
 from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames, is_mark
 
 _RETRY_AFTER_S = 5.0
@@ -86,7 +86,6 @@ class JetStreamQueue(JobQueue):
     def __init__(
         self, folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
     ) -> None:
-        check(settings)
         self._folder = folder
         self._settings = settings
         self._limits = limits

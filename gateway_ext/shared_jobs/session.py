@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class _Gateway:
     written_s: float  # by the servers' clock
 
 
+@dataclass(slots=True)
 class GatewayPresence:
     """The sessions of gateways; `now_s` is a monotonic clock.
 
@@ -45,18 +46,17 @@ class GatewayPresence:
     without a heartbeat while this gateway was connected.
     """
 
-    def __init__(self, lease_s: float, now_s: Callable[[], float]) -> None:
-        self._lease_s = lease_s
-        self._now_s = now_s
-        self._gateways: dict[str, _Gateway] = {}
-        self._servers_s = 0.0
-        self._lost: set[str] = set()
+    lease_s: float
+    now_s: Callable[[], float]
+    _gateways: dict[str, _Gateway] = field(default_factory=dict)
+    _servers_s: float = 0.0
+    _lost: set[str] = field(default_factory=set)
 
     def lives(self, session: str) -> bool:
         gateway = self._gateways.get(gateway_of(session))
         if gateway is None or gateway.session != session:
             return False
-        return self._now_s() - gateway.received_s <= self._lease_s
+        return self.now_s() - gateway.received_s <= self.lease_s
 
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
@@ -64,7 +64,7 @@ class GatewayPresence:
             session = _HEARTBEAT.decode(content).session
         except RecursionError as error:
             raise ValueError("no heartbeat of a gateway") from error
-        self._gateways[gateway] = _Gateway(seq, session, self._now_s(), written_s)
+        self._gateways[gateway] = _Gateway(seq, session, self.now_s(), written_s)
         self._servers_s = max(self._servers_s, written_s)
         self._lost.discard(session)
 
@@ -76,7 +76,7 @@ class GatewayPresence:
     def restart_leases(self) -> None:
         """Start all leases again, as heartbeats could not arrive without a connection."""
         for gateway in self._gateways.values():
-            gateway.received_s = self._now_s()
+            gateway.received_s = self.now_s()
 
     def newly_dead(self, sessions: list[str]) -> list[str]:
         """The dead ones of these sessions that the previous call did not return."""

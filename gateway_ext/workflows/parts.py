@@ -15,9 +15,9 @@ from gateway_ext.workflows.history import RunHistory, WorkflowMeters
 from gateway_ext.workflows.intake import WorkflowIntake
 from gateway_ext.workflows.limits import RunLimits
 from gateway_ext.workflows.plan import WorkflowId
-from gateway_ext.workflows.routes import WorkflowChanges, WorkflowRoutes, WorkflowRows
+from gateway_ext.workflows.routes import WorkflowRoutes, WorkflowRows
 from gateway_ext.workflows.runs import WorkflowCalls
-from gateway_ext.workflows.table import SharedWorkflows, Workflows
+from gateway_ext.workflows.table import SharedWorkflows, WorkflowChanges, Workflows
 
 _FOLDER = "workflows"
 # Says of which servers the folder is a copy; without it the folder is this gateway's own.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,19 +23,9 @@ from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed
 from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.history import RunHistory
 from gateway_ext.workflows.plan import PlannedStage, WorkflowId, WorkflowPlan, read_workflow
-from gateway_ext.workflows.table import Workflows
+from gateway_ext.workflows.table import WorkflowChanges, Workflows
 
 _log = logging.getLogger(__name__)
-
-
-class WorkflowChanges(Protocol):
-    """Changes the workflows: those of one gateway, or of all that share them."""
-
-    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
-        """Store a workflow, and replace one of that name, which must exist with `update`."""
-
-    async def remove(self, workflow: WorkflowId) -> None:
-        """Remove a workflow; its runs under way go on."""
 
 
 class _Removal(msgspec.Struct, rename="camel"):

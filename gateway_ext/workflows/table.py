@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from gateway_ext.errors import BadRequest, QueueAway
 from gateway_ext.jobs.shared import SharedTexts, TextKey
@@ -194,6 +195,9 @@ class SharedWorkflows:
         self.shared.check()
         self.workflows.check_stored(workflow)
         await self.shared.write(workflow, None)
+
+
+WorkflowChanges: TypeAlias = Workflows | SharedWorkflows
 
 
 def _stored_as(path: Path) -> WorkflowId | None:
