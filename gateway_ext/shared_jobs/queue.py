@@ -282,17 +282,14 @@ class JetStreamQueue(JobQueue):
 
     async def _try_claim(self, entry: IndexEntry) -> Job | QueueFailed | None:
         """The claimed job; None where it is taken or unreadable, an error where that is unknown."""
-        subject = entry.subject
+        job = None
         try:
             job = await self._claimed(entry)
         except QueueFailed as error:
-            self._index.release(subject)
             return error
-        except BaseException:
-            self._index.release(subject)
-            raise
-        if job is None:
-            self._index.release(subject)
+        finally:
+            if job is None:
+                self._index.release(entry.subject)
         return job
 
     async def _claimed(self, entry: IndexEntry) -> Job | None:
