@@ -1,12 +1,11 @@
 """The calls of one model, one at a time, and what they have in common."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.lent_memory import IDLE_S
+from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
 from gpu_manager.devices.worker_device import DeviceImage, SharedArea, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Deliver, GraphCall
@@ -46,7 +45,7 @@ class Executor:
         self._together = together
         self._leases = leases
         self._run: RunCall = self._run_singly
-        self._trimming: threading.Timer | None = None
+        self._trimming = IdleTimer(IDLE_S, self._trim_files)
 
     def extend(self, park: Callable[[], None], run: RunCall | None) -> None:
         """Have a feature park what it has where memory is short, and run the calls, if it does.
@@ -91,16 +90,11 @@ class Executor:
 
     def _give_up_idle_files(self) -> None:
         """Have the files that no function reads be given up, unless they are used again soon."""
-        if self._trimming is None and self.sessions.any_free_file():
-            later = threading.Timer(IDLE_S, self._trim_files)
-            later.daemon = True
-            with contextlib.suppress(RuntimeError):  # no room for a thread: the next call tries
-                later.start()
-                self._trimming = later
+        if not self._trimming.is_due and self.sessions.any_free_file():
+            self._trimming.ask()
 
     def _trim_files(self) -> None:
         with self.gate:
-            self._trimming = None
             self.sessions.trim_files(time.monotonic() - IDLE_S)
         self._give_up_idle_files()
 
