@@ -31,7 +31,7 @@ from gpu_manager.runtimes.runtime import (
 from gpu_manager.transfers.path import Moved
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker import orders
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms, Singly
+from gpu_manager.worker.orders import Singly
 from torch_shim.errors import ConnectionLost, WireError
 
 log = logging.getLogger(__name__)
@@ -125,17 +125,9 @@ class WorkerHostedModel(HostedModel):
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        self._admitted.add(lease)
-        self.send(orders.AdmitCalls(self.number, lease, owner, several, divided, terms))
+    def admit(self, admission: orders.Admission) -> None:
+        self._admitted.add(admission.lease)
+        self.send(orders.AdmitCalls(self.number, admission))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         if self.leaves or self.closed.done():

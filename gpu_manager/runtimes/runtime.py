@@ -14,7 +14,7 @@ from typing import NamedTuple, NewType, Protocol
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.image_requests import ImageFeed
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms, WorkerOrder
+from gpu_manager.worker.orders import Admission, WorkerOrder
 
 HostedId = NewType("HostedId", str)
 
@@ -116,20 +116,8 @@ class HostedModel:
     load_spans: Sequence[LoadSpan]  # the parts of the load that the runtime has measured
     closed: "Future[str]"  # done when the model has ended; the result is the cause as text
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        """Admit calls under this lease on the channels of this session, and on no others.
-
-        The owner may also be a function: then on those of its session whose call comes first, or
-        of `several` ones. They run on the lease's `terms`.
-        """
+    def admit(self, admission: Admission) -> None:
+        """Admit calls under a lease on the channels of its owner, and on no others."""
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.

@@ -63,8 +63,7 @@ class HostedModel:
         self._settled = threading.Event()  # its load has ended, well or not
 
     def admit(self, order: orders.AdmitCalls) -> None:
-        how = {"several": order.several, "divided": order.divided}
-        self.leases.admit(order.lease, order.owner, terms=order.terms, **how)
+        self.leases.admit(order.admission)
 
     def serve(self, order: orders.OpenChannel, frame: Frame) -> None:
         """Serve calls on a channel, in a thread of its own."""

@@ -141,19 +141,25 @@ class LeaseTerms(NamedTuple):
 USUAL_TERMS = LeaseTerms()
 
 
-class AdmitCalls(WorkerOrder):
-    """Manager to worker: calls of this session under this lease may run.
+class Admission(NamedTuple):
+    """Calls of this session under this lease may run, on its terms.
 
     If the owner is a function, those of its session whose call comes first, or of `several`. Of a
     lease that is `divided` each session has a part of its own, and is admitted by itself.
     """
 
-    model: Count
     lease: Count
     owner: str
-    several: bool
-    divided: bool
-    terms: LeaseTerms
+    several: bool = False
+    divided: bool = False
+    terms: LeaseTerms = USUAL_TERMS
+
+
+class AdmitCalls(WorkerOrder):
+    """Manager to worker: let these calls in."""
+
+    model: Count
+    admission: Admission
 
 
 class CallsClaimed(WorkerOrder):

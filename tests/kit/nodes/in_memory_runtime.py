@@ -21,7 +21,7 @@ from gpu_manager.runtimes.runtime import (
     Observer,
     PressureAnswer,
 )
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms, WorkerOrder
+from gpu_manager.worker.orders import Admission, LeaseTerms, WorkerOrder
 
 # Carries out an order of a feature, with its descriptors.
 CarryOut = Callable[[WorkerOrder, Sequence[int]], None]
@@ -61,16 +61,8 @@ class InMemoryHosted(HostedModel):
         assert self.host is not None, "a test took its process away"
         return self.host.pid
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        del several
+    def admit(self, admission: Admission) -> None:
+        lease, owner, _, divided, terms = admission
         self.admitted.add(lease)
         if divided:
             self.parts.setdefault(lease, set()).add(owner)

@@ -22,7 +22,7 @@ from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature, WorkerSpace
-from gpu_manager.worker.orders import WorkerOrder
+from gpu_manager.worker.orders import Admission, WorkerOrder
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket
@@ -280,7 +280,7 @@ class LocalWorker:
 
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
         """A new channel of this session, which holds the lease from now on."""
-        self.leases.admit(LEASE, session)
+        self.leases.admit(Admission(LEASE, session))
         ours, theirs = socket.socketpair()
         frames = {kind: answer for part in self.parts for kind, answer in part.frames.items()}
         reports = CallObservers(self._note_run, self._note, self.lost.set, frames)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.data.feature import DataInWorker, PassedData
+from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import (
     CallFailed,
     LocalWorker,
@@ -35,7 +36,7 @@ F = "t:torch.nn.functional."
 def test_other_session_computes_with_the_same_memory_when_it_took_what_was_put() -> None:
     worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
-        worker.leases.admit(8, "b")
+        worker.leases.admit(Admission(8, "b"))
         published(one)
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
@@ -57,7 +58,7 @@ def test_others_see_no_write_when_a_program_writes_to_what_it_took(
     what = program(writes, step("m:sum", Ref(0)), output=[Ref(2)])
     worker = LocalWorker(features=[PassedData])
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
-        worker.leases.admit(8, "b")
+        worker.leases.admit(Admission(8, "b"))
         published(one)
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, what, lease=8) == pytest.approx(after * SIZE)
@@ -70,7 +71,7 @@ def test_readers_see_no_write_when_who_put_writes_to_its_own() -> None:
     with worker.connect("b", 1 << 20) as other, worker.connect("a", 1 << 20) as one:
         published(one)
         assert total(one, GROW, KEY) == 7.0 * SIZE
-        worker.leases.admit(8, "b")
+        worker.leases.admit(Admission(8, "b"))
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
 
@@ -80,7 +81,7 @@ def test_data_outlives_the_session_that_put_it_and_ends_when_it_is_withdrawn() -
     with worker.connect("b", 1 << 20) as other:
         with worker.connect("a", 1 << 20) as one:
             published(one)
-        worker.leases.admit(8, "b")
+        worker.leases.admit(Admission(8, "b"))
         other.ask(FrameKind.TAKE, [TAKEN, HANDLE])
         assert total(other, lease=8) == 6.0 * SIZE
         worker.part(DataInWorker).published.withdraw(HANDLE)

@@ -12,6 +12,7 @@ from gpu_manager.devices.lent_memory import LentStorage
 from gpu_manager.emulated.process_memory import ProcessMemory
 from gpu_manager.worker.data.feature import DataInWorker, PassedData
 from gpu_manager.worker.data.passing import BorrowedData, Use
+from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.data.put_data import (
     DOUBLE,
@@ -39,7 +40,7 @@ class Pair:
         )
         self.maker = stack.enter_context(self.lender.connect("a", 1 << 20))
         self.user = stack.enter_context(self.borrower.connect("b", 1 << 20))
-        self.borrower.leases.admit(8, "b")
+        self.borrower.leases.admit(Admission(8, "b"))
         published(self.maker)
         self.given_back: list[str] = []
 

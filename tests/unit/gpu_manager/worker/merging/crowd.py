@@ -10,6 +10,7 @@ import torch
 from gpu_manager.worker.merging.call_line import CallLine
 from gpu_manager.worker.merging.merged_calls import MergedCalls
 from gpu_manager.worker.merging.records import MergeRecord, MergeRecords
+from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     Caller,
@@ -65,7 +66,7 @@ class Crowd:
         for number in range(size):
             session = f"s{number}"
             self.callers.append(worker.connect(session, arena_bytes))
-            worker.leases.admit(FIRST_LEASE + number, session)
+            worker.leases.admit(Admission(FIRST_LEASE + number, session))
         self._bindings: list[int] = []
         self._lacks = 0
         self._threads = ThreadPoolExecutor(size)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gateway_ext.jobs.jetstream.requests import bounded
+from gateway_ext.shared_jobs.requests import bounded
 from tests.kit.waiting import eventually
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadRequest, QueueFailed
-from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, encode_head
-from gateway_ext.jobs.jetstream.index import JobIndex
-from gateway_ext.jobs.jetstream.records import (
+from gateway_ext.jobs.queue import JobTally, QueueLimits
+from gateway_ext.jobs.values import CallResult, JobKind, JobNumber, call_lane
+from gateway_ext.model import FunctionId
+from gateway_ext.shared_jobs.bodies import CALL_HEAD, RESULT_HEAD, encode_head
+from gateway_ext.shared_jobs.index import JobIndex
+from gateway_ext.shared_jobs.records import (
     JobRecord,
     RecordState,
     StoredParts,
@@ -17,15 +20,12 @@ from gateway_ext.jobs.jetstream.records import (
     encode,
     key_of,
 )
-from gateway_ext.jobs.jetstream.session import (
+from gateway_ext.shared_jobs.session import (
     GatewayIdentity,
     GatewayPresence,
     beat,
 )
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
-from gateway_ext.jobs.queue import JobTally, QueueLimits
-from gateway_ext.jobs.values import CallResult, JobKind, JobNumber, call_lane
-from gateway_ext.model import FunctionId
+from gateway_ext.shared_jobs.settings import JetStreamSettings, check, servers_in
 from tests.kit.worlds.job_world import ECHO, call
 
 ME, OTHER = "me.1", "other.1"

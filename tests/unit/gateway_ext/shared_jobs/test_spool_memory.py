@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.jobs.jetstream.bodies import ScratchSpool
 from gateway_ext.jobs.sqlite.body_files import FileSpool
+from gateway_ext.shared_jobs.bodies import ScratchSpool
 from tests.kit.without_collector import without_collector
 
 

@@ -7,17 +7,17 @@ from msgspec.structs import replace
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from gateway_ext.errors import QueueAway, QueueFailed
-from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex, is_dead_subject
-from gateway_ext.jobs.jetstream.link import NatsLink
-from gateway_ext.jobs.jetstream.records import JobRecord, RecordState, decode, encode
-from gateway_ext.jobs.jetstream.requests import (
+from gateway_ext.jobs.values import JobNumber
+from gateway_ext.shared_jobs.index import IndexEntry, JobIndex, is_dead_subject
+from gateway_ext.shared_jobs.link import NatsLink
+from gateway_ext.shared_jobs.records import JobRecord, RecordState, decode, encode
+from gateway_ext.shared_jobs.requests import (
     FAILURES,
     NatsRequests,
     RecordConflict,
     describe,
     is_full,
 )
-from gateway_ext.jobs.values import JobNumber
 
 # Records are small: this is for half a million of them.
 _RECORDS_BYTES = 1 << 30

@@ -31,26 +31,6 @@ from gateway_ext.errors import (
     QueueFailed,
     UnknownJob,
 )
-from gateway_ext.jobs.jetstream.bodies import CALL_HEAD, RESULT_HEAD, BodyParts, ScratchSpool
-from gateway_ext.jobs.jetstream.index import IndexEntry, JobIndex
-from gateway_ext.jobs.jetstream.link import NatsLink
-from gateway_ext.jobs.jetstream.records import (
-    JobRecord,
-    RecordState,
-    StoredParts,
-    encode,
-    job_numbers,
-    key_of,
-)
-from gateway_ext.jobs.jetstream.requests import (
-    NatsRequests,
-    RecordConflict,
-    StreamsFull,
-    bounded,
-)
-from gateway_ext.jobs.jetstream.session import GatewayIdentity, GatewayPresence, GatewaySession
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check
-from gateway_ext.jobs.jetstream.streams import RecordWriter, StreamNames, is_mark
 from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.values import (
     AsyncCall,
@@ -65,6 +45,26 @@ from gateway_ext.jobs.values import (
     StoredBody,
     call_lane,
 )
+from gateway_ext.shared_jobs.bodies import CALL_HEAD, RESULT_HEAD, BodyParts, ScratchSpool
+from gateway_ext.shared_jobs.index import IndexEntry, JobIndex
+from gateway_ext.shared_jobs.link import NatsLink
+from gateway_ext.shared_jobs.records import (
+    JobRecord,
+    RecordState,
+    StoredParts,
+    encode,
+    job_numbers,
+    key_of,
+)
+from gateway_ext.shared_jobs.requests import (
+    NatsRequests,
+    RecordConflict,
+    StreamsFull,
+    bounded,
+)
+from gateway_ext.shared_jobs.session import GatewayIdentity, GatewayPresence, GatewaySession
+from gateway_ext.shared_jobs.settings import JetStreamSettings, check
+from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames, is_mark
 
 _RETRY_AFTER_S = 5.0
 # How many letters of a page are read at the same time.

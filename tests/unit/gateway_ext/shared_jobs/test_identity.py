@@ -2,15 +2,15 @@
 
 from random import Random
 
-from gateway_ext.jobs.jetstream.index import JobIndex
-from gateway_ext.jobs.jetstream.records import (
+from gateway_ext.jobs.queue import JobTally, QueueLimits
+from gateway_ext.jobs.values import JobNumber, call_lane
+from gateway_ext.shared_jobs.index import JobIndex
+from gateway_ext.shared_jobs.records import (
     JobRecord,
     RecordState,
     StoredParts,
     job_numbers,
 )
-from gateway_ext.jobs.queue import JobTally, QueueLimits
-from gateway_ext.jobs.values import JobNumber, call_lane
 from tests.kit.worlds.job_world import ECHO
 
 CALL = "x.jobs.call.k1"

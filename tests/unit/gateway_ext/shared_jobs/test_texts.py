@@ -1,17 +1,16 @@
-"""Messages of the stream of workflows: read strictly, since others write them too."""
+"""Messages of the texts that gateways share: read strictly, since others write them too."""
 
 import pytest
 
-from gateway_ext.workflows.plan import WorkflowId
-from gateway_ext.workflows.stream import (
+from gateway_ext.shared_jobs.texts import (
     decode,
     encode,
     is_removed,
-    workflow_of,
+    key_of,
 )
 
 
-@pytest.mark.parametrize("text", ["workflow: w\nstages: {ä: 1}", "", None])
+@pytest.mark.parametrize("text", ["lines: w\nmore: {ä: 1}", "", None])
 def test_message_is_read_as_it_was_written(text: str | None) -> None:
     assert decode(encode(text)) == text
     assert is_removed(encode(text)) == (text is None)
@@ -24,13 +23,13 @@ def test_message_is_read_as_it_was_written(text: str | None) -> None:
         b'{"v": 1, "text": 7}', b'{"v": 1, "text": "\\ud800"}', b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_other_messages_are_no_workflows(content: bytes) -> None:
+def test_other_messages_are_no_texts(content: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
         decode(content)
     assert not is_removed(content)
 
 
-def test_subject_is_that_of_one_workflow() -> None:
-    assert workflow_of("deployed.team.w-1_2") == WorkflowId("team", "w-1_2")
+def test_subject_is_that_of_one_text() -> None:
+    assert key_of("deployed.team.w-1_2") == ("team", "w-1_2")
     for other in ("reader", "deployed.a", "deployed.a.b.c", "mine.jobs.call"):
-        assert workflow_of(other) is None
+        assert key_of(other) is None

@@ -14,11 +14,11 @@ import msgspec
 
 from common.tasks import until_first
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.jetstream.index import JobIndex
-from gateway_ext.jobs.jetstream.records import decode
-from gateway_ext.jobs.jetstream.requests import NatsRequests, StreamMessage, StreamWatch
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings
-from gateway_ext.jobs.jetstream.streams import StreamNames, ensure
+from gateway_ext.shared_jobs.index import JobIndex
+from gateway_ext.shared_jobs.records import decode
+from gateway_ext.shared_jobs.requests import NatsRequests, StreamMessage, StreamWatch
+from gateway_ext.shared_jobs.settings import JetStreamSettings
+from gateway_ext.shared_jobs.streams import StreamNames, ensure
 
 _FORGET_S = 24 * 3600.0
 

@@ -18,8 +18,8 @@ from common.tasks import until_first
 from common.time_limits import time_limit
 from gateway_ext.errors import QueueAway, QueueFailed
 from gateway_ext.jobs.attempts import BackOff
-from gateway_ext.jobs.jetstream.requests import FAILURES, NatsRequests, describe
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings
+from gateway_ext.shared_jobs.requests import FAILURES, NatsRequests, describe
+from gateway_ext.shared_jobs.settings import JetStreamSettings
 
 _AGAIN = BackOff(first_s=0.25, most_s=5.0)
 _PING_S = 5

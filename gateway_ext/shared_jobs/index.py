@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gateway_ext.jobs.jetstream.records import JobRecord, RecordState
 from gateway_ext.jobs.queue import JobTally
 from gateway_ext.jobs.values import JobKind, JobLane, JobNumber, LaneHead
+from gateway_ext.shared_jobs.records import JobRecord, RecordState
 
 _ALIVE = frozenset({RecordState.WAITING, RecordState.CLAIMED})
 

@@ -18,16 +18,16 @@ import msgspec
 
 from gateway_ext.errors import BodyLost, QueueFailed
 from gateway_ext.jobs.body_buffer import BodyBuffer
-from gateway_ext.jobs.jetstream.link import NatsLink
-from gateway_ext.jobs.jetstream.records import (
+from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, MemoryBody, StoredBody
+from gateway_ext.shared_jobs.link import NatsLink
+from gateway_ext.shared_jobs.records import (
     CALL,
     JobRecord,
     StoredParts,
     part_name,
 )
-from gateway_ext.jobs.jetstream.requests import RecordConflict, StreamsFull, bounded
-from gateway_ext.jobs.jetstream.streams import StreamNames
-from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, MemoryBody, StoredBody
+from gateway_ext.shared_jobs.requests import RecordConflict, StreamsFull, bounded
+from gateway_ext.shared_jobs.streams import StreamNames
 
 _INLINE_BYTES = 32 << 10
 _PART_BYTES = 512 << 10
