@@ -18,7 +18,7 @@ class Feature(NamedTuple):
 _GATEWAY = "gateway_ext/gateway.py"
 _COMMANDS = "gpufaas/cli.py"
 _CORE = "scheduler/core/core.py"
-_WORKER = "gpu_manager/worker/executor.py"
+_WORKER = "gpu_manager/worker/life.py"
 
 FEATURES = (
     Feature(
@@ -92,15 +92,20 @@ FEATURES = (
     ),
     Feature(
         "data",
-        ("gpu_manager/data", "gpu_manager/worker/data.py", "torch_shim/data"),
+        ("gpu_manager/data", "gpu_manager/worker/data", "torch_shim/data"),
         ("gpu_manager/daemon.py", _WORKER, "torch_shim/start.py"),
         r"\bdata\b|\bhandle|passed",
-        ("tests/unit/gpu_manager/data", "tests/unit/torch_shim/data"),
+        (
+            "tests/unit/gpu_manager/data",
+            "tests/unit/gpu_manager/worker/data",
+            "tests/kit/nodes/in_memory_data.py",
+            "tests/unit/torch_shim/data",
+        ),
     ),
     Feature(
         "streams",
         ("gpu_manager/runtimes/stream.py",),
-        ("gpu_manager/daemon.py",),
+        ("gpufaas/embedded_node.py",),
         r"stream",
     ),
     Feature(
