@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
@@ -21,8 +21,8 @@ from gpu_manager.runtimes.runtime import (
     LoadOrder,
     LoadPhases,
     LoadSpan,
+    NodeFeature,
     Runtime,
-    StayingData,
 )
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.path import MovedSums
@@ -57,7 +57,7 @@ class Loader:
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
-        data: StayingData,
+        features: Sequence[NodeFeature],
         leases: LeasesInForce,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
@@ -69,12 +69,12 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
-        self._data = data
+        self._features = features
         self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
         self.tiers = TierReports(self._node, store, catalogue, reports)
-        self.processes = EmptiedProcesses(self.tiers, reports, short, data)
+        self.processes = EmptiedProcesses(self.tiers, reports, short, features)
 
     def start(self, runtime: Runtime) -> None:
         """Have all loads use this runtime; there may be none before."""
@@ -372,7 +372,8 @@ class Loader:
         await resident.stop_loading()
         await self.processes.give_up(gpu, resident)
         if resident.hosted is not None:
-            await self._data.rescue(resident.hosted)
+            for feature in self._features:
+                await feature.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self.tiers.report(resident.model)

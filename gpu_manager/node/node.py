@@ -28,10 +28,10 @@ from gpu_manager.runtimes.runtime import (
     HostedId,
     HostedModel,
     MergedSums,
+    NodeFeature,
     Observer,
     PressureAnswer,
     Runtime,
-    StayingData,
 )
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
@@ -69,14 +69,14 @@ class GpuNode(Observer):
         store: WeightStore,
         catalogue: Catalogue,
         reports: NodeReports,
-        data: StayingData,
+        features: Sequence[NodeFeature],
         lease_ended: Callable[[SessionKey, LeaseId], None],
     ) -> None:
-        """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
+        """`lease_ended` is called after a claimed lease has ended."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
-        self.data = data
+        self.features = features
         self._store = store
         self._catalogue = catalogue
         self._reports = reports
@@ -88,7 +88,7 @@ class GpuNode(Observer):
         )
         self._usage = UsageReports(reports)
         self._loader = Loader(
-            settings, store, catalogue, reports, self.resync, self.meters, data, self.leases
+            settings, store, catalogue, reports, self.resync, self.meters, features, self.leases
         )
         self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
 

@@ -5,14 +5,14 @@ When a model steps down is the scheduler's decision, and does not belong here.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from common.tasks import BackgroundTasks
 from gpu_manager.errors import UnknownImage, WeightStoreError
 from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.runtime import EmptyHost, StayingData
+from gpu_manager.runtimes.runtime import EmptyHost, NodeFeature
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import ContextKept, ModelDemoted, NodeReports
 
@@ -137,10 +137,10 @@ class EmptiedProcesses:
         tiers: TierReports,
         reports: NodeReports,
         resync: Callable[[], None],
-        data: StayingData,
+        features: Sequence[NodeFeature],
     ) -> None:
         """`resync` is called where a single report would be misunderstood."""
-        self._data = data
+        self._features = features
         self._tiers = tiers
         self._reports = reports
         self._resync = resync
@@ -185,7 +185,8 @@ class EmptiedProcesses:
         await self.give_up(gpu, resident)
         host: EmptyHost | None = None
         if resident.hosted is not None:
-            await self._data.rescue(resident.hosted)
+            for feature in self._features:
+                await feature.rescue(resident.hosted)
             host = await resident.hosted.empty()
         if host is not None and host.closed.done():
             host = None  # it has ended since

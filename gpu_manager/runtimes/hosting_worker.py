@@ -244,7 +244,8 @@ class WorkerHostedModel(HostedModel):
         elif isinstance(order, orders.Pressure):
             self._pressures.start(self._relieve(order))
         else:
-            self._observer.data.reported(self, order, descriptors)
+            for feature in self._observer.features:
+                feature.reported(self, order, descriptors)
 
     def _calls_ended(self, order: orders.CallsEnded) -> None:
         self._observer.computed(self, order.lease, order.computed_s)

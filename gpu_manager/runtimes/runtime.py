@@ -161,8 +161,8 @@ class HostedModel:
         raise NotImplementedError
 
 
-class StayingData:
-    """The data of functions whose bytes workers have; this base knows of none."""
+class NodeFeature:
+    """What a node does with models beside hosting them. Here no hook does anything."""
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has to safety: the model is about to leave."""
@@ -170,7 +170,7 @@ class StayingData:
     def reported(
         self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
     ) -> None:
-        """Handle a worker's report about data; the caller closes the descriptors."""
+        """Handle a worker's report about the feature; the caller closes the descriptors."""
 
 
 class MergedSums(NamedTuple):
@@ -199,7 +199,7 @@ class MergedSums(NamedTuple):
 class Observer:
     """Receives the reports of hosted models, on the event loop; this base has no memory to give."""
 
-    data = StayingData()  # receives the reports about data of functions
+    features: Sequence[NodeFeature] = ()  # receive the reports about what the core does not know
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         """Record that successful calls were this session's, which has a part of its lease.

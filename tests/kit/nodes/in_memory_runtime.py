@@ -103,7 +103,8 @@ class InMemoryHosted(HostedModel):
 
     def report(self, report: WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Report something about a feature at once."""
-        self._runtime.observer.data.reported(self, report, descriptors)
+        for feature in self._runtime.observer.features:
+            feature.reported(self, report, descriptors)
 
     async def heard(self) -> None:
         for say in self.say:
