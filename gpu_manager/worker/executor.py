@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
@@ -19,8 +20,8 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.wire.messages import SentTensor
 from torch_shim.wire.protocol import FailureKind
 
-# Does some work when a call has the turn of its slots, its model and its process.
-InTurn = Callable[[ChannelCall, Callable[[], CallAnswer]], CallAnswer]
+# Calls a function with some arguments when a call has the turn of its slots, model and process.
+InTurn = Callable[..., CallAnswer]
 # Answers a call when it has its turn, or has another call's turn answer it.
 RunCall = Callable[[ChannelCall, InTurn], CallAnswer]
 
@@ -125,9 +126,11 @@ class Executor:
 
     def _run_singly(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
         asked_s = time.perf_counter()
-        return in_turn(asked, lambda: self.single.run(asked, asked_s))
+        return in_turn(asked, self.single.run, asked, asked_s)
 
-    def _in_turn(self, asked: ChannelCall, work: Callable[[], CallAnswer]) -> CallAnswer:
+    def _in_turn(
+        self, asked: ChannelCall, work: Callable[..., CallAnswer], *arguments: Any
+    ) -> CallAnswer:
         """Do the work of a call, or of several, when its slots, its model and its process are free.
 
         What emulated slots take beyond the computing passes while the model's calls on other slots
@@ -136,7 +139,7 @@ class Executor:
         with self._together.slots.turn(asked.terms.slots):
             with self.gate, self._together.call(asked.call.needs):
                 self.single.use_terms(asked.terms)
-                answer = work()
+                answer = work(*arguments)
                 owed_s = self.single.take_owed_s()
             if owed_s:
                 time.sleep(owed_s)

@@ -102,7 +102,7 @@ class MergedCalls(ModelFeature):
         if not line.stand(waiting):
             return waiting.outcome()
         try:
-            return in_turn(asked, lambda: self.answer(waiting, line))
+            return in_turn(asked, self.answer, waiting, line)
         finally:
             line.leave()
 
