@@ -26,7 +26,8 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.path import MovedSums
-from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.host_images import ImageRequest
+from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     AfterLoss,
