@@ -6,6 +6,7 @@ import shutil
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,12 +170,13 @@ async def _invoke_example(
 ) -> bool:
     """Print an example's answer and time, and its placement if it uses a GPU."""
     await _ready(session, credentials, example.name)
-    answer = await _call(session, example, "first")
+    path = f"/function/{example.name}"
+    answer = await _call(session, path, example.body, "first")
     if answer is None:
         return False
     print(f"  {' '.join(answer.split())[:_SHOWN]}", flush=True)
     if not example.gpu:
-        return await _call(session, example, "again") is not None
+        return await _call(session, path, example.body, "again") is not None
     return await _on_gpu(session, scheduler, example)
 
 
@@ -182,18 +184,18 @@ async def _on_gpu(
     session: aiohttp.ClientSession, scheduler: SchedulerApi, example: _Example
 ) -> bool:
     """Call until a GPU answers; before its graph is traced, a function computes locally."""
-    deadline_s = time.monotonic() + _TRACED_S
+    path, deadline_s = f"/function/{example.name}", time.monotonic() + _TRACED_S
     call_id = ""
-    while not await asyncio.to_thread(_story, scheduler, call_id):
+    while not await asyncio.to_thread(_is_known, scheduler, call_id):
         if time.monotonic() > deadline_s:
             print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
             return False
         await asyncio.sleep(_PAUSE_S)
         call_id = _call_id(example.name)
-        if await _call(session, example, "", call_id) is None:
+        if await _call(session, path, example.body, "", call_id) is None:
             return False
     call_id = _call_id(example.name)
-    if await _call(session, example, "on a GPU", call_id) is None:
+    if await _call(session, path, example.body, "on a GPU", call_id) is None:
         return False
     await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
     story = await asyncio.to_thread(request_story, scheduler, call_id)
@@ -202,26 +204,11 @@ async def _on_gpu(
 
 
 async def _call(
-    session: aiohttp.ClientSession, example: _Example, when: str, call_id: str = ""
+    session: aiohttp.ClientSession, path: str, body: bytes, when: str, call_id: str = ""
 ) -> str | None:
     """One call's answer, printed with its time if `when` names the call; None if it failed."""
-    call_id = call_id or _call_id(example.name)
-    return await _timed_call(session, f"/function/{example.name}", example.body, call_id, when)
-
-
-async def _example_call(
-    session: aiohttp.ClientSession, path: str, handler: Path, when: str
-) -> str | None:
-    """As `_call`, of any path, with the first body of a handler's example.json."""
-    call_id = _call_id(path.rpartition("/")[2])
-    return await _timed_call(session, path, example_body(handler), call_id, when)
-
-
-async def _timed_call(
-    session: aiohttp.ClientSession, path: str, body: bytes, call_id: str, when: str
-) -> str | None:
     name = path.rpartition("/")[2]
-    headers = {"X-Call-Id": call_id, "Content-Type": "application/json"}
+    headers = {"X-Call-Id": call_id or _call_id(name), "Content-Type": "application/json"}
     began_s = time.monotonic()
     async with session.post(path, data=body, headers=headers) as response:
         content = (await response.read()).decode(errors="replace").strip()
@@ -234,18 +221,22 @@ async def _timed_call(
     return content
 
 
+async def _example_call(
+    session: aiohttp.ClientSession, path: str, handler: Path, when: str
+) -> str | None:
+    """As `_call`, with the first body of a handler's example.json."""
+    return await _call(session, path, example_body(handler), when)
+
+
 def _call_id(name: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
 
 
-def _story(scheduler: SchedulerApi, call_id: str) -> dict[str, Any] | None:
-    """The call's decisions; None if the scheduler has no request of the call."""
-    if not call_id:
-        return None
-    try:
-        return request_story(scheduler, call_id)
-    except CommandError:
-        return None
+def _is_known(scheduler: SchedulerApi, call_id: str) -> bool:
+    """Whether the scheduler has a request of the call."""
+    with suppress(CommandError):
+        return bool(call_id and request_story(scheduler, call_id))
+    return False
 
 
 async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str], name: str) -> None:
