@@ -102,11 +102,16 @@ FEATURES = (
         ("gpu_manager/data", "gpu_manager/worker/data", "torch_shim/data"),
         (_MANAGER, _WORKER, "torch_shim/start.py"),
         r"\bdata\b|\bhandle|passed",
-        ("tests/unit/gpu_manager/data", "tests/unit/torch_shim/data"),
+        (
+            "tests/unit/gpu_manager/data",
+            "tests/unit/gpu_manager/worker/data",
+            "tests/kit/nodes/in_memory_data.py",
+            "tests/unit/torch_shim/data",
+        ),
     ),
     Feature(
         "streams",
-        ("gpu_manager/runtimes/stream",),
+        ("gpu_manager/runtimes/stream.py",),
         ("gpufaas/embedded_node.py",),
         r"stream",
     ),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from cache_manager.model.ids import ModelId, Tier
@@ -22,12 +22,13 @@ from gpu_manager.runtimes.runtime import (
     LoadOrder,
     LoadPhases,
     LoadSpan,
+    NodeFeature,
     Runtime,
-    StayingData,
 )
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.path import MovedSums
-from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.host_images import ImageRequest
+from gpu_manager.weights.image_requests import ImageFeed
 from scheduler.api import (
     AfterLoss,
     ContextKept,
@@ -54,7 +55,7 @@ class Loader:
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
-        data: StayingData,
+        features: Sequence[NodeFeature],
         leases: LeasesInForce,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
@@ -64,7 +65,7 @@ class Loader:
         self._reports = reports
         self._short = short
         self._meters = meters
-        self._data = data
+        self._features = features
         self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
@@ -363,7 +364,8 @@ class Loader:
         await resident.stop_loading()
         await self._give_up(gpu, resident)
         if resident.hosted is not None:
-            await self._data.rescue(resident.hosted)
+            for feature in self._features:
+                await feature.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
         self._weights.report(resident.model)
@@ -381,7 +383,8 @@ class Loader:
         await self._give_up(gpu, resident)
         host: EmptyHost | None = None
         if resident.hosted is not None:
-            await self._data.rescue(resident.hosted)
+            for feature in self._features:
+                await feature.rescue(resident.hosted)
             host = await resident.hosted.empty()
         if host is not None and host.closed.done():
             host = None  # it has ended since

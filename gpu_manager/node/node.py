@@ -28,10 +28,10 @@ from gpu_manager.runtimes.runtime import (
     HostedId,
     HostedModel,
     MergedSums,
+    NodeFeature,
     Observer,
     PressureAnswer,
     Runtime,
-    StayingData,
 )
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
@@ -67,14 +67,14 @@ class GpuNode(Observer):
         store: WeightStore,
         catalogue: Catalogue,
         reports: NodeReports,
-        data: StayingData,
+        features: Sequence[NodeFeature],
         lease_ended: Callable[[SessionKey, LeaseId], None],
     ) -> None:
-        """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
+        """`lease_ended` is called after a claimed lease has ended."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
         self.meters = NodeMeters(self.gpus)
-        self.data = data
+        self.features = features
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
@@ -84,7 +84,7 @@ class GpuNode(Observer):
         )
         self.weights = StoredWeights(self.name, store, catalogue, reports)
         self._loader = Loader(
-            settings, self.weights, reports, self.resync, self.meters, data, self.leases
+            settings, self.weights, reports, self.resync, self.meters, features, self.leases
         )
 
     def start(self, runtime: Runtime) -> None:

@@ -20,7 +20,7 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import HostedId, LoadOrder, StayingData
+from gpu_manager.runtimes.runtime import HostedId, LoadOrder
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
@@ -139,7 +139,7 @@ class WatchedNode(GpuNode):
         most: int,
     ) -> None:
         """`most` leases may be in force on a slot."""
-        super().__init__(settings, gpus, store, catalogue, attachment, StayingData(), lease_ended)
+        super().__init__(settings, gpus, store, catalogue, attachment, (), lease_ended)
         self._around = around
         self._journal = around.journal
         self._most = most
