@@ -273,43 +273,34 @@ class JobWorkerSettings:
     defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
 
 
+@dataclass(slots=True, eq=False)
 class JobWorker:
     """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue."""
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        calls: FunctionCalls,
-        attempts_of: Callable[[FunctionId], int | None],
-        settings: JobWorkerSettings,
-        log: Logger,
-        tracer: CallTracer | None = None,
-    ) -> None:
-        """`attempts_of` gives the attempts in a function's options; None for the default."""
-        self._tracer = tracer
-        self._queue = queue
-        self._calls = calls
-        self._attempts_of = attempts_of
-        self._settings = settings
-        self._log = log
-        self._session: aiohttp.ClientSession | None = None
-        self._dispatchers: list[JobDispatcher] = []
+    queue: JobQueue
+    calls: FunctionCalls
+    attempts_of: Callable[[FunctionId], int | None]  # by its options; None for the default
+    settings: JobWorkerSettings
+    log: Logger
+    tracer: CallTracer = field(default_factory=CallTracer)
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _dispatchers: list[JobDispatcher] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> Self:
-        settings, chance, rule = self._settings, Random(), self._settings.callback_rule
-        now_s = self._queue.now_s
+        settings, chance, rule = self.settings, Random(), self.settings.callback_rule
+        now_s = self.queue.now_s
         self._session = callback_session(rule)
-        caller = JobCaller(self._calls, self._queue, self._policy_of, chance)
+        caller = JobCaller(self.calls, self.queue, self._policy_of, chance)
         sender = CallbackSender(
             *(self._session, rule, settings.patience, settings.callback_s, now_s, chance),
-            self._tracer,
+            self.tracer,
         )
         for kind, limits, handle in (
             (JobKind.CALL, settings.calls, caller.handle),
             (JobKind.CALLBACK, settings.callbacks, sender.handle),
         ):
             dispatcher = JobDispatcher(
-                self._queue, kind, limits, handle, now_s, self._log, settings.defect_s
+                self.queue, kind, limits, handle, now_s, self.log, settings.defect_s
             )
             self._dispatchers.append(dispatcher)
             dispatcher.start()
@@ -332,4 +323,4 @@ class JobWorker:
         return sum(dispatcher.running for dispatcher in self._dispatchers)
 
     def _policy_of(self, function: FunctionId) -> RetryPolicy:
-        return self._settings.patience.of(self._attempts_of(function))
+        return self.settings.patience.of(self.attempts_of(function))
