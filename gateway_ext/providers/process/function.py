@@ -8,10 +8,10 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from common.liveness import LivenessTimes, signal_name, until_frozen
 from common.tasks import BackgroundTasks
@@ -40,12 +40,7 @@ from gateway_ext.providers.process.launch import (
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.template import FunctionTemplate
-from gateway_ext.providers.process.template_run import (
-    TemplatePlace,
-    mark_of,
-    named,
-    new_name,
-)
+from gateway_ext.providers.process.template_run import ProcessPlace, mark_of, named, new_name
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -77,16 +72,6 @@ LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
 _BLOCKED_S = 600.0
 
 
-class ChildPlace(NamedTuple):
-    """What instances of a function share; `changed` is called when one takes no more calls."""
-
-    changed: Callable[[], None]
-    sockets: Path
-    processes: TemplatePlace
-    memory_bytes: int | None
-    timeout_s: float
-
-
 class ChildInstance:
     """A process from its start to its end, with all processes that descend from it."""
 
@@ -95,7 +80,7 @@ class ChildInstance:
         name: str,
         path: Path,
         process: InstanceProcess,
-        place: ChildPlace,
+        place: ProcessPlace,
         template: FunctionTemplate | None,
     ) -> None:
         """`template` is what the process is a fork of."""
@@ -109,16 +94,16 @@ class ChildInstance:
         self._stopping = False
         self._path = path
         self._process = process
-        place.processes.leaders.add(process.pid)
+        place.leaders.add(process.pid)
         process.gone.add_done_callback(self._leave)
         process.exited.add_done_callback(self._handle_exit)
 
     @classmethod
     async def start(
-        cls, orders: LaunchOrders, template: FunctionTemplate, place: ChildPlace
+        cls, orders: LaunchOrders, template: FunctionTemplate, place: ProcessPlace
     ) -> Self:
         """An instance that is a fork of the template or, without a usable one, started anew."""
-        name = new_name(place.processes)
+        name = new_name(place)
         path = place.sockets / f"{secrets.token_hex(5)}.sock"
         listener = _listener(path)
         try:
@@ -153,7 +138,7 @@ class ChildInstance:
         watching = asyncio.create_task(self._kill_if_frozen())
         try:
             await asyncio.shield(self.exited)
-            await asyncio.to_thread(processes.end_marked, mark_of(self.name, self._place.processes))
+            await asyncio.to_thread(processes.end_marked, mark_of(self.name, self._place))
             with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
                 await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
         finally:
@@ -194,14 +179,14 @@ class ChildInstance:
                 f" its limit is {limit_bytes >> 20} MiB"
             )
 
-    def usage(self) -> processes.ProcessUsage:
+    def usage(self) -> InstanceUsage:
         """Resources of all processes in its session."""
-        if self.exited.done():
-            return processes.ProcessUsage(0.0, 0, 0)
-        return processes.usage(processes.sessions().get(self.pid, []))
+        pids = [] if self.exited.done() else processes.sessions().get(self.pid, [])
+        usage = processes.usage(pids)
+        return InstanceUsage(usage.cpu_s, usage.resident_bytes)
 
     def _store(self, lines: list[str]) -> None:
-        self._place.processes.log.write(self.name, *lines)
+        self._place.log.write(self.name, *lines)
 
     def _signal(self, number: int) -> None:
         if not self.exited.done():
@@ -214,7 +199,7 @@ class ChildInstance:
             self._place.changed()
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
-        self._place.processes.leaders.discard(self.pid)
+        self._place.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(ended.result()))
@@ -236,10 +221,10 @@ class ChildInstance:
 
 
 def _started(
-    orders: LaunchOrders, name: str, listener: socket.socket, place: ChildPlace
+    orders: LaunchOrders, name: str, listener: socket.socket, place: ProcessPlace
 ) -> LaunchedProcess:
     served = {"GPUFAAS_LISTEN": f"fd:{listener.fileno()}"}
-    environment = {**orders.environment, **named(name, place.processes), **served}
+    environment = {**orders.environment, **named(name, place), **served}
     return launch(replace(orders, environment=environment), [listener.fileno()])
 
 
@@ -275,16 +260,18 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         super().__init__(ReplicaContext(changed, log, parts.bounds))
         self.record = record
         self._orders = _orders(record, python, parts)
-        memory = memory_limit_bytes(record.deployment)
         options = function_options.of(record.deployment)
-        name = record.deployment.id.name[:_NAME_LENGTH]
-        processes = TemplatePlace(name, log, parts.mark, parts.leaders)
-        self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
+        self._place = ProcessPlace(
+            *(record.deployment.id.name[:_NAME_LENGTH], log, parts.mark, parts.leaders),
+            changed,
+            parts.sockets,
+            memory_limit_bytes(record.deployment),
+            options.timeout_s,
+        )
         examples = builds.handler_of(record.build_folder) / _EXAMPLES
         self.template = FunctionTemplate(
             self._orders,
-            processes,
-            changed,
+            self._place,
             start_s=parts.bounds.start_timeout_s,
             has_examples=examples.is_file(),
             refused=_template_refused(options, parts.settings),
@@ -527,8 +514,5 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         self._made.append(made)
         return made
 
-    async def _measure(self) -> InstanceUsage:
-        usages = await asyncio.to_thread(lambda: [instance.usage() for instance in self.instances])
-        return InstanceUsage(
-            sum(usage.cpu_s for usage in usages), sum(usage.resident_bytes for usage in usages)
-        )
+    async def _measure(self) -> Sequence[InstanceUsage]:
+        return await asyncio.to_thread(lambda: [instance.usage() for instance in self.instances])
