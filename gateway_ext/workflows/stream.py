@@ -18,6 +18,7 @@ import msgspec
 
 from common.tasks import until_first
 from common.time_limits import time_limit
+from common.whole_files import put_file
 from gateway_ext.errors import BadWorkflowFile, QueueAway
 from gateway_ext.jobs.jetstream.link import NatsLink
 from gateway_ext.jobs.jetstream.requests import (
@@ -28,7 +29,6 @@ from gateway_ext.jobs.jetstream.requests import (
 )
 from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.jetstream.streams import ensure_stream, stream_config
-from gateway_ext.providers.disk import put_file
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.table import Workflows
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from common.whole_files import put_file
 from gateway_ext.errors import (
     BadRequest,
     BadWorkflowFile,
@@ -13,7 +14,6 @@ from gateway_ext.errors import (
 )
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.openfaas import valid_names
-from gateway_ext.providers.disk import put_file
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES
 

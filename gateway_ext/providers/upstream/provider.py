@@ -26,6 +26,7 @@ import msgspec
 
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
+from common.whole_files import put_file
 from gateway_ext import bounded_json
 from gateway_ext.bounded_json import MOST_OF_PROVIDERS
 from gateway_ext.errors import (
@@ -53,7 +54,6 @@ from gateway_ext.model import (
 )
 from gateway_ext.openfaas import function_options, wire
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
-from gateway_ext.providers.disk import put_file
 from gateway_ext.providers.function_environment import (
     batch_settings,
     gpu_environment,
