@@ -1,7 +1,6 @@
 """One function of the process provider: its build, its environment, and the processes of both."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -25,7 +24,7 @@ from gateway_ext.providers.function_environment import (
 )
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
-from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
+from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
@@ -40,7 +39,7 @@ from gateway_ext.providers.process.launch import (
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.template import FunctionTemplate
-from gateway_ext.providers.process.template_run import ProcessPlace, mark_of, named, new_name
+from gateway_ext.providers.process.template_run import ProcessPlace, live, named, new_name
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -134,16 +133,11 @@ class ChildInstance:
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
-        pipe = OutputPipe(self._process.output, self._store)
         watching = asyncio.create_task(self._kill_if_frozen())
         try:
-            await asyncio.shield(self.exited)
-            await asyncio.to_thread(processes.end_marked, mark_of(self.name, self._place))
-            with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
-                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+            await live(self._process, self.name, self._place)
         finally:
             watching.cancel()
-            pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
@@ -159,7 +153,7 @@ class ChildInstance:
             await asyncio.wait_for(asyncio.shield(self.exited), within_s)
         except TimeoutError:
             why = f"was killed: it did not end within {within_s:g} s"
-            self._store([why])
+            self._place.log.write(self.name, why)
             self.kill(why)
             await asyncio.shield(self.exited)
 
@@ -185,9 +179,6 @@ class ChildInstance:
         usage = processes.usage(pids)
         return InstanceUsage(usage.cpu_s, usage.resident_bytes)
 
-    def _store(self, lines: list[str]) -> None:
-        self._place.log.write(self.name, *lines)
-
     def _signal(self, number: int) -> None:
         if not self.exited.done():
             self._process.send_signal(number)
@@ -199,7 +190,6 @@ class ChildInstance:
             self._place.changed()
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
-        self._place.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(ended.result()))

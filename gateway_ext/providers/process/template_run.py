@@ -175,8 +175,7 @@ class TemplateRun:
         self._keeper = keeper
         self._line = line
         self._place = place
-        place.leaders.add(process.pid)
-        self._living = asyncio.create_task(_live(process, name, place))
+        self._living = asyncio.create_task(live(process, name, place))
 
     @classmethod
     async def start(
@@ -299,14 +298,14 @@ class TemplateRun:
         return self.process
 
 
-async def _live(process: InstanceProcess, name: str, place: ProcessPlace) -> None:
+async def live(process: InstanceProcess, name: str, place: ProcessPlace) -> None:
     """Store the process's output until it has ended; then kill what it has started."""
     pipe = OutputPipe(process.output, lambda lines: place.log.write(name, *lines))
     try:
         await asyncio.shield(process.exited)
         place.leaders.discard(process.pid)
         await asyncio.to_thread(processes.end_marked, mark_of(name, place))
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
             await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
     finally:
         pipe.close()
