@@ -373,10 +373,8 @@ class HandlerCall:
             last()
         finally:
             self._calls.threads.left()
-            if self._over:
-                self._calls.deadlines.remove(
-                    self.deadline
-                )  # the client left before: no thread is held
+            if self._over:  # the client left before: no thread is held
+                self._calls.deadlines.remove(self.deadline)
             if self._stuck:
                 self._stuck = False
                 self._calls.stuck(-1)
