@@ -36,7 +36,7 @@ from gpu_manager.server.requests import Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.data_requests import NodeData
-from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
@@ -71,6 +71,7 @@ class GpuManager:
         """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
+        self._neighbours = neighbours
         secret = _secret(settings)
         self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
         node = NodeId(settings.node)
@@ -98,9 +99,8 @@ class GpuManager:
         self.leases_elsewhere = LeasesElsewhere(
             scheduling, tokens, neighbours, settings.leases.unclaimed_s
         )
-        presented = PresentedLeases(self.node, tokens)
         self._acquiring = Acquiring(
-            self.node, scheduling, self.library, presented, self.leases_elsewhere
+            self.node, scheduling, self.library, tokens, self.leases_elsewhere
         )
         self.data = NodeData(self.node, table, workers, scheduling.locate)
         self.limits = ConnectionLimits(descriptors)
@@ -130,9 +130,10 @@ class GpuManager:
         try:
             self._server.listen(self._settings.listen)
             addresses = self._settings.advertise or self._server.addresses
-            self.node.addresses = tuple(
-                str(self._server.advertised(address)) for address in addresses
-            )
+            if self._neighbours is not None:
+                self._neighbours.set_addresses(
+                    *(str(self._server.advertised(address)) for address in addresses)
+                )
             self._runtime = await self._make_runtime(self.node, self.devices)
             self._preparation.start(self._runtime)
             self._scheduling.attach(self.node.name, self.node)

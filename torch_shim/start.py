@@ -5,6 +5,7 @@ import threading
 
 from torch_shim.capture import module_calls
 from torch_shim.cuda_api import cuda_module, parallel, randomness
+from torch_shim.data import put_and_get
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import (
     advertised_memory,
@@ -40,5 +41,5 @@ def after_import() -> None:
         parallel.install()
         foreign_classes.install()
         cuda_module.install(settings)
-        module_calls.install(settings)
+        put_and_get.connect(module_calls.install(settings))
         _installed.append(settings)

@@ -1,7 +1,6 @@
 """One call and its response: takes an instance, a GPU and a connection, and retries if allowed."""
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,8 +11,9 @@ from common.http.asgi import ClientWatch, Message, Receive
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.time_limits import time_limit
 from gateway_ext.calls import passed_headers
+from gateway_ext.calls.function_call import FunctionCall
 from gateway_ext.calls.function_table import Function, Instance
-from gateway_ext.calls.gpu_leasing import CallLease, CallPart, GpuLeasing
+from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import (
     BadRequest,
@@ -25,7 +25,6 @@ from gateway_ext.errors import (
     Unreachable,
 )
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.tracing.journey import Journey
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
@@ -63,59 +62,18 @@ class CallServices:
     """Services that every call uses; `wake` starts a function that has no instance."""
 
     client: HttpClient
-    leasing: GpuLeasing | None
+    pool: LeasePool | None
     settings: InvokeSettings
     meters: GatewayMeters
     wake: Callable[[Function], None] | None = None
-
-
-@dataclass(slots=True)
-class FunctionCall:
-    """A request for a function; `rest` and `query` are as they were sent."""
-
-    function: Function
-    method: str
-    rest: bytes
-    query: bytes
-    asked: passed_headers.RequestHeaders
-    journey: Journey
-    own_id: bool
-    client: bytes = b""
-    body: bytes = b""
-    part: CallPart | None = None
-    sent_status: int = 0  # of the response that the caller gets, once it has begun
-
-    @property
-    def timeout_s(self) -> float:
-        limit_s = self.function.options.timeout_s
-        return limit_s if self.part is None else min(limit_s, self.part.within_s)
-
-    @property
-    def latest_s(self) -> float:
-        """When the call must have ended, whatever it waits for; monotonic."""
-        return math.inf if self.part is None else self.journey.began_s + self.part.within_s
-
-    def learn(
-        self, trace_report: bytes, models: bytes, local: bytes, answered_in_s: float = 0.0
-    ) -> None:
-        """Take what the function reports, before its answer or behind a stream."""
-        function, attempt = self.function, self.journey.attempts[-1]
-        if trace_report:
-            attempt.keep_report(trace_report)
-            if attempt.ahead >= function.waits.at_a_time:
-                function.waits.saw_report(attempt.ahead, trace_report, answered_in_s)
-        if models:
-            function.learned.saw(models)
-        if local:
-            function.local.saw(local)
 
 
 class Exchange:
     """A call in progress; `end` releases everything that it holds, and may be called any time."""
 
     __slots__ = (
-        "call", "interruption", "_services", "_upload", "_task", "_timer", "_deadline_s",
-        "_instance", "_answered", "_lease", "_connection", "_avoid", "_ended",
+        "call", "interruption", "_services", "_upload", "_task", "_timer", "_instance",
+        "_answered", "_lease", "_connection", "_avoid", "_ended",
     )  # fmt: skip
 
     def __init__(
@@ -132,7 +90,6 @@ class Exchange:
         self._upload = RequestBody(
             call.asked, receive, services.settings, self._interrupt, call.body, client
         )
-        self._deadline_s = call.journey.began_s + call.timeout_s
         self._instance: Instance | None = None
         self._answered = False  # by the instance, or not counted as unanswered
         self._lease: CallLease | None = None
@@ -214,24 +171,16 @@ class Exchange:
         call, services = self.call, self._services
         function = call.function
         attempt = call.journey.attempt()
-        leasing = services.leasing if function.options.gpu else None
-        preferred = "" if leasing is None else leasing.instance_for(function)
+        pool = services.pool if function.options.gpu else None
+        preferred = "" if pool is None else pool.instance_for(function)
         instance = function.take(self._avoid, preferred)
         if instance is None:
             instance = await self._turn()
         self._instance, self._answered = instance, False
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
-        if function.options.gpu and services.leasing is not None and self._may_lease():
-            self._lease = await services.leasing.acquire(
-                function,
-                instance.address,
-                call.journey,
-                self._deadline_s,
-                own_id=call.own_id,
-                near=call.asked.near,
-                part=call.part,
-            )
+        if pool is not None and self._may_lease():
+            self._lease = await pool.lease(call, instance.address)
         attempt.asked_s = time.monotonic()
         if instance.doubted_since_s:
             await until_it_answers(services.client, instance)
@@ -277,7 +226,7 @@ class Exchange:
         if function.instances:
             return await function.turn(_MOST_WAKING)
         wake_s = services.settings.wake_s
-        self._deadline_s = min(self._deadline_s + wake_s, self.call.latest_s)
+        self.call.deadline_s = min(self.call.deadline_s + wake_s, self.call.latest_s)
         if services.wake is not None:
             services.wake(function)
         try:
@@ -285,7 +234,7 @@ class Exchange:
                 instance = await function.turn(_MOST_WAKING)
         except TimeoutError as error:
             raise function.did_not_start(wake_s) from error
-        self._deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)
+        self.call.deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)
         self._timer.cancel()
         self._tick()
         return instance
@@ -300,7 +249,7 @@ class Exchange:
         extra.append(b"\r\nx-start-time: %d\r\n" % journey.began_ns)
         extra += journey.lines()
         if call.function.options.gpu:
-            extra.append(b"x-gpu-within: %.3f\r\n" % max(0.0, self._deadline_s - time.monotonic()))
+            extra.append(b"x-gpu-within: %.3f\r\n" % max(0.0, call.deadline_s - time.monotonic()))
         if self._lease is not None:
             extra += self._lease.lines
         return passed_headers.request_head(
@@ -321,7 +270,7 @@ class Exchange:
         exited = failed.endpoint.exited if error.sent and failed is not None else None
         if exited is not None:
             self._timer.cancel()  # the answer is known
-            left_s = max(0.0, self._deadline_s - time.monotonic())
+            left_s = max(0.0, self.call.deadline_s - time.monotonic())
             await asyncio.wait([exited], timeout=min(_EXITED_S, left_s))
         ended = exited.result() if exited is not None and exited.done() else ""
         unreachable = self._unreachable(error, ended)
@@ -368,15 +317,15 @@ class Exchange:
         instance, self._instance = self._instance, None
         if instance is not None:
             self.call.function.give_back(instance, answered=self._answered)
-        if lease and self._lease is not None and self._services.leasing is not None:
+        if lease and self._lease is not None and self._services.pool is not None:
             held, self._lease = self._lease, None
-            self._services.leasing.release(held, clean=clean)
+            self._services.pool.release(held, clean=clean)
 
     # -- reasons to break a call off ---------------------------------------------------------------
 
     def _tick(self) -> None:
         self._upload.watch()
-        left_s = self._deadline_s - time.monotonic()
+        left_s = self.call.deadline_s - time.monotonic()
         if left_s > 0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
             return

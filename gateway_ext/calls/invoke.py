@@ -17,13 +17,13 @@ from gateway_ext.calls import passed_headers
 from gateway_ext.calls.exchange import (
     CallServices,
     Exchange,
-    FunctionCall,
     InvokeSettings,
     received,
 )
+from gateway_ext.calls.function_call import CallPart, FunctionCall
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import CallPart, GpuLeasing
 from gateway_ext.calls.learned import batch_size, tracing_line
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.errors import (
     BadRequest,
@@ -76,7 +76,7 @@ class Invoke:
         self,
         functions: Functions,
         client: HttpClient,
-        leasing: GpuLeasing | None,
+        pool: LeasePool | None,
         settings: InvokeSettings,
         meters: GatewayMeters,
         *,
@@ -87,7 +87,7 @@ class Invoke:
         self.guard = BrowserGuard() if guard is None else guard
         self.tracer = CallTracer() if tracer is None else tracer
         self._functions = functions
-        self._services = CallServices(client, leasing, settings, meters, wake)
+        self._services = CallServices(client, pool, settings, meters, wake)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path = scope.get("raw_path") or scope["path"].encode()

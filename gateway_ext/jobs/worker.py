@@ -13,6 +13,7 @@ from typing import Self, TypeVar, assert_never
 
 import aiohttp
 
+from common.tasks import BackgroundTasks
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
@@ -108,31 +109,25 @@ class JobDispatcher:
         self._endings_log = StrangerLog(log)
         self._defect_s = defect_s
         self._running: Counter[JobLane] = Counter()
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their starts
+        self._loop = BackgroundTasks(log, "dispatching jobs")
+        self._tasks = BackgroundTasks(log, "running jobs")
         self._handling: set[asyncio.Future[JobEnding]] = set()
         self._changed = asyncio.Event()
-        self._loop: asyncio.Task[None] | None = None
         queue.watch(self._changed.set)
 
     def start(self) -> None:
-        self._loop = asyncio.create_task(self._dispatch(), name=f"jobs {self.kind.name}")
-        self._loop.add_done_callback(self._stopped)
+        self._loop.start(self._dispatch(), name=f"jobs {self.kind.name}", failed=self._stopped)
 
     async def close(self) -> None:
         """Stop; running jobs are cancelled and return to the queue.
 
         Those that have ended get some time to be recorded, or they would be run again.
         """
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+        await self._loop.close()
         for handling in self._handling:
             handling.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_RECORDED_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait(_RECORDED_S)
+        await self._tasks.close()
 
     @property
     def running(self) -> int:
@@ -177,10 +172,9 @@ class JobDispatcher:
                 # A due job without a place waits for a running job to end, not for time.
                 return min((h.due_at_s - now_s for h in heads if h.due_at_s > now_s), default=None)
 
-    def _stopped(self, loop: asyncio.Task[None]) -> None:
+    def _stopped(self, error: BaseException) -> None:
         """Report an end of the loop other than by `close`, which is a defect."""
-        if not loop.cancelled():
-            self._log.critical("the dispatcher of jobs has stopped", exc_info=loop.exception())
+        self._log.critical("the dispatcher of jobs has stopped", exc_info=error)
 
     async def _wait(self, wait_s: float | None) -> None:
         try:
@@ -190,30 +184,25 @@ class JobDispatcher:
             return  # a job is due, or may be by now
 
     def _begin(self, job: Job) -> None:
-        lane = job.lane
-        self._running[lane] += 1
+        self._running[job.lane] += 1
         handling = asyncio.ensure_future(self._handle(job))
         self._handling.add(handling)
         handling.add_done_callback(self._handling.discard)
-        task = asyncio.create_task(self._run(job, handling), name=f"job {job.number}")
-        self._tasks[task] = None
+        unrecorded = partial(self._report_unrecorded, job)
+        running = self._run(job, handling)
+        task = self._tasks.start(running, name=f"job {job.number}", failed=unrecorded)
+        task.add_done_callback(lambda _: self._leave(job.lane))
 
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.pop(task, None)
-            self._running[lane] -= 1
-            if not self._running[lane]:
-                del self._running[lane]
-            self._changed.set()
-            if not task.cancelled():
-                self._report_unrecorded(job, task.exception())
+    def _leave(self, lane: JobLane) -> None:
+        self._running[lane] -= 1
+        if not self._running[lane]:
+            del self._running[lane]
+        self._changed.set()
 
-        task.add_done_callback(ended)
-
-    def _report_unrecorded(self, job: Job, error: BaseException | None) -> None:
+    def _report_unrecorded(self, job: Job, error: BaseException) -> None:
         """Log a job whose end could not be recorded: it stays claimed until the next start."""
-        if error is not None:
-            trace = None if isinstance(error, GatewayError) else error
-            self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
+        trace = None if isinstance(error, GatewayError) else error
+        self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
 
     async def _run(self, job: Job, handling: asyncio.Future[JobEnding]) -> None:
         try:
@@ -307,13 +296,6 @@ class JobWorker:
         self._dispatchers: list[JobDispatcher] = []
 
     async def __aenter__(self) -> Self:
-        self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def start(self) -> None:
         settings, chance, rule = self._settings, Random(), self._settings.callback_rule
         now_s = self._queue.now_s
         self._session = callback_session(rule)
@@ -331,6 +313,12 @@ class JobWorker:
             )
             self._dispatchers.append(dispatcher)
             dispatcher.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+        if self._session is not None:
+            await self._session.close()
 
     def endings(self) -> Mapping[tuple[JobKind, str], int]:
         return {
@@ -338,11 +326,6 @@ class JobWorker:
             for dispatcher in self._dispatchers
             for ending, count in dispatcher.endings.items()
         }
-
-    async def close(self) -> None:
-        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
-        if self._session is not None:
-            await self._session.close()
 
     @property
     def running(self) -> int:

@@ -1,7 +1,7 @@
 """The routes below /ui: the page's files, its state and feed, and its orders."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +26,13 @@ from common.http.asgi import (
 from common.tasks import until_first
 from gateway_ext.bounded_json import decoded
 from gateway_ext.errors import BadRequest, CrossSite, GatewayError
+from gateway_ext.features import Hooks
 from gateway_ext.jobs.values import job_number
 from gateway_ext.openfaas.json_answers import body_of, done, failed, no_route, shown
 from gateway_ext.sites import refuse_other_sites
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.feed import WatcherFeed
+from gateway_ext.ui.feed import PagePace, WatcherFeed
+from gateway_ext.ui.rows import DeadLetterRows
 
 _EVENTS = "/ui/events"
 
@@ -80,6 +82,22 @@ _VERBS = frozenset({"pin", "unpin", "prefetch", "evict"})
 _SENT_BY = "gpufaas"
 
 _Handler = Callable[[Request], Awaitable[Response]]
+
+
+@asynccontextmanager
+async def page(gateway: Hooks) -> AsyncIterator[None]:
+    """Serve the page, if the gateway has somebody who knows the cluster."""
+    if gateway.console is None:
+        yield
+        return
+    source = PageSource(
+        *(gateway.console, gateway.functions, gateway.meters, DeadLetterRows(gateway.queue)),
+        *(gateway.sections, gateway.alerts),
+    )
+    async with WatcherFeed(source, PagePace(gateway.every_s)) as feed:
+        gateway.pages["ui"] = make_page(feed, source)
+        gateway.ends.append(feed.close)
+        yield
 
 
 def make_page(feed: WatcherFeed, source: PageSource, static: Path = STATIC) -> App:

@@ -1,4 +1,4 @@
-"""Functions, workflows and dead letters as the page shows them: made anew only on a change."""
+"""Functions and dead letters as the page shows them: made anew only on a change."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,6 @@ from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ui.shown_names import in_order
 from gateway_ext.ui.state import Json
-from gateway_ext.workflows.history import RunHistory
-from gateway_ext.workflows.plan import WorkflowPlan
-from gateway_ext.workflows.table import Workflows
 
 # A rate is that of the last looks, which are about a second apart.
 _LOOKS = 10
@@ -75,70 +72,6 @@ def _letter(letter: DeadLetter) -> Json:
         "tries": letter.attempts,
         "why": letter.why,
     }
-
-
-_SHOWN_WORKFLOWS = 50
-
-
-class WorkflowRows:
-    """The workflows of one gateway, with what their last runs took."""
-
-    def __init__(self, workflows: Workflows, history: RunHistory) -> None:
-        self._workflows = workflows
-        self._history = history
-        self._seen = (-1, -1)
-        self._shown: Sequence[Json] = ()
-
-    def look(self) -> Sequence[Json]:
-        """The first workflows by name; the same object while nothing has changed."""
-        now = (self._workflows.changes, self._history.changes)
-        if now != self._seen:
-            self._seen = now
-            plans = [
-                plan for plan, _ in zip(self._workflows, range(_SHOWN_WORKFLOWS), strict=False)
-            ]
-            self._shown = [self._row(plan) for plan in plans]
-        return self._shown
-
-    def _row(self, plan: WorkflowPlan) -> Json:
-        runs = list(self._history.runs(plan.id))
-        ended = [run for run in runs if run.ended_s]
-        took_s = sorted(run.ended_s - run.began_s for run in ended)
-        return {
-            "id": str(plan.id),
-            "name": plan.id.name,
-            "namespace": plan.id.namespace,
-            "slo_s": plan.slo_s,
-            "runs": len(ended),
-            "running": len(runs) - len(ended),
-            "missed": sum(run.slo == "missed" for run in ended),
-            "median_s": took_s[len(took_s) // 2] if took_s else None,
-            "last": ended[0].status if ended else None,
-            "why": ended[0].why if ended else "",
-            "stages": self._stages(plan),
-        }
-
-    def _stages(self, plan: WorkflowPlan) -> Sequence[Json]:
-        """In an order in which each comes after those it waits for; `level` is its column."""
-        mean_s = self._history.mean_s(plan)
-        total_s = sum(mean_s.values())
-        level: dict[str, int] = {}
-        stages = []
-        for name in plan.graph.order:
-            before = plan.graph.before(name)
-            level[name] = 1 + max((level[stage] for stage in before), default=-1)
-            known_s = mean_s.get(name)
-            stages.append(
-                {
-                    "name": name,
-                    "function": plan.stages[name].function.name,
-                    "after": list(before),
-                    "level": level[name],
-                    "mean_s": known_s,
-                    "share": None if known_s is None or not total_s else known_s / total_s,
-                }
-            )
-        return stages
 
 
 _NO_BILL = Billed()

@@ -17,16 +17,10 @@ from common.tasks import until_first
 from gateway_ext.calls.invoke import StreamedResponse
 from gateway_ext.calls.passed_headers import CALL_ID, DURATION, START_TIME, BrowserGuard, call_id_in
 from gateway_ext.error_statuses import headers_of, status_of
-from gateway_ext.errors import (
-    BadRequest,
-    CallerGone,
-    GatewayError,
-    TooLarge,
-    UnknownWorkflow,
-    WrongMethod,
-)
+from gateway_ext.errors import BadRequest, CallerGone, GatewayError, TooLarge, WrongMethod
 from gateway_ext.jobs.intake import read_body
 from gateway_ext.model import DEFAULT_NAMESPACE
+from gateway_ext.workflows.errors import UnknownWorkflow
 from gateway_ext.workflows.limits import RunShare
 from gateway_ext.workflows.plan import WorkflowPlan
 from gateway_ext.workflows.runs import WorkflowCalls

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway_ext.errors import TooLarge, WorkflowsBusy
+from gateway_ext.errors import TooLarge
+from gateway_ext.workflows.errors import WorkflowsBusy
 
 
 class RunShare:

@@ -6,10 +6,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from gateway_ext.errors import BadRequest, BadWorkflowFile, UnknownFunction
+from gateway_ext.errors import BadRequest, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.openfaas import valid_names
 from gateway_ext.workflows.conditions import BadCondition, Condition, condition
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.yaml_lines import Problems, YamlTable, yaml_table
 from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, BadWorkflow, Workflow
 

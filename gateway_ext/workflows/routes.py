@@ -14,10 +14,12 @@ from starlette.responses import Response
 from common.http.asgi import App
 from gateway_ext.bounded_json import decoded
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.errors import BadRequest, BadWorkflowFile, GatewayError
+from gateway_ext.errors import BadRequest, GatewayError
+from gateway_ext.features import Rows
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.openfaas import valid_names
 from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed, route, shown
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.history import RunHistory
 from gateway_ext.workflows.plan import PlannedStage, WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.table import Workflows
@@ -208,3 +210,65 @@ def _stage(stage: PlannedStage, mean_s: float | None, total_s: float) -> dict[st
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
+
+
+_MOST_ROWS = 50
+
+
+class WorkflowRows:
+    """The workflows as the gateway's page shows them, with what their last runs took."""
+
+    def __init__(self, workflows: Workflows, history: RunHistory) -> None:
+        self._workflows = workflows
+        self._history = history
+        self._seen = (-1, -1)
+        self._shown: Rows = ()
+
+    def look(self) -> Rows:
+        """The first workflows by name; the same object while nothing has changed."""
+        now = (self._workflows.changes, self._history.changes)
+        if now != self._seen:
+            self._seen = now
+            plans = [plan for plan, _ in zip(self._workflows, range(_MOST_ROWS), strict=False)]
+            self._shown = [self._row(plan) for plan in plans]
+        return self._shown
+
+    def _row(self, plan: WorkflowPlan) -> Mapping[str, Any]:
+        runs = list(self._history.runs(plan.id))
+        ended = [run for run in runs if run.ended_s]
+        took_s = sorted(run.ended_s - run.began_s for run in ended)
+        return {
+            "id": str(plan.id),
+            "name": plan.id.name,
+            "namespace": plan.id.namespace,
+            "slo_s": plan.slo_s,
+            "runs": len(ended),
+            "running": len(runs) - len(ended),
+            "missed": sum(run.slo == "missed" for run in ended),
+            "median_s": took_s[len(took_s) // 2] if took_s else None,
+            "last": ended[0].status if ended else None,
+            "why": ended[0].why if ended else "",
+            "stages": self._stages(plan),
+        }
+
+    def _stages(self, plan: WorkflowPlan) -> Rows:
+        """In an order in which each comes after those it waits for; `level` is its column."""
+        mean_s = self._history.mean_s(plan)
+        total_s = sum(mean_s.values())
+        level: dict[str, int] = {}
+        stages = []
+        for name in plan.graph.order:
+            before = plan.graph.before(name)
+            level[name] = 1 + max((level[stage] for stage in before), default=-1)
+            known_s = mean_s.get(name)
+            stages.append(
+                {
+                    "name": name,
+                    "function": plan.stages[name].function.name,
+                    "after": list(before),
+                    "level": level[name],
+                    "mean_s": known_s,
+                    "share": None if known_s is None or not total_s else known_s / total_s,
+                }
+            )
+        return stages

@@ -9,8 +9,9 @@ from common.http.asgi import Header
 from common.telemetry.traces import SpanKind, TraceContext
 from gateway_ext.calls.invoke import Invoke, StreamedResponse, close_body
 from gateway_ext.error_statuses import status_of
-from gateway_ext.errors import GatewayError, StageFailed
+from gateway_ext.errors import GatewayError
 from gateway_ext.tracing.tracer import CallTracer, TracedStep, trace_headers_in
+from gateway_ext.workflows.errors import StageFailed
 from gateway_ext.workflows.history import RunHistory, RunRecord, WorkflowMeters
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import REQUEST, PlannedStage, WorkflowPlan

@@ -17,10 +17,7 @@ from gpu_manager.attachment.scheduling import OrderTaker
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import (
     BadValue,
-    Demote,
     Dispatch,
-    EndContext,
-    EndLease,
     Event,
     GpuDraining,
     LeaseId,
@@ -31,7 +28,6 @@ from scheduler.api import (
     NodeSnapshot,
     Order,
     Placement,
-    Prepare,
     Request,
     RequestCancelled,
     RequestExpired,
@@ -40,6 +36,8 @@ from scheduler.api import (
     RunFinished,
     SlotFreed,
     Status,
+    hand_over,
+    placement_of,
 )
 from scheduler.wire.node_stream import (
     PAGE_MODELS,
@@ -194,8 +192,6 @@ class Attachment:
     def attach(self, node: NodeId, link: OrderTaker) -> None:
         log.info("node %s connects to its scheduler", node)
         self._orders = link
-        if link.addresses:
-            self.set_addresses(*link.addresses)
         self._stream.start()
 
     def drain(self, gpus: Iterable[GpuId]) -> None:
@@ -370,40 +366,24 @@ class Attachment:
     def _carry_out(self, order: Order) -> None:
         assert self._orders is not None, "only attached nodes receive orders"
         try:
-            if isinstance(order, Dispatch):
-                self._grant(self._orders, order)
-            elif isinstance(order, Prepare):
-                self._orders.prepare(order)
-            elif isinstance(order, EndLease):
-                self._orders.end_lease(order)
-            elif isinstance(order, Demote):
-                self._orders.demote(order)
-            elif isinstance(order, EndContext):
-                self._orders.end_context(order)
-            else:
-                self._orders.demote_stored(order)
+            if not isinstance(order, Dispatch):
+                hand_over(self._orders, order)
+            elif not self._is_refused(order):
+                self._orders.grant(order)
+                for request in order.requests:
+                    self._calls.set_placement(request, placement_of(order))
         except Exception as error:
             log.exception("this node could not carry out %s", order)
             raise BadValue("an order that this node cannot carry out") from error
 
-    def _grant(self, orders: OrderTaker, order: Dispatch) -> None:
-        if self._drained and order.lease not in self._ended:
+    def _is_refused(self, order: Dispatch) -> bool:
+        """Whether a lease has ended already, or its node is leaving: the order was sent before."""
+        is_ended = order.lease in self._ended
+        if self._drained and not is_ended:
             self.report(RunFailed(order.lease, "its node is leaving"))
-        if self._drained or order.lease in self._ended:  # sent before the scheduler knew of it
+        if self._drained or is_ended:
             self.report(SlotFreed(order.slot, order.lease))
-            return
-        orders.grant(order)
-        placement = Placement(
-            lease=order.lease,
-            gpu=order.gpu,
-            node=order.node,
-            slot=order.slot,
-            models=order.models,
-            hit=order.hit,
-            estimate=order.estimate,
-        )
-        for request in order.requests:
-            self._calls.set_placement(request, placement)
+        return bool(self._drained) or is_ended
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -185,23 +185,23 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
-    by_model, granted = gpu.ledger.models(), dict[HostProcess | None, int]()
+    granted = dict[HostProcess | None, int]()
     shared: dict[str, HostProcess | None] = {}
     for resident in gpu.residents.values():
         if resident.hosted is None:
             continue
         host = resident.hosted.host
-        granted[host] = granted.get(host, 0) + by_model.get(resident.model, 0)
+        granted[host] = granted.get(host, 0) + resident.memory.granted_bytes
         if resident.shares is not None:
             shared[resident.shares] = host
     for resident in gpu.residents.values():  # those that are on their way into such a process
         if resident.hosted is None and resident.shares in shared:
-            granted[shared[resident.shares]] += by_model.get(resident.model, 0)
+            granted[shared[resident.shares]] += resident.memory.granted_bytes
     for tenant, host in shared.items():
         granted[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
     for context in gpu.contexts.values():
         if context.host is not None:
-            granted[context.host.host] = gpu.ledger.of_context(context)
+            granted[context.host.host] = gpu.context_bytes(context)
     return granted
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
-from gpu_manager.node.lease_endings import WaitingLeases
+from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
 from gpu_manager.node.stepping_down import EmptiedProcesses, TierReports
@@ -31,7 +32,6 @@ from scheduler.api import (
     AfterLoss,
     LeaseId,
     LoadFailed,
-    MemoryPressure,
     ModelLoad,
     ModelLoaded,
     NodeReports,
@@ -58,6 +58,7 @@ class Loader:
         short: Callable[[], None],
         meters: NodeMeters,
         data: StayingData,
+        leases: LeasesInForce,
     ) -> None:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
@@ -69,6 +70,7 @@ class Loader:
         self._short = short
         self._meters = meters
         self._data = data
+        self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
         self.tiers = TierReports(self._node, store, catalogue, reports)
@@ -84,14 +86,13 @@ class Loader:
         load: ModelLoad,
         lease: LeaseId,
         after: Iterable[asyncio.Task[None] | None],
-        waiting: WaitingLeases | None,
         *,
         ahead: bool = False,
     ) -> asyncio.Task[None]:
         """Add the model to the residents, and load it after the tasks `after` have ended.
 
-        If the node lacks the weights, wait for them until the leases are over that are `waiting`.
-        Nobody waits for a load `ahead` of its requests, until `hurry`.
+        If the node lacks the weights, wait for them while a lease waits. Nobody waits for a load
+        `ahead` of its requests, until `hurry`, or sends its weights.
         """
         resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
         gpu.residents[load.model] = resident
@@ -100,7 +101,9 @@ class Loader:
             if resident.takes is None:
                 log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
-        resident.loading = self._loop.create_task(self._load(gpu, resident, lease, before, waiting))
+        resident.loading = self._loop.create_task(
+            self._load(gpu, resident, lease, before, ahead=ahead)
+        )
         return resident.loading
 
     def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
@@ -138,7 +141,8 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         before: set[asyncio.Task[None]],
-        waiting: WaitingLeases | None,
+        *,
+        ahead: bool,
     ) -> None:
         if before:
             await asyncio.wait(before)
@@ -146,14 +150,15 @@ class Loader:
         source = self.tiers.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
-            gpu.ledger.enter(resident.takes, resident.model)
+            taken = resident.takes.memory
+            gpu.ledger.move(taken, resident.memory, taken.granted_bytes)
         try:
             await self._make_room(gpu, resident)
             phases.end("room")
             resident.progress.step()
             begun_s = self._loop.time()
-            if waiting is not None:
-                await self._wait_for_weights(resident, waiting)
+            if not ahead:
+                await self._wait_for_weights(gpu, resident, lease)
             phases.end("weights")
             resident.progress.step()
             await self._choose_runtime(gpu, resident)
@@ -162,19 +167,19 @@ class Loader:
                 raise LoadFailure(resident.model, f"its worker ended: {hosted.closed.result()}")
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            await self._fail(gpu, resident, lease, error, waiting)
+            await self._fail(gpu, resident, lease, error, ahead=ahead)
             return
         except Exception as error:  # else who waits for the model waits for ever
             log.exception("%s: loading %s", gpu.id, resident.model)
             failure = LoadFailure(resident.model, repr(error))
-            await self._fail(gpu, resident, lease, failure, waiting)
+            await self._fail(gpu, resident, lease, failure, ahead=ahead)
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
             source = Tier.CONTEXT
         resident.takes = None
         news = self._note_context(gpu, resident, hosted)
-        gpu.ledger.loaded(resident.model, hosted.memory_bytes)
+        gpu.ledger.note_loaded(resident.memory, hosted.memory_bytes)
         resident.load_spans = phases.spans
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
@@ -204,11 +209,12 @@ class Loader:
         resident: ModelOnGpu,
         lease: LeaseId,
         error: GpuManagerError,
-        waiting: WaitingLeases | None,
+        *,
+        ahead: bool,
     ) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
         await self.processes.give_up(gpu, resident)
-        given_up = waiting is not None and waiting.are_over(resident.model)
+        given_up = not ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
@@ -219,10 +225,9 @@ class Loader:
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
-        model, needed_bytes = resident.model, resident.reserved_bytes
-        await self._granted(
-            gpu, resident, needed_bytes, lambda: gpu.ledger.admit(model, needed_bytes)
-        )
+        needed_bytes = resident.reserved_bytes
+        grant = partial(gpu.ledger.grow, resident.memory, needed_bytes)
+        await self._granted(gpu, resident, needed_bytes, grant)
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
@@ -230,10 +235,8 @@ class Loader:
         resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
-            needed_bytes = gpu.ledger.context_bytes
-            await self._granted(
-                gpu, resident, needed_bytes, lambda: gpu.share(resident, model.tenant)
-            )
+            grant = partial(gpu.share, resident, model.tenant)
+            await self._granted(gpu, resident, gpu.ledger.context_bytes, grant)
 
     async def _granted(
         self, gpu: HostGpu, resident: ModelOnGpu, needed_bytes: int, grant: Callable[[], int]
@@ -243,34 +246,29 @@ class Loader:
         if not short_bytes:
             return
         if gpu.ledger.ever_fits(needed_bytes):
-            self._reports.report(MemoryPressure(gpu.id, short_bytes))
-            deadline_s = self._loop.time() + _ROOM_S
             with resident.progress.bounded_wait():
-                while (short_bytes := grant()) and (
-                    await gpu.change.wait(deadline_s - self._loop.time())
-                ):
-                    pass
+                short_bytes = await gpu.obtain(grant, self._reports, _ROOM_S)
             self._short()
         if short_bytes:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(resident.model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, resident: ModelOnGpu, waiting: WaitingLeases) -> None:
+    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
-        model = resident.model
+        model, leases = resident.model, self._leases
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self.tiers.tier(model) is Tier.ABSENT and not waiting.are_over(model):
+        while self.tiers.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
-            if now_s >= deadline_s:
+            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, lease):
                 break
             if self._catalogue.is_being_sent(model):
                 since_s = None
             elif since_s is None:
                 since_s = now_s
-            waiting.lack(model, since_s)
+            leases.note_lacking(gpu.id, model, since_s)
             resident.progress.step()  # the function has `weights_s`, whatever it does
             await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
-        waiting.lack(model, None)
+        leases.note_lacking(gpu.id, model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""

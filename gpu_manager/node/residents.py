@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
@@ -10,12 +10,12 @@ from common.gpu_wishes import AS_MEASURED, PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
+from gpu_manager.node.ledger import Account, Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan, MergedSums
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
-from scheduler.api import GpuSpec, SlotId
+from scheduler.api import GpuSpec, MemoryPressure, NodeReports, SlotId
 
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
@@ -31,6 +31,7 @@ class ContextOnGpu:
     process: HostProcess | None
     emptying: asyncio.Task[None] | None = None
     host: EmptyHost | None = None
+    memory: Account = field(default_factory=Account)
 
 
 class ModelOnGpu:
@@ -47,6 +48,7 @@ class ModelOnGpu:
         self.model = model
         self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
+        self.memory = Account()
         self.since_s = self.used_s = now_s
         self.uses = 0
         self.runtime = PROCESS
@@ -224,20 +226,20 @@ class HostGpu:
         A model that shares its process is granted what it holds between calls. What a call takes
         beyond that is set aside once for all models of the process, as often as calls may overlap.
         """
-        before_bytes = self.ledger.measured_bytes(resident.model)
+        before_bytes = resident.memory.measured_bytes
         needed_bytes, news = self._measured(resident, peak_bytes, held_bytes)
-        if news or self.ledger.measured_bytes(resident.model) != before_bytes:
+        if news or resident.memory.measured_bytes != before_bytes:
             self.update_limits()
         return needed_bytes, news
 
     def _measured(self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int) -> tuple[int, bool]:
         shared = None if resident.shares is None else self.shared.get(resident.shares)
         if shared is None or not held_bytes:
-            self.ledger.ran(resident.model, peak_bytes)
+            self.ledger.note_ran(resident.memory, peak_bytes)
             return peak_bytes, False
         before_bytes = self.shared_bytes
-        self.ledger.ran(resident.model, held_bytes)
-        kept_bytes = self.ledger.measured_bytes(resident.model)
+        self.ledger.note_ran(resident.memory, held_bytes)
+        kept_bytes = resident.memory.measured_bytes
         shared.ran(resident.model, peak_bytes - kept_bytes)
         self._set_aside()
         return kept_bytes, self.shared_bytes > before_bytes
@@ -253,15 +255,16 @@ class HostGpu:
         return sum(context.bytes(self.calls_at_once) for context in self.shared.values())
 
     def limit_bytes(self, resident: ModelOnGpu) -> int:
-        return self.ledger.limit_bytes(resident.model) + self.for_calls_bytes(resident)
+        """Return the bytes that a model may use while it runs; this falls when others load."""
+        own_bytes = resident.memory.granted_bytes + self.ledger.free_bytes
+        return own_bytes + self.for_calls_bytes(resident)
 
     def together_bytes(self, resident: ModelOnGpu) -> int:
         """Return what the models of its process may use together; 0 if it has the process alone."""
         if resident.shares is None:
             return 0
-        granted = self.ledger.models()
         there = (other for other in self.residents.values() if other.shares == resident.shares)
-        held_bytes = sum(granted.get(other.model, 0) for other in there)
+        held_bytes = sum(other.memory.granted_bytes for other in there)
         return held_bytes + self.ledger.free_bytes + self.for_calls_bytes(resident)
 
     def for_calls_bytes(self, resident: ModelOnGpu) -> int:
@@ -287,7 +290,7 @@ class HostGpu:
 
     def forget(self, resident: ModelOnGpu) -> None:
         self.unshare(resident)
-        self.ledger.release(resident.model)
+        self.ledger.release(resident.memory)
         resident.release()
         self.update_limits()
 
@@ -309,13 +312,31 @@ class HostGpu:
 
     def size_bytes(self, resident: ModelOnGpu) -> int:
         """Return the bytes that the model was granted, or will be granted."""
-        return self.ledger.models().get(resident.model, resident.reserved_bytes)
+        return resident.memory.granted_bytes or resident.reserved_bytes
+
+    def context_bytes(self, context: ContextOnGpu) -> int:
+        """Return a context's bytes; before they are measured, those of any context here."""
+        return context.memory.granted_bytes or self.ledger.context_bytes
+
+    async def obtain(self, grant: Callable[[], int], reports: NodeReports, within_s: float) -> int:
+        """Wait for memory that the scheduler frees; return the bytes lacking.
+
+        `grant` does so as well, and nothing if some are lacking.
+        """
+        short_bytes = grant()
+        if short_bytes:
+            reports.report(MemoryPressure(self.id, short_bytes))
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + within_s
+        while short_bytes and await self.change.wait(deadline_s - loop.time()):
+            short_bytes = grant()
+        return short_bytes
 
     def update_limits(self) -> None:
         """Grant measured bytes and send new limits, after memory was granted or freed."""
         loaded = [model for model in self.residents.values() if model.hosted is not None]
         for resident in loaded:
-            self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
+            self.ledger.grow(resident.memory, resident.memory.measured_bytes)
         self._set_aside()
         together = {resident.shares: resident for resident in loaded}
         bytes_of = {tenant: self.together_bytes(resident) for tenant, resident in together.items()}

@@ -5,18 +5,16 @@ And what models use of a GPU while they run, which changes rarely.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from gpu_manager.node.leases import LeaseInForce, LeasesInForce
-from gpu_manager.node.residents import HostGpu
-from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.node.leases import Lease
 from scheduler.api import (
     METRICS,
     Configuration,
-    GpuId,
     ModelRegistered,
     ModelSpec,
     NodeReports,
@@ -39,12 +37,12 @@ class RunKind(NamedTuple):
 
     @classmethod
     def of(
-        cls, lease: LeaseInForce | None, slot: SlotId, model: ModelId, batch: int, together: int
+        cls, lease: Lease | None, slot: SlotId, model: ModelId, batch: int, together: int
     ) -> "RunKind":
         """The kind of runs under a lease; on this slot if the lease is not known any more."""
         if lease is None:
             return cls(slot, model, batch, None, together)
-        return cls(lease.slot, model, batch, lease.configuration, together)
+        return cls(lease.live.slot, model, batch, lease.live.configuration, together)
 
 
 @dataclass(slots=True)
@@ -61,20 +59,14 @@ class UsageReports:
     beside others.
     """
 
-    def __init__(
-        self, reports: NodeReports, gpus: Mapping[GpuId, HostGpu], leases: LeasesInForce
-    ) -> None:
+    def __init__(self, reports: NodeReports) -> None:
         self._reports = reports
-        self._gpus = gpus
-        self._leases = leases
         self._alone: OrderedDict[ModelId, bool] = OrderedDict()
 
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        """A worker has counted these metrics, or none; the GPU knows some better."""
-        gpu, model = self._gpus[GpuId(hosted.order.gpu)], ModelId(hosted.order.model)
-        if not metrics or gpu.resident_of(hosted) is None:
-            return
-        device, alone = gpu.device, self._leases.on(gpu.id) <= 1
+    def used(
+        self, device: GpuDevice, model: ModelId, metrics: Sequence[float], *, alone: bool
+    ) -> None:
+        """A worker has counted these metrics of a model; the GPU knows some better."""
         if len(metrics) != len(METRICS) or (self._alone.get(model, False) and not alone):
             return
         self._alone[model] = alone

@@ -175,7 +175,7 @@ class EmptiedProcesses:
         for context in contexts:
             log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
             context.host = None
-            gpu.ledger.release_context(context)
+            gpu.ledger.release(context.memory)
             gpu.update_limits()
             self._report_lost(gpu, context)
         return bool(contexts)
@@ -192,7 +192,7 @@ class EmptiedProcesses:
         if gpu.unshare(resident):
             self._resync()
         if host is not None:
-            short_bytes = gpu.ledger.leave(resident.model, context, host.memory_bytes)
+            short_bytes = gpu.ledger.move(resident.memory, context.memory, host.memory_bytes)
             if short_bytes:
                 log.warning("%s: %d bytes lack for a context", gpu.id, short_bytes)
                 await host.end()
@@ -219,7 +219,7 @@ class EmptiedProcesses:
             await asyncio.wait({context.emptying})
         if context.host is not None:
             await context.host.end()
-        gpu.ledger.release_context(context)
+        gpu.ledger.release(context.memory)
         gpu.update_limits()
 
     def _report_lost(self, gpu: HostGpu, context: ContextOnGpu) -> None:

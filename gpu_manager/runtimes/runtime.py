@@ -14,7 +14,7 @@ from typing import NamedTuple, NewType, Protocol
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.image_requests import ImageFeed
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import Admission, WorkerOrder
 
 HostedId = NewType("HostedId", str)
 
@@ -122,6 +122,10 @@ class HostedModel(Protocol):
         """The name by which shims request channels to the model; it is never reused."""
 
     @property
+    def number(self) -> int:
+        """The number that the model has in orders to its worker."""
+
+    @property
     def host(self) -> HostProcess | None:
         """The model's process, if the runtime can name one: for logs and the driver."""
 
@@ -145,20 +149,8 @@ class HostedModel(Protocol):
     def closed(self) -> "Future[str]":
         """Done when the model has ended; the result is the cause as text."""
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        """Admit calls under this lease on the channels of this session, and on no others.
-
-        The owner may also be a function: then on those of its session whose call comes first, or
-        of `several` ones. They run on the lease's `terms`.
-        """
+    def admit(self, admission: Admission) -> None:
+        """Admit calls under a lease on the channels of its owner, and on no others."""
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.
@@ -179,38 +171,16 @@ class HostedModel(Protocol):
         All models of its process may use `together_bytes` at once; 0 if it has none beside it.
         """
 
-    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
-        """Have data that functions put with the model's worker copied to memory.
+    def send(
+        self, order: WorkerOrder, descriptors: Sequence[int] = (), *, while_leaving: bool = False
+    ) -> None:
+        """Send the model's worker a feature's order about it; the caller keeps the descriptors.
 
-        `handed_over` is called when it is there. The caller keeps the descriptor.
+        A worker that has ended gets none, and no model that leaves, unless the order says so.
         """
-
-    def withdraw(self, handle: str) -> None:
-        """Let no further call use data that functions put with the model's worker."""
-
-    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
-        """Let functions put so much more with the worker without asking; `was_put` tells of it."""
-
-    def recall_grant(self) -> None:
-        """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
 
     async def heard(self) -> None:
         """Return when every report was handled that the worker has made so far, or it has ended."""
-
-    def lend(self, handle: str) -> None:
-        """Have the worker let another process open data that functions put with it.
-
-        `lent` is called with the answer; each counts as one use, until `given_back`.
-        """
-
-    def given_back(self, handle: str) -> None:
-        """Data that the worker lent is used once less."""
-
-    def borrowed(self, handle: str, found: "BorrowedByCall | None") -> None:
-        """Answer a worker that `wanted` another one's data; None if it is not to be had.
-
-        The caller keeps the descriptor.
-        """
 
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
@@ -222,67 +192,16 @@ class HostedModel(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class LentData:
-    """How a process opens data that another one lends it: `devices/lent_memory.py`.
-
-    The descriptor is None where the driver has a `token` for the memory.
-    """
-
-    size_bytes: int
-    offset: int
-    token: bytes
-    descriptor: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BorrowedByCall:
-    """What a worker is lent, its description for its reader, and whether it is of the same GPU."""
-
-    lent: LentData
-    about: bytes
-    same_gpu: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PutByWorker:
-    """Data that a session of a function has put with a worker, for the usual time without one."""
-
-    session: str
-    handle: str
-    size_bytes: int
-    about: bytes
-    lifetime_s: float | None
-
-
 class StayingData:
-    """The data of functions whose bytes workers have; this base knows none, and lends none.
-
-    All but `rescue` are reports of workers.
-    """
+    """The data of functions whose bytes workers have; this base knows of none."""
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has to safety: the model is about to leave."""
 
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
-
-    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
-        """Handle data that a function has put within what was granted; here nothing was."""
-        hosted.withdraw(put.handle)
-
-    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
-        """Handle the answer to `recall_grant`."""
-
-    def wanted(self, hosted: HostedModel, handle: str) -> None:
-        """Handle a worker's wish for data that another one has: `borrowed` answers."""
-        hosted.borrowed(handle, None)
-
-    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
-        """Handle the answer to `lend`; the caller closes the descriptor."""
-
-    def given_back(self, hosted: HostedModel, handle: str) -> None:
-        """Handle the end of one use of data that this worker has borrowed."""
+    def reported(
+        self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
+    ) -> None:
+        """Handle a worker's report about data; the caller closes the descriptors."""
 
 
 class MergedSums(NamedTuple):

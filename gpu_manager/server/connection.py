@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from common.tasks import BackgroundTasks, until_first
 from common.time_limits import time_limit
 from gpu_manager import errors
+from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import ClientNotAllowed, NoWorker
 from gpu_manager.frame_stream import FrameStream
+from gpu_manager.node.leases import SessionKey
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.connection_limits import ConnectionPlace
 from gpu_manager.server.requests import (
     AdminRequests,
-    AdmittedClient,
-    Handler,
     Services,
     ShimRequests,
     admit,
@@ -28,6 +28,7 @@ from scheduler import api as scheduling
 from scheduler.api import LeaseId
 from torch_shim.errors import BadFrame, ConnectionLost, OtherVersion
 from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.messages import Hello
 from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FailureKind, FrameKind
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
 )
 _FACTS = ("digest", "model", "node", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
 
+_Handler = ShimRequests | AdminRequests
+
 # Errors of a request that do not indicate a bug in the manager.
 Expected = errors.GpuManagerError, scheduling.SchedulerError
 
@@ -103,11 +106,11 @@ class ClientConnection:
     async def serve(self) -> None:
         try:
             async with time_limit(self._services.hello_s):
-                client, hosted = await self._hello()
+                identity, hello, hosted = await self._hello()
             if hosted is not None:
-                await self._relay(client, hosted)
+                await self._relay(session_key(identity, hello.session), str(identity), hosted)
             else:
-                await self._serve_requests(client)
+                await self._serve_requests(identity, hello)
         except BadFrame as error:
             self._strangers.warn("closed the connection of %s: %s", self._peer, error)
         except ClientNotAllowed as error:
@@ -127,8 +130,8 @@ class ClientConnection:
 
     # -- HELLO ----------------------------------------------------------------------------------
 
-    async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
-        """Return the client, and the model of a data channel; raise ClientNotAllowed."""
+    async def _hello(self) -> tuple[FunctionIdentity, Hello, HostedModel | None]:
+        """Return who it is and the model of a data channel; raise ClientNotAllowed."""
         try:
             frame = await self._stream.read()
         except OtherVersion as error:
@@ -139,49 +142,48 @@ class ClientConnection:
             raise BadFrame(f"{frame.kind.name} before HELLO")
         number, hello = read_request(frame)
         try:
-            client = admit(hello, self._services.credentials, self._stream.socket)
-            self._place.identified(client.identity.tenant)
-            hosted = self._worker(client) if hello.role == "channel" else None
+            identity = admit(hello, self._services.credentials, self._stream.socket)
+            self._services.limits.identified(self._place, identity.tenant)
+            hosted = self._worker(identity, hello) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
             await self._refuse(number, refusal(error))
             raise ClientNotAllowed(str(error)) from error
-        self._peer = f"{client.identity} (session {hello.session})"
+        self._peer = f"{identity} (session {hello.session})"
         self._number = number
-        return client, hosted
+        return identity, hello, hosted
 
-    def _worker(self, client: AdmittedClient) -> HostedModel:
+    def _worker(self, identity: FunctionIdentity, hello: Hello) -> HostedModel:
         """Return the worker of a data channel; raise ClientNotAllowed if it is not permitted."""
-        hosted = self._services.node.hosted(HostedId(client.hello.worker))
+        hosted = self._services.node.hosted(HostedId(hello.worker))
         tenant, digest = hosted.order.tenant, hosted.order.digest
         store = self._services.library.store
-        if tenant != client.identity.tenant or not store.allowed(str(client.identity), digest):
-            raise ClientNotAllowed(f"{client.identity} may not use worker {hosted.id}")
+        if tenant != identity.tenant or not store.allowed(str(identity), digest):
+            raise ClientNotAllowed(f"{identity} may not use worker {hosted.id}")
         return hosted
 
-    async def _relay(self, client: AdmittedClient, hosted: HostedModel) -> None:
+    async def _relay(self, session: SessionKey, function: str, hosted: HostedModel) -> None:
         """Relay bytes until either side closes; the worker checks the frames."""
         ours, workers = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            key = session_key(client.identity, client.hello.session)
-            hosted.channel(key, str(client.identity), workers)
+            hosted.channel(session, function, workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
             await relay(self._stream.socket, ours)
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def _serve_requests(self, client: AdmittedClient) -> None:
+    async def _serve_requests(self, identity: FunctionIdentity, hello: Hello) -> None:
         services, local = self._services, self._stream.local
-        session = services.sessions.join(client.identity, client.hello.session, self)
-        handler: Handler
-        if client.hello.role == "admin":
+        session = services.sessions.join(identity, hello.session, self)
+        handler: _Handler
+        if hello.role == "admin":
             handler = AdminRequests(services)
         else:
             services.preparation.need()
             handler = ShimRequests(session, services, local=local)
         try:
-            hello = welcome(services.node, session, local=local)
-            await self._stream.send(FrameKind.ANSWER, [self._number, hello])
+            answer = welcome(services.node, session, local=local)
+            await self._stream.send(FrameKind.ANSWER, [self._number, answer])
             while True:
                 self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
                 await self._handle(await self._stream.read(), handler)
@@ -189,7 +191,7 @@ class ClientConnection:
             handler.close()
             services.sessions.leave(session, self)
 
-    async def _handle(self, frame: Frame, handler: Handler) -> None:
+    async def _handle(self, frame: Frame, handler: _Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
         with ExitStack() as held:
             held.callback(frame.close_descriptors)
@@ -217,7 +219,7 @@ class ClientConnection:
                 if self._stream.hung_up():
                     raise ConnectionLost("closed while its requests waited") from None
 
-    async def _answer(self, frame: Frame, number: int, fields: Any, handler: Handler) -> None:
+    async def _answer(self, frame: Frame, number: int, fields: Any, handler: _Handler) -> None:
         try:
             answer = await handler.handle(frame, fields)
         except Expected as error:

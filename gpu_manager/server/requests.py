@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -45,23 +45,6 @@ class ClientAnswer:
             end.close()
 
 
-class Handler(Protocol):
-    """Answers the requests of one connection."""
-
-    @property
-    def most_body_bytes(self) -> int:
-        """The size of the body that the next frame may have."""
-
-    def waits(self, frame: Frame, fields: Any) -> bool:
-        """Whether a request may wait, so that it is answered concurrently with others."""
-
-    async def handle(self, frame: Frame, fields: Any) -> ClientAnswer | None:
-        """Handle a request with these fields; return None if it has no answer."""
-
-    def close(self) -> None:
-        """Release the handler's state after the connection is closed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """The services of one manager; a new connection has `hello_s` to send HELLO."""
@@ -79,7 +62,7 @@ class Services:
 
 
 class ShimRequests:
-    """Handles the requests of a function process, for weights and GPU time."""
+    """Answers the requests of one connection of a function process, for weights and GPU time."""
 
     def __init__(self, session: ClientSession, services: Services, *, local: bool) -> None:
         self._session = session
@@ -94,7 +77,7 @@ class ShimRequests:
         return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
 
     def waits(self, frame: Frame, fields: Any) -> bool:
-        """Whether a request hashes weights, or waits for a lease or for room.
+        """Whether a request hashes weights, or waits for a lease or for room: others go on then.
 
         Pieces keep order, and follow the answer to the request that announced them.
         """
@@ -170,15 +153,12 @@ class ShimRequests:
 
 
 class AdminRequests:
-    """Handles the requests of an administrator."""
+    """Answers the requests of one connection of an administrator, as `ShimRequests` does."""
+
+    most_body_bytes = 0
 
     def __init__(self, services: Services) -> None:
         self._administration = services.administration
-
-    @property
-    def most_body_bytes(self) -> int:
-        """None: administrators send no bodies."""
-        return 0
 
     def waits(self, frame: Frame, fields: Any) -> bool:
         del fields
@@ -208,18 +188,10 @@ def read_request(frame: Frame) -> tuple[int, Any]:
     return number, fields
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedClient:
-    """A client that was admitted, and what it said."""
-
-    identity: FunctionIdentity
-    hello: Hello
-
-
 def admit(
     hello: Hello, credentials: FunctionCredentials, connection: socket.socket
-) -> AdmittedClient:
-    """Admit a client, or raise ClientNotAllowed."""
+) -> FunctionIdentity:
+    """Return who is admitted with these credentials, or raise ClientNotAllowed."""
     identity = credentials.identify(hello.credential)
     if hello.role == "admin":
         if identity != ADMINISTRATOR and not _same_user(connection):
@@ -227,7 +199,7 @@ def admit(
         identity = ADMINISTRATOR
     if identity is None:
         raise ClientNotAllowed("this manager did not issue that credential")
-    return AdmittedClient(identity, hello)
+    return identity
 
 
 def _same_user(connection: socket.socket) -> bool:

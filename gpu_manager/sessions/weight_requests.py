@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,9 +34,9 @@ Answer = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class IncomingLimits:
-    """The most incomplete uploads of a connection and of a tenant, and the time without a piece.
+@dataclass(slots=True)
+class IncomingImages:
+    """The incomplete uploads by tenant, and their bounds, also for a connection and a pause.
 
     Every upload reserves room for the whole image, which others then cannot use.
     """
@@ -44,14 +44,7 @@ class IncomingLimits:
     of_a_connection: int = 4
     of_a_tenant: int = 64
     silence_s: float = 120.0
-
-
-class IncomingImages:
-    """The incomplete uploads of all tenants."""
-
-    def __init__(self) -> None:
-        self.limits = IncomingLimits()
-        self.counts: Counter[str] = Counter()  # by tenant
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -76,15 +69,15 @@ class ConnectionUploads:
 
     def reserve(self, digest: str) -> None:
         """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
-        limits = self._images.limits
+        images, tenant = self._images, self._tenant
         if digest in self._incoming:
             raise ClientNotAllowed("these weights are being uploaded already")
-        if len(self._incoming) >= limits.of_a_connection:
-            raise ClientNotAllowed(f"{limits.of_a_connection} uploads have not ended")
-        if self._images.counts[self._tenant] >= limits.of_a_tenant:
-            raise ClientNotAllowed(f"{limits.of_a_tenant} uploads of {self._tenant} have not ended")
+        if len(self._incoming) >= images.of_a_connection:
+            raise ClientNotAllowed(f"{images.of_a_connection} uploads have not ended")
+        if images.counts[tenant] >= images.of_a_tenant:
+            raise ClientNotAllowed(f"{images.of_a_tenant} uploads of {tenant} have not ended")
         self._incoming[digest] = _Incoming()
-        self._images.counts[self._tenant] += 1
+        images.counts[tenant] += 1
         self._catalogue.sending_begins(self._tenant, digest)
 
     def begun(self, digest: str, upload: WeightsUpload) -> None:
@@ -130,24 +123,12 @@ class ConnectionUploads:
         self._catalogue.sending_ends(self._tenant, digest)
 
     def _wait(self, digest: str) -> None:
-        loop, silence_s = asyncio.get_running_loop(), self._images.limits.silence_s
+        loop, silence_s = asyncio.get_running_loop(), self._images.silence_s
         self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
 
     def _give_up(self, digest: str) -> None:
         log.warning("an upload of %s ended: no piece came for a while", self._tenant)
         self.end(digest)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnLimits:
-    """How many images one tenant may have hashed at once, and how fast it may add images.
-
-    After `burst` new images at any speed, a tenant adds `images_per_s`; faster uploads wait.
-    """
-
-    at_once: int = 2
-    burst: int = 4096
-    images_per_s: float = 50.0
 
 
 class _Turns:
@@ -161,14 +142,17 @@ class _Turns:
 
 
 class TenantTurns:
-    """Shares the threads that hash weights among tenants, and paces a tenant's new images."""
+    """Shares the threads that hash weights among tenants, and paces a tenant's new images.
 
-    def __init__(
-        self, limits: TurnLimits = TurnLimits(), now_s: Callable[[], float] | None = None
-    ) -> None:
-        """`now_s` is the clock; by default that of the running event loop."""
-        self.limits = limits
-        self._now_s = now_s or asyncio.get_running_loop().time
+    One tenant may have some hashed `at_once`. After `burst` new images at any speed, it adds
+    `images_per_s`; faster uploads wait.
+    """
+
+    def __init__(self, *, at_once: int = 2, burst: int = 4096, images_per_s: float = 50.0) -> None:
+        self._at_once = at_once
+        self._burst = burst
+        self._every_s = 1.0 / images_per_s
+        self._now_s = asyncio.get_running_loop().time
         self._turns: dict[str, _Turns] = {}
         # When the tenant's last image would have been added at the steady rate; those that added
         # none for the longest time are first, and a time that has passed says nothing.
@@ -177,7 +161,7 @@ class TenantTurns:
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
         """Wait for one of the tenant's turns, and hold it until the end of the block."""
-        turns = self._turns.setdefault(tenant, _Turns(self.limits.at_once))
+        turns = self._turns.setdefault(tenant, _Turns(self._at_once))
         turns.users += 1
         try:
             async with turns.free:
@@ -189,11 +173,11 @@ class TenantTurns:
 
     async def pace(self, tenant: str) -> None:
         """Count one new image of the tenant, and wait if it adds images too fast."""
-        every_s, now_s = 1.0 / self.limits.images_per_s, self._now_s()
-        paced_s = max(self._paced_s.pop(tenant, 0.0), now_s) + every_s
+        now_s = self._now_s()
+        paced_s = max(self._paced_s.pop(tenant, 0.0), now_s) + self._every_s
         self._forget_paced(now_s)
         self._paced_s[tenant] = paced_s
-        early_s = paced_s - self.limits.burst * every_s - now_s
+        early_s = paced_s - self._burst * self._every_s - now_s
         if early_s > 0.0:
             await asyncio.sleep(early_s)
 

@@ -135,11 +135,11 @@ async def _start_guarded(
         await _guard(program, data, options, login)
     server = await _start(program, data, port, options)
     try:
-        if not await requires_login(_port(server.url), login):
+        if not await requires_login(port, login):
             await _stop(server.process)
             await _guard(program, data, options, login)
             server = await _start(program, data, port, options)
-            if not await requires_login(_port(server.url), login):
+            if not await requires_login(port, login):
                 raise EtcdFailed("it requires no login, though authentication was enabled")
     except BaseException:
         await _stop(server.process)
@@ -244,10 +244,6 @@ async def _stop(process: Process) -> None:
         except TimeoutError:
             process.kill()
     await process.wait()
-
-
-def _port(url: str) -> int:
-    return int(url.rpartition(":")[2])
 
 
 # An etcd that does not start, or ends right after its start, is tried again after this time.

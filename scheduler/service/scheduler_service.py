@@ -34,7 +34,7 @@ from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
 from scheduler.service.settings import Settings
-from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
+from scheduler.service.streams.callers import CallerLeases, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.service.terms import KeptTerms, owner_rows
 from scheduler.service.views.page_feed import waiting_functions
@@ -174,10 +174,9 @@ class SchedulerService:
         recovered = recovered or Recovered()
         choice = recovered.begin_with(self._configured())
         settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
-        lines = CallerLines(self.leases)
         office = Office(
             *(settings, term, self.meters, recovered, self._recorder, self._sink, buckets),
-            recall=lines.recall,
+            recall=self.leases.recall,
         )
         fence = partial(_fence_of, candidacy)
         fenced = partial(self._fenced, candidacy)
@@ -189,7 +188,7 @@ class SchedulerService:
                 fenced=fenced,
                 now_s=office.clock.now_s,
             ),
-            CallerStreams(office, lines, self.meters, self.signed, self._elsewhere, fenced),
+            CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
             PolicyInForce(choice, office.decide_by),
             KeptTerms(self._store, office.terms, fence, log),
             self._keeper(office, candidacy),
@@ -265,7 +264,7 @@ class SchedulerService:
         reign = self._reigning()
         office = reign.office
         term, lease = office.term, office.core.leases.get(placement.lease)
-        addresses = reign.streams.addresses(placement.node)
+        addresses = reign.streams.addresses.get(placement.node, ())
         shared = lease is not None and lease.is_shared  # each of its requests shows its own token
         claims = LeaseClaims(
             lease=placement.lease,

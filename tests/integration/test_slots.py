@@ -13,7 +13,7 @@ import pytest
 
 from cache_manager import eviction
 from common.telemetry.metrics import Values
-from gpu_manager.node.leases import LeaseTimes, terms_of
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.worker.orders import LeaseTerms
 from gpufaas import embedded_node
@@ -170,7 +170,7 @@ def test_a_lease_says_how_many_of_its_calls_run_as_one_and_with_how_many_threads
 def granted(node: EmbeddedNode) -> list[LeaseTerms]:
     """The terms of all leases in force."""
     leases, gpus = node.manager.node.leases, node.manager.node.gpus
-    return [terms_of(lease, gpus[lease.gpu].spec) for lease in leases]
+    return [lease.terms(gpus[lease.gpu].spec) for lease in leases]
 
 
 def test_a_worker_that_dies_frees_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
 from torch_shim.remote.call_settings import as_state, turns
 from torch_shim.remote.program import RemoteProgram
-from torch_shim.remote.single_operators import run_there
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
@@ -124,8 +122,7 @@ class Graph:
         if not self._roots.has_manager:
             return self.run_locally(args, "no GPU manager was named (GPUFAAS_ADDRESS)")
         try:
-            lease_for = self._roots.lease_source(root)
-            return self._remote.run(args, lease_for, partial(run_there, lease_for))
+            return self._remote.run(args, self._roots.lease_source(root))
         except NoWeights as error:
             return self.run_locally(args, str(error))
 

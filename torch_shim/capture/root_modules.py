@@ -19,7 +19,7 @@ from torch_shim.patching import assigned
 from torch_shim.process_report import report
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
-from torch_shim.weights import ImageMemories, ModelImage, ProcessWeights
+from torch_shim.weights import ModelImage, ProcessWeights
 from torch_shim.wire.manager_session import ManagerSession
 
 
@@ -108,8 +108,7 @@ class Roots:
         self._credential = credential or ""
         self._parts: tuple[Nodes, ProcessLeases] | None = None
         self._lock = threading.Lock()
-        self._memories = ImageMemories()
-        self._weights = ProcessWeights(self._memories)
+        self._weights = ProcessWeights()
         self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
 
@@ -119,7 +118,7 @@ class Roots:
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
         """Lay out weights for the node that were moved to the GPU after the mark `since`."""
         if self._address is not None:
-            self._memories.lay_out_weights(weights_of(module), since)
+            self._weights.lay_out_weights(weights_of(module), since)
 
     @property
     def current(self) -> Root | None:
@@ -182,7 +181,7 @@ class Roots:
         with root.lock:
             model, root.model = root.model, None
         if model is not None:
-            self._weights.forget(model)
+            self.nodes().forget_image(model.digest)
 
     def close_sessions(self) -> None:
         """End all sessions and their leases; the next call opens new ones."""
@@ -198,7 +197,7 @@ class Roots:
             self._parts[0].close_copies()
         self._parts = None
         self._lock = threading.Lock()
-        self._weights = ProcessWeights(self._memories)
+        self._weights.after_fork()
         vars(self.local).clear()  # the thread that forked is inside no root's call here
 
     def _nodes(self) -> tuple[Nodes, ProcessLeases]:

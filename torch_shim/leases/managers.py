@@ -73,6 +73,11 @@ class Nodes:
         sessions = [self.own, *list(self._others.values())]
         return [peer for session in sessions for peer in session.peers()]
 
+    def forget_image(self, digest: str) -> None:
+        """Send these weights again to every node: one has lost them."""
+        for session in [self.own, *list(self._others.values())]:
+            session.images.pop(digest, None)
+
     def sweep_later(self) -> None:
         if self._timer is None:
             with self._lock:

@@ -75,7 +75,7 @@ class _Elsewhere(NamedTuple):
     def had_from(self) -> "torch.Tensor | _Made":
         """Return the tensor, or the output of a call that it is."""
         tensor = self.tensor()
-        if tensor is not None and _content(tensor) == self.content:
+        if tensor is not None and write_epochs.content_of(tensor) == self.content:
             return tensor
         if self.made is None:
             raise _lost("an input that it was computed from is gone, or was written to")
@@ -96,7 +96,7 @@ class RememberedCall:
     def made(self, output: int, tensor: torch.Tensor) -> None:
         """Note that a tensor is this output, perhaps one whose bytes only the worker has."""
         mark = write_epochs.marked(tensor)
-        mark.made_by = _Origin(self, output, _content(tensor))
+        mark.made_by = _Origin(self, output, write_epochs.content_of(tensor))
         absent = absent_of(tensor)
         if absent is not None:
             self._made.append((output, weakref.ref(absent)))
@@ -190,7 +190,9 @@ def _remembered(value: torch.Tensor) -> Any:
         with NoTorchFunction():
             copy = value.detach().clone()
         return become_cuda(copy) if isinstance(value, CudaTensor) else copy
-    return _uniform(value) or _Elsewhere(weakref.ref(value), _content(value), _made(value))
+    return _uniform(value) or _Elsewhere(
+        weakref.ref(value), write_epochs.content_of(value), _made(value)
+    )
 
 
 def _layout(value: torch.Tensor) -> tuple[torch.dtype, int, torch.Size, tuple[int, ...]]:
@@ -203,7 +205,7 @@ def _made(value: torch.Tensor) -> _Made | None:
     If the function has the bytes, the tensor itself then begins a new chain.
     """
     origin = write_epochs.marked(value).made_by
-    if not isinstance(origin, _Origin) or origin.content != _content(value):
+    if not isinstance(origin, _Origin) or origin.content != write_epochs.content_of(value):
         return None
     if origin.call.depth >= _MOST_DEPTH:
         return None
@@ -265,10 +267,6 @@ def _inputs_of(last: RememberedCall) -> dict[RememberedCall, list[Any]]:
 
 def _earlier(inputs: Iterable[Any]) -> set[RememberedCall]:
     return {value.call for value in inputs if isinstance(value, _Made)}
-
-
-def _content(value: torch.Tensor) -> tuple[int, int]:
-    return write_epochs.marked(value).epoch, write_epochs.version_of(value)
 
 
 def _lost(reason: str) -> RemoteFailure:

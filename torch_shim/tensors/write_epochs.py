@@ -97,6 +97,11 @@ def version_of(tensor: torch.Tensor) -> int:
         return 0
 
 
+def content_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what names the present content of a tensor's storage: its epoch, autograd's count."""
+    return marked(tensor).epoch, version_of(tensor)
+
+
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     try:
         return list(map(_version, tensors))

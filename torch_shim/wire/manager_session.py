@@ -30,6 +30,7 @@ log = logging.getLogger("gpufaas")
 
 _RETRY_S = 0.1
 _MOST_WORKERS = 256  # that leases are expected on
+_MOST_IMAGES = 4096  # that a session remembers; others are offered again
 # After a failed connect that waited this long, further attempts fail at once for this long:
 # otherwise threads that queue for the connection would each wait in turn.
 FAILED_CONNECT_S = 1.0
@@ -260,6 +261,8 @@ class ManagerSession:
         self._peers: dict[str, WorkerPeer] = {}
         # By GPU and model, the worker that leases of tokens were for.
         self._workers: dict[tuple[str, str], str] = {}
+        # The digests of the images that the manager has accepted since this session connected.
+        self.images: dict[str, None] = {}
         self.calls = 0
         self._unreachable_until_s = 0.0
         self.retired = False  # closed for good: callers then open another session
@@ -285,6 +288,17 @@ class ManagerSession:
     def node(self) -> str:
         node: str = self.control.welcome["node"]
         return node
+
+    def connected_images(self) -> dict[str, None]:
+        """Return the digests that the manager accepts by this connection, opened if need be.
+
+        After another connect the session has another dictionary; this one is of the former.
+        """
+        with self._lock:
+            _ = self.control
+            while len(self.images) >= _MOST_IMAGES:
+                self.images.pop(next(iter(self.images)), None)
+            return self.images
 
     def peers(self) -> list[WorkerPeer]:
         with self._lock:
@@ -544,3 +558,4 @@ class ManagerSession:
             peer.mark_lost()
         self._peers.clear()
         self._workers.clear()
+        self.images = {}

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 ANSWER_S = 30.0
 _GOODBYE_S = 0.25
-_ABSENT, _CONFLICT = 404, 409
+_ABSENT, _CONFLICT, _INVALID = 404, 409, 422
 _LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
 _LONGEST_MESSAGE = 1000
 
@@ -92,16 +92,20 @@ class ClusterClient:
         *,
         missing: GatewayError | None = None,
         exists: GatewayError | None = None,
+        invalid: Callable[[str], GatewayError] | None = None,
     ) -> Json:
         """The object in the answer; 404 raises `missing`, 409 `exists`, if they are given.
 
-        ClusterRefused and ClusterAway say why there is none.
+        422 raises what `invalid` makes of the reason; ClusterRefused and ClusterAway say why else
+        there is none.
         """
         try:
             async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
                 text = await answer.read()
         except ClusterRefused as refused:
             meaning = {_ABSENT: missing, _CONFLICT: exists}.get(refused.status)
+            if refused.status == _INVALID and invalid is not None:
+                meaning = invalid(refused.message)
             if meaning is None:
                 raise
             raise meaning from refused

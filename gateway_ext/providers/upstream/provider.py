@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext import bounded_json
 from gateway_ext.bounded_json import MOST_OF_PROVIDERS
@@ -517,7 +518,7 @@ class FunctionPoll:
         self._short_until_s = 0.0
         self._polling = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(_log, "polling the upstream provider")
         self._failed = False
 
     async def start(self, listener: FunctionListener) -> None:
@@ -525,13 +526,10 @@ class FunctionPoll:
         self._listener = listener
         self._shorten_interval()
         await self._poll()
-        self._task = asyncio.create_task(self._run())
+        self._tasks.start(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._tasks.close()
 
     async def poll_now(self) -> None:
         """Poll after a change; unless that fails, the listener knows of it when this returns."""

@@ -22,7 +22,7 @@ from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import HostedId, LoadOrder, StayingData
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
+from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -112,7 +112,7 @@ class SeededRuntime(InMemoryRuntime):
     def _slots_of(self, lease: int) -> set[SlotId]:
         held = self._node.leases.get(LeaseId(lease))
         assert held is not None, "its worker admits it"
-        return {held.slot, *held.more_slots}
+        return {held.live.slot, *held.live.more_slots}
 
     def _check_room(self, lease: int, slots: set[SlotId]) -> None:
         for slot in sorted(slots):
@@ -159,7 +159,7 @@ class WatchedNode(GpuNode):
         others = [
             lease.id
             for lease in self.leases
-            if order.slot in (lease.slot, *lease.more_slots)
+            if order.slot in (lease.live.slot, *lease.live.more_slots)
             and lease.id != order.lease
             and lease.granted_s is not None
         ]
@@ -207,9 +207,8 @@ class NodeProgram:
             )
             self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
             elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
-            presented = PresentedLeases(node, tokens)
-            self.acquiring = Acquiring(node, attachment, self.library, presented, elsewhere)
-            node.addresses = (f"tcp:{self.name}:{MANAGER_PORT}",)
+            self.acquiring = Acquiring(node, attachment, self.library, tokens, elsewhere)
+            attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)
             node.start(self.runtime)

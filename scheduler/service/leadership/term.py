@@ -27,7 +27,7 @@ from scheduler.model.values import (
 )
 from scheduler.recording import VERSION, Beginning
 from scheduler.service.bill import BillCollector
-from scheduler.service.driver import Driver, Observer, nobody_keeps
+from scheduler.service.driver import Driver, nobody_keeps
 from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.loop_clocks import MonotonicClock
@@ -108,9 +108,7 @@ class Office:
         self._recorder = recorder
         if recorder is not None:
             recorder.begins(self._beginning(settings))
-        self.driver: Driver = _Restoring(
-            recovered, self.core, self.clock, log, self._observe, recall
-        )
+        self.driver = Driver(self.core, self.clock, log, self._observe, recall, recovered.take)
         self.terms = TermsBook(self._set_terms, recovered.terms)
         self._grace = Event()
         self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
@@ -203,31 +201,6 @@ class Office:
 
 
 _BRING_GPUS = frozenset({GpuJoined, NodeSnapshot})
-
-
-class _Restoring(Driver):
-    """Puts the models of a node's first report into their last recorded order of use."""
-
-    def __init__(
-        self,
-        recovered: Recovered,
-        core: Core,
-        clock: MonotonicClock,
-        logger: logging.Logger,
-        observer: Observer,
-        recall: Callable[[LeaseId], None],
-    ) -> None:
-        super().__init__(core, clock, logger, observer=observer, recall=recall)
-        self._recovered = recovered
-
-    def report(self, event: CoreEvent) -> None:
-        if not isinstance(event, NodeSnapshot):
-            super().report(event)
-            return
-        snapshot, pins = self._recovered.take(event)
-        super().report(snapshot)
-        for pin in pins:
-            super().report(pin)
 
 
 class _WhileFew:

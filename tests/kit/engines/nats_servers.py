@@ -10,10 +10,10 @@ from pathlib import Path
 import nats
 from nats.js.api import ClusterInfo
 
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
 from gateway_ext.jobs.values import Job, JobLane
+from gateway_ext.shared_jobs.queue import JetStreamQueue
+from gateway_ext.shared_jobs.settings import JetStreamSettings
 from gpufaas.stack.held_ports import HeldPort
 from tests.kit import needs
 from tests.kit.waiting import eventually, wait_until

@@ -36,8 +36,6 @@ TIMES = StreamTimes(
 class ReportingNode(FakeNode):
     """A fake node that can report its whole state to a restarted scheduler."""
 
-    addresses: tuple[str, ...] = ()
-
     def whole_state(self) -> list[NodeSnapshot]:
         """As a real node's: of a lease that was prepared and not granted it knows nothing."""
         self.leases = {key: lease for key, lease in self.leases.items() if lease.granted}

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway_ext.calls.gpu_leasing import LeaseSource
+from gateway_ext.calls.lease_pool import LeaseSource
 from gateway_ext.gateway import Gateway
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Capacity, Provider

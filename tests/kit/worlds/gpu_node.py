@@ -13,7 +13,7 @@ from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.node.device_watch import DeviceWatch
-from gpu_manager.node.leases import LeaseInForce, LeaseTimes, SessionKey
+from gpu_manager.node.leases import Lease, LeaseTimes, SessionKey
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
@@ -72,11 +72,11 @@ class World:
 
     async def hold(
         self, *models: ModelId, session: str = "s", own: bool = False
-    ) -> tuple[LeaseInForce, InMemoryHosted]:
+    ) -> tuple[Lease, InMemoryHosted]:
         """A claimed lease, and the worker of its first model."""
         placement = await self.acquire(*models, own=own)
-        workers = await self.node.when_loaded(placement)
-        assert self.node.claim(placement.lease, SessionKey(session), workers.values())
+        workers = await self.node.leases.when_loaded(placement)
+        assert self.node.leases.claim(placement.lease, SessionKey(session), workers.values())
         held = self.node.leases.get(placement.lease)
         assert held is not None
         return held, self.runtime.of(models[0])
@@ -103,6 +103,11 @@ def add_model(library: Library, weights_mib: int, owner: FunctionIdentity = OWNE
     writer.write(b"%d" % weights_mib)
     digest = library.store.adopt(writer.seal(), table, str(owner))
     return library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
+
+
+def granted_bytes(gpu: HostGpu) -> dict[ModelId, int]:
+    """What the residents of a GPU are granted."""
+    return {model: resident.memory.granted_bytes for model, resident in gpu.residents.items()}
 
 
 @asynccontextmanager

@@ -109,6 +109,7 @@ class OrderedNode:
         model: ModelId,
         lease: LeaseId | None = None,
         requests: tuple[RequestId, ...] = (RequestId("r"),),
+        function: str = "",
     ) -> Placement:
         """Order a lease alone."""
         if lease is None:
@@ -127,6 +128,7 @@ class OrderedNode:
                 estimate=estimate,
                 rule="test",
                 models=(model,),
+                function=function,
             )
         )
         return Placement(lease, GPU, name, SLOT, (model,), hit=False, estimate=estimate)
@@ -134,7 +136,7 @@ class OrderedNode:
     async def loaded(self, model: ModelId, *, emptied: ModelId | None = None) -> InMemoryHosted:
         """Load a model, and let time pass until it is there."""
         placement = self.prepare(model, emptied=emptied)
-        await self.node.when_loaded(placement)
+        await self.node.leases.when_loaded(placement)
         return self.runtime.of(model)
 
     def empty(self, model: ModelId) -> None:

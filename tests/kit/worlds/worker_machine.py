@@ -23,6 +23,7 @@ from gpu_manager.runtimes.runtime import (
 )
 from gpu_manager.runtimes.stream import ChosenRuntime
 from gpu_manager.runtimes.worker_pool import PoolSettings
+from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (
     DIGEST,
@@ -163,7 +164,7 @@ class Machine:
 
     def admit(self, hosted: HostedModel, lease: int = 7, session: str = "s") -> None:
         async def say() -> None:
-            hosted.admit(lease, session)
+            hosted.admit(Admission(lease, session))
 
         self.run(say())
 

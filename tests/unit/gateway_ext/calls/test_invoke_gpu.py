@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway_ext.calls import learned
-from gateway_ext.calls.gpu_leasing import CallPart
+from gateway_ext.calls.function_call import CallPart
 from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned import Learned
 from gateway_ext.errors import Busy, TimedOut

@@ -10,8 +10,8 @@ import pytest
 
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.errors import StageFailed
 from gateway_ext.workflows.conditions import Unmeetable, condition
+from gateway_ext.workflows.errors import StageFailed
 from gateway_ext.workflows.history import RunRecord
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import PlannedStage, read_workflow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
+from tests.kit.nodes.in_memory_data import InMemoryData
 from tests.kit.nodes.manager_client import (
     Manager,
     ManagerClient,
@@ -224,7 +225,7 @@ async def test_worker_of_another_tenant_is_named_in_vain() -> None:
         handle = (await client.ask(FrameKind.PUT, fields))[0]["handle"]
         found, none = await client.ask(FrameKind.GET, {"handle": handle})
         assert (found, none) == ({"size": 4096, "about": b"tensor", "worker": worker}, ())
-        it.runtime.hosted[0].data[handle] = b"w" * 4096
+        InMemoryData(it.runtime.hosted[0]).content[handle] = b"w" * 4096
         found, (descriptor,) = await client.ask(FrameKind.GET, {"handle": handle, "here": True})
         assert os.pread(descriptor, 5000, 0)[:4096] == b"w" * 4096
         assert found["worker"] == worker

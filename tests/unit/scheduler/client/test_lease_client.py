@@ -9,10 +9,8 @@ import pytest
 from cache_manager.model.ids import NodeId
 from common.frame_line import FrameLine, LineBroken
 from scheduler.client import lease_client
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease
 from scheduler.model.errors import (
-    EventRefused,
     NoGpus,
     QueueFull,
     RequestExpired,
@@ -40,6 +38,7 @@ from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -54,9 +53,7 @@ async def test_client_acquires_and_releases() -> None:
         granted = await client.acquire(request("r0", batch=4))
         assert (granted.placement.gpu, granted.placement.hit, granted.term) == ("g0", False, 1)
         assert granted.token
-        client.release(granted.placement.lease, may_return=True)
-        again = await client.wanted(RequestId("r0"))
-        assert again.placement.lease > granted.placement.lease
+        client.release(granted.placement.lease)
         assert world.office is not None
         record = world.office.history.get(RequestId("r0"))
         assert record is not None
@@ -66,8 +63,6 @@ async def test_client_acquires_and_releases() -> None:
 async def test_client_raises_what_the_scheduler_raised() -> None:
     async with leading(max_waiting=1) as world, world.leases() as client:
         await client.acquire(request("r0"))
-        with pytest.raises(EventRefused):
-            await client.wanted(RequestId("r9"))
         now_s = asyncio.get_running_loop().time()
         with pytest.raises(RequestExpired) as expired:
             await client.acquire(request("r1", deadline_s=now_s + 0.02))
@@ -86,7 +81,7 @@ async def test_client_reports_a_missing_gpu_or_right() -> None:
         async with world.leases() as client:
             with pytest.raises(NoGpus):
                 await client.acquire(request("r0"))
-        async with LeaseClient([world.url], "wrong", patience_s=0.2) as client:
+        async with WaitingCaller([world.url], "wrong", patience_s=0.2) as client:
             with pytest.raises(SchedulerUnreachable, match="404"):
                 await client.acquire(request("r0"))
 
@@ -141,7 +136,7 @@ async def cut_all_lines(world: World) -> None:
     """Break the callers' connections as a network does."""
     assert world.service.reign is not None
     callers = world.service.reign.callers
-    for line in list(callers.lines):
+    for line in list(callers.leases.lines):
         line.abort()
 
 
@@ -307,7 +302,7 @@ async def test_frozen_scheduler_is_left_when_another_one_leads(
         url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         async with (
             leading(term=2) as world,
-            LeaseClient([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
+            WaitingCaller([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
         ):
             assert (await client.acquire(request("r0"))).term == 2
 

@@ -13,6 +13,7 @@ from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
     ModelRegistered,
+    NodeSnapshot,
     PinAsked,
     RequestArrived,
     RunFinished,
@@ -291,11 +292,12 @@ async def test_residents_come_back_in_the_order_of_their_use_and_pinned_when_rec
         made.send(PinAsked(ModelId("b"), GpuId("g0")))
         await until(0.1)
         found = await recover(made.store, LOG)
-    snapshot, pins = found.take(holding(gpu("g0"), "c", "a", "b"))
+    snapshot, *pins = found.take(holding(gpu("g0"), "c", "a", "b"))
+    assert isinstance(snapshot, NodeSnapshot)
     assert [m for m, _ in snapshot.gpus[0].residents] == ["b", "a", "c"]
     assert pins == [PinAsked(ModelId("b"), GpuId("g0"))]
     again = holding(gpu("g0"), "a", "b")
-    assert found.take(again) == (again, [])
+    assert found.take(again) == [again]
 
 
 @virtually

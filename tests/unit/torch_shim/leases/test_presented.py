@@ -27,7 +27,6 @@ from torch_shim.leases.leasing import (
     PresentedLease,
     ProcessLeases,
     SessionLease,
-    StandingClaims,
 )
 from torch_shim.leases.managers import Nodes
 from torch_shim.weights import ModelImage
@@ -61,7 +60,7 @@ class Function:
 
     def bring(self, session: ManagerSession) -> ModelImage:
         session.control.ask(FrameKind.UPLOAD, self.image.offer, (), [self.image.descriptor])
-        return ModelImage(self.image.digest, self.image.table, {})
+        return ModelImage(self.image.digest, {})
 
 
 @contextmanager
@@ -325,12 +324,12 @@ async def test_lease_is_used_without_asking_where_the_last_one_was(
 
 
 def test_few_claims_are_kept_whatever_tokens_come() -> None:
-    claims = StandingClaims()
-    first = claims.of("first")
-    assert claims.of("first") is first
+    leasing = ProcessLeases(Nodes("unix:@gpufaas-nobody", ""))
+    first = leasing.claimed_by("first")
+    assert leasing.claimed_by("first") is first
     for number in range(100):
-        claims.of(f"token {number}")
-    assert claims.of("first") is not first
+        leasing.claimed_by(f"token {number}")
+    assert leasing.claimed_by("first") is not first
 
 
 @pytest.mark.parametrize("stands", ["true", "1", "null", "[]", '"yes"', "{}"])

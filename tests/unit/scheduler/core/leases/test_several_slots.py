@@ -11,7 +11,7 @@ from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, ModelRegistered, NodeSnapshot
 from scheduler.model.values import Configuration, LeaseId, RequestId, SlotId
-from scheduler.service.streams.attached_manager import amended
+from scheduler.service.streams.nodes import amended
 from scheduler.wire.codec import pack
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World, only, placements, refused

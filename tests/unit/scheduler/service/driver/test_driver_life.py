@@ -108,7 +108,7 @@ class Life:
                 stage.attach(node)
                 continue
             if chance < 0.5:
-                stage.driver.detach(node.name, random.choice(tuple(AfterLoss)))
+                stage.driver.detach(node.name)
             elif chance < 0.8:
                 node.breaks = {random.choice(("prepare", "grant", "end_lease", "contended"))}
             else:
