@@ -10,7 +10,6 @@ from scheduler.composition import make_core
 from scheduler.core.core import Core
 from scheduler.features.billing.use_buckets import UseBuckets
 from scheduler.features.billing.use_meter import UseMeter
-from scheduler.features.staged_exit import StagedExit
 from scheduler.features.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
@@ -175,7 +174,7 @@ class Office:
             first_lease=first_lease(self.term),
             largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
             models={
-                model: model_record(profile, 0, self.core.layer(StagedExit).gaps(model))
+                model: model_record(profile, 0)
                 for model, profile in self.core.cluster.profiles.known().items()
             },
             standing=settings.scheduler.standing,
