@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.estimates.resource_metrics import Metrics, mean_of, metrics_of
 from scheduler.estimates.slowdowns import Interference
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
@@ -19,12 +20,14 @@ class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type.
 
     `configured_s` holds run seconds by configuration and GPU type, as they were measured. The runs
-    whose times are `stand_ins` all had neighbours.
+    whose times are `stand_ins` all had neighbours. `gaps` are those between its uses, if anybody
+    counts them.
     """
 
     __slots__ = (
         "configured_s",
         "features",
+        "gaps",
         "load_s",
         "measured_bytes",
         "measured_loads",
@@ -48,6 +51,7 @@ class Profile:
         self.features: dict[str, float] = {}
         self.usual_run_s: float | None = None
         self.weights_bytes = 0
+        self.gaps = IdleGaps()
 
     def has_room(self, key: tuple[int, str]) -> bool:
         """Whether a run's time can be kept without the loss of another."""
