@@ -56,20 +56,13 @@ class ExportSettings:
     closing_s: float = 2.0
 
 
-@dataclass(slots=True)
-class ExportCounts:
-    """The outcomes of spans; `dropped_parts` found the queue full, before their spans were made."""
-
-    spans: int = 0
-    failed_spans: int = 0
-    dropped_parts: int = 0
-
-
 class SpanExporter:
     """Sends spans while the context lasts; at its end, the rest is sent within `closing_s`."""
 
     def __init__(self, settings: ExportSettings) -> None:
-        self.sent = ExportCounts()
+        # Spans that were sent and that failed; parts that found the queue full, before their spans
+        # were made.
+        self._counts = {"sent": 0, "failed": 0, "dropped": 0}
         self._settings = settings
         self._parts: deque[Callable[[], Iterable[Span]]] = deque()
         self._batch_ready = asyncio.Event()
@@ -80,7 +73,7 @@ class SpanExporter:
 
     def add(self, make: Callable[[], Iterable[Span]]) -> None:
         if len(self._parts) >= self._settings.most_parts:
-            self.sent.dropped_parts += 1
+            self._counts["dropped"] += 1
             self._warn("too many wait")
             return
         self._parts.append(make)
@@ -88,8 +81,7 @@ class SpanExporter:
             self._batch_ready.set()
 
     def counts(self) -> Mapping[str, int]:
-        sent = self.sent
-        return {"sent": sent.spans, "failed": sent.failed_spans, "dropped": sent.dropped_parts}
+        return dict(self._counts)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -110,7 +102,7 @@ class SpanExporter:
             self._sending.cancel()
             await asyncio.wait(late)
             self._warn("the collector did not take them before the end")
-        self.sent.dropped_parts += len(self._parts)
+        self._counts["dropped"] += len(self._parts)
         self._parts.clear()
         await self._session.close()
 
@@ -137,11 +129,9 @@ class SpanExporter:
                 await asyncio.sleep(0)  # calls go first
             failure = await self._post(encoded_request(encoded, self._settings))
         finally:
+            self._counts["failed" if failure else "sent"] += count
             if failure:
-                self.sent.failed_spans += count
                 self._warn(failure)
-            else:
-                self.sent.spans += count
 
     async def _post(self, body: bytes) -> str:
         """Send a request, repeatedly if the collector is busy; the failure's reason, or empty."""

@@ -5,20 +5,12 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gateway_ext.providers.process.launch import RUNTIME
 from gpufaas.check.trial_run import TrialRun, run_program
-from gpufaas.check.verdicts import (
-    Finding,
-    FoundBy,
-    UseOutcome,
-    judge,
-    of_outcome,
-    outside_graphs,
-    share_in_graphs,
-)
+from gpufaas.check.verdicts import Finding, judge, outside_graphs, share_in_graphs
 from gpufaas.errors import CommandError
 from gpufaas.options.gpu_node import add_device_options, device_settings
 from gpufaas.options.shared import Commands
@@ -75,6 +67,13 @@ def _exec_options(options: argparse.Namespace) -> list[str]:
 
 
 _WIDTH = 100
+# Titles of the findings that were seen so, had this outcome, and are heavy or not.
+_GROUPS = (
+    ("runs on the CPU", ("run", "local", False)),
+    ("graph breaks: a graph ends, a round trip more", ("break", "local", False)),
+    ("heavy, on the function's own processor", ("run", "local", True)),
+    ("cannot be done", ("run", "cannot", False)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +92,12 @@ class Checked:
 
 def as_text(checked: Checked) -> str:
     """The findings in groups, one line each, problems last."""
-    found = [finding for finding in checked.findings if finding.seen is FoundBy.RUN]
-    breaks = [finding for finding in checked.findings if finding.seen is FoundBy.BREAK]
-    groups = [
-        ("runs on the CPU", of_outcome(found, UseOutcome.LOCAL)),
-        ("graph breaks: a graph ends, a round trip more", of_outcome(breaks, UseOutcome.LOCAL)),
-        ("heavy, on the function's own processor", of_outcome(found, UseOutcome.LOCAL, heavy=True)),
-        ("cannot be done", of_outcome(found, UseOutcome.CANNOT)),
-    ]
+    findings = sorted(checked.findings, key=lambda f: (f.file, f.line, f.what))
     folder = Path(checked.script).resolve().parent
     ran = checked.run
     lines = [f"{checked.script}: ran in {ran.took_s:.1f} s, exit code {ran.code}", ""]
-    for title, group in groups:
-        if group:
+    for title, kind in _GROUPS:
+        if group := [f for f in findings if (f.seen, f.outcome, f.heavy) == kind]:
             lines += [f"{title}: {len(group)}", *_rows(group, folder), ""]
     return "\n".join([*lines, *_of_run(ran), "", _verdict(checked)])
 
@@ -116,7 +108,7 @@ def as_json(checked: Checked) -> str:
         {
             "script": checked.script,
             "passes": checked.passes,
-            "findings": [_fields(finding) for finding in checked.findings],
+            "findings": [asdict(finding) for finding in checked.findings],
             "run": {
                 "exit_code": ran.code,
                 "graph_calls": ran.graph_calls,
@@ -130,24 +122,10 @@ def as_json(checked: Checked) -> str:
     )
 
 
-def _fields(finding: Finding) -> dict[str, object]:
-    rule = finding.rule
-    return {
-        "outcome": rule.outcome,
-        "heavy": rule.heavy,
-        "file": finding.file,
-        "line": finding.line,
-        "what": finding.what,
-        "why": rule.why,
-        "remedy": rule.remedy,
-        "seen": finding.seen,
-    }
-
-
 def _rows(group: Sequence[Finding], folder: Path) -> Iterator[str]:
     by_advice: dict[str, list[tuple[str, str]]] = {}
     for finding in group:
-        advice = "; ".join(part for part in (finding.rule.why, finding.rule.remedy) if part)
+        advice = "; ".join(part for part in (finding.why, finding.remedy) if part)
         place = f"{_short(finding.file, folder)}:{finding.line}"
         by_advice.setdefault(advice, []).append((place, finding.what))
     for advice, items in by_advice.items():
@@ -187,8 +165,8 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
 
 
 def _verdict(checked: Checked) -> str:
-    cannot = sum(f.rule.outcome is UseOutcome.CANNOT for f in checked.findings)
-    heavy = sum(f.rule.heavy for f in checked.findings)
+    cannot = sum(f.outcome == "cannot" for f in checked.findings)
+    heavy = sum(f.heavy for f in checked.findings)
     wrong = [
         *([f"{cannot} that cannot be done"] if cannot else []),
         *([f"{heavy} heavy on the function's own processor"] if heavy else []),

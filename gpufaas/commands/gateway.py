@@ -2,11 +2,10 @@
 
 import argparse
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import uvloop
 import torch_shim
 from common.addresses import UnixAddress, parse_address
 from common.gpu_wishes import USUAL, GpuWishes
+from common.tasks import BackgroundTasks
 from gateway_ext.api import (
     CallTracer,
     FunctionId,
@@ -91,9 +91,8 @@ def _run(options: argparse.Namespace) -> int:
     node = options.manager or default_address(environment)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            chosen = _with_folders(settings.gateway, node, environment)
-            serving = _Serving(chosen, settings.tracing, secret, urls, node)
-            runner.run(_serve(serving, environment))
+            gateway = _with_folders(settings.gateway, node, environment)
+            runner.run(_serve(gateway, settings.tracing, secret, urls, node, environment))
         except GatewayError as error:
             raise CommandError(str(error)) from error
         except OSError as error:
@@ -113,22 +112,17 @@ def _with_folders(
     return replace(settings, visible=(*settings.visible, str(address.path.parent)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """The parts of one gateway."""
-
-    settings: GatewaySettings
-    tracing: TraceSettings
-    secret: bytes
-    urls: tuple[str, ...]
-    node: str
-
-
-async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
-    settings, secret, urls = serving.settings, serving.secret, serving.urls
+async def _serve(
+    settings: GatewaySettings,
+    tracing: TraceSettings,
+    secret: bytes,
+    urls: tuple[str, ...],
+    node: str,
+    environment: Mapping[str, str],
+) -> None:
     stop = stop_event()
     Path(settings.state_dir).mkdir(parents=True, exist_ok=True)
-    shim = ShimEnvironment(serving.node, secret, SchedulerApi(urls, token(secret, ApiRole.CALLER)))
+    shim = ShimEnvironment(node, secret, SchedulerApi(urls, token(secret, ApiRole.CALLER)))
     provider = make_provider(settings, shim, environment)
     admin_token = token(secret, ApiRole.ADMIN)
     async with (
@@ -136,12 +130,12 @@ async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
         LeaseClient(urls, token(secret, ApiRole.CALLER), patience_s=_PATIENCE_S) as leases,
         OperatorClient(urls, admin_token, patience_s=_PINNING_PATIENCE_S) as pinning,
         OperatorClient(urls, admin_token, patience_s=_PAGE_PATIENCE_S) as console,
-        _tracer(serving.tracing, environment) as tracer,
+        span_exporter(tracing, environment) as exporter,
         Gateway(
             *(settings, provider, leases),
             pinning=pinning,
             capacity=shim,
-            tracer=tracer,
+            tracer=CallTracer(exporter, keep=tracing.keep, ratio=tracing.ratio),
             console=console,
         ) as gateway,
     ):
@@ -149,14 +143,6 @@ async def _serve(serving: _Serving, environment: Mapping[str, str]) -> None:
         log.info("documentation at %s", gateway.url)
         await stop.wait()
         log.info("stopping: calls in flight have %g s", settings.drain_s)
-
-
-@asynccontextmanager
-async def _tracer(
-    tracing: TraceSettings, environment: Mapping[str, str]
-) -> AsyncIterator[CallTracer]:
-    async with span_exporter(tracing, environment) as exporter:
-        yield CallTracer(exporter, keep=tracing.keep, ratio=tracing.ratio)
 
 
 _REFRESH_EVERY_S = 30.0
@@ -212,10 +198,9 @@ class ShimEnvironment:
 async def _refreshed(shim: ShimEnvironment) -> AsyncIterator[None]:
     """Refresh the GPUs that functions see, as long as the context lasts."""
     await shim.refresh()
-    refreshing = asyncio.create_task(shim.refresh_forever())
+    refreshing = BackgroundTasks(log, "asking for the cluster's GPUs")
+    refreshing.start(shim.refresh_forever())
     try:
         yield
     finally:
-        refreshing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await refreshing
+        await refreshing.close()

@@ -3,12 +3,14 @@
 import argparse
 import json
 import time
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from common.numerals import format_size
 from gpufaas.errors import CommandError
 from gpufaas.options.shared import Commands
-from gpufaas.output.cells import columns
+from gpufaas.output.cells import Row, columns, table
 from gpufaas.output.cluster_text import functions_text, hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
 from gpufaas.remote.manager_api import request_admin
@@ -16,31 +18,6 @@ from gpufaas.remote.scheduler_api import add_scheduler_options, in_path, schedul
 from scheduler.client.operator_client import GIVEN_ONCE
 from scheduler.model.errors import UnknownModel
 
-_HEAD = (
-    "MODEL",
-    "FUNCTIONS",
-    "WHERE",
-    "RUNTIME",
-    "BYTES",
-    "SINCE",
-    "USES",
-    "MERGED",
-    "LAST USED",
-    "PINNED",
-)
-_CLUSTER_HEAD = (
-    "MODEL",
-    "FUNCTIONS",
-    "NEEDS",
-    "HELD BY",
-    "RUNTIME",
-    "LEASES",
-    "WAITING",
-    "LOAD",
-    "RUN",
-    "A MINUTE",
-    "STAGES",
-)
 _CONFIGURED_HEAD = ("BATCH", "VCPUS", "VGPUS", "GPU TYPE", "RUN")
 _ORDERS = {
     "evict": "take a model out of GPU memory",
@@ -83,7 +60,7 @@ def _models(options: argparse.Namespace) -> int:
         return 0
     rows = request_admin(options.address, options.credential, do="models")["models"]
     rows = _named(rows, options.model)
-    print(json.dumps(rows, indent=1) if options.json else table(rows))
+    print(json.dumps(rows, indent=1) if options.json else node_table(rows))
     return 0
 
 
@@ -118,19 +95,19 @@ def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]
     return chosen
 
 
-def _functions(row: dict[str, Any]) -> list[str]:
+def _functions(row: Row) -> list[str]:
     """The functions of a model, as a scheduler lists them or as a GPU manager does."""
     functions: list[str] = row["label"].split(", ") if "label" in row else row.get("functions", [])
     return functions
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    return columns([_HEAD, *(_line(row) for row in rows)])
+def node_table(rows: list[dict[str, Any]]) -> str:
+    return table(_CELLS, rows)
 
 
 def cluster_table(models: list[dict[str, Any]]) -> str:
     """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
-    return columns([_CLUSTER_HEAD, *(_cluster_line(model) for model in models)])
+    return table(_CLUSTER_CELLS, models)
 
 
 def cluster_details(models: list[dict[str, Any]]) -> str:
@@ -138,7 +115,7 @@ def cluster_details(models: list[dict[str, Any]]) -> str:
 
 
 def cluster_detail(model: dict[str, Any]) -> str:
-    parts = [columns(list(zip(_CLUSTER_HEAD, _cluster_line(model), strict=True)))]
+    parts = [columns([(head, cell(model)) for head, cell in _CLUSTER_CELLS.items()])]
     if model.get("configured"):
         parts.append(columns([_CONFIGURED_HEAD, *map(_configured_line, model["configured"])]))
     features = [(name, f"{value:.4g}") for name, value in model.get("features", {}).items()]
@@ -152,22 +129,12 @@ def _configured_line(run: dict[str, Any]) -> tuple[str, ...]:
     return (*sizes, run["gpu_type"], f"{run['run_s']:.3g} s")
 
 
-def _cluster_line(model: dict[str, Any]) -> tuple[str, ...]:
-    holders = model["holders"]
-    held = ", ".join(f"{found['gpu']}{'*' if found['pinned'] else ''}" for found in holders)
-    return (
-        model["model"],
-        functions_text(_functions(model)) or "-",
-        format_size(model["memory_bytes"]),
-        held or "-",
-        hostings_text(holders),
-        str(sum(found["leases"] for found in holders)),
-        str(model["waiting"] + sum(found["waiting"] for found in holders)),
-        _times(model["load_s"]),
-        _times(model["run_s"]),
-        f"{60 * model['rate']:.1f}",
-        ", ".join(rest_text(found) for found in model.get("rests", ())) or "-",
-    )
+def _holders(model: Row) -> str:
+    return ", ".join(f"{on['gpu']}{'*' if on['pinned'] else ''}" for on in model["holders"]) or "-"
+
+
+def _sum(name: str, model: Row) -> int:
+    return sum(holder[name] for holder in model["holders"])
 
 
 def _times(by: dict[str, float]) -> str:
@@ -175,22 +142,7 @@ def _times(by: dict[str, float]) -> str:
     return ", ".join(f"{seconds:.3g} {key}" for key, seconds in by.items()) or "-"
 
 
-def _line(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["model"],
-        row["label"],
-        row["gpu"] or row["tier"],
-        hosting_text(row),
-        format_size(row["bytes"] or row["weights_bytes"]),
-        _ago(row["since"]),
-        str(row["uses"]),
-        _merged(row),
-        _ago(row["used"]) if row["uses"] else "-",
-        "yes" if row["pinned"] else "",
-    )
-
-
-def _merged(row: dict[str, Any]) -> str:
+def _merged(row: Row) -> str:
     """Concurrent calls that ran as one, as in `96 in 4`, and why most others did not."""
     counts = row.get("merged") or {}
     reasons = counts.get("singly") or {}
@@ -205,3 +157,31 @@ def _ago(moment_s: float | None) -> str:
     if seconds < _MINUTE_S:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE_S:.0f} min" if seconds < _HOUR_S else f"{seconds / _HOUR_S:.1f} h"
+
+
+# The columns of both tables: their heads, and their cells.
+_CELLS: Mapping[str, Callable[[Row], str]] = {
+    "MODEL": itemgetter("model"),
+    "FUNCTIONS": itemgetter("label"),
+    "WHERE": lambda row: row["gpu"] or row["tier"],
+    "RUNTIME": hosting_text,
+    "BYTES": lambda row: format_size(row["bytes"] or row["weights_bytes"]),
+    "SINCE": lambda row: _ago(row["since"]),
+    "USES": lambda row: str(row["uses"]),
+    "MERGED": _merged,
+    "LAST USED": lambda row: _ago(row["used"]) if row["uses"] else "-",
+    "PINNED": lambda row: "yes" if row["pinned"] else "",
+}
+_CLUSTER_CELLS: Mapping[str, Callable[[Row], str]] = {
+    "MODEL": itemgetter("model"),
+    "FUNCTIONS": lambda model: functions_text(_functions(model)) or "-",
+    "NEEDS": lambda model: format_size(model["memory_bytes"]),
+    "HELD BY": _holders,
+    "RUNTIME": lambda model: hostings_text(model["holders"]),
+    "LEASES": lambda model: str(_sum("leases", model)),
+    "WAITING": lambda model: str(model["waiting"] + _sum("waiting", model)),
+    "LOAD": lambda model: _times(model["load_s"]),
+    "RUN": lambda model: _times(model["run_s"]),
+    "A MINUTE": lambda model: f"{60 * model['rate']:.1f}",
+    "STAGES": lambda model: ", ".join(map(rest_text, model.get("rests", ()))) or "-",
+}

@@ -11,7 +11,7 @@ from common.errors import BadSize
 from common.numerals import format_size, parse_size
 from gpufaas.errors import CommandError
 from gpufaas.options.shared import Commands, add_verb
-from gpufaas.output.cells import columns
+from gpufaas.output.cells import Row, table
 from gpufaas.remote.scheduler_api import (
     SchedulerApi,
     add_scheduler_options,
@@ -46,11 +46,11 @@ def add_parser(commands: Commands) -> None:
     add = choose.add_argument
     add("--weight", type=_number, help="its part of the GPUs where others wait too (1)")
     add("--priority", type=_whole, help="how urgent its requests are (0)")
-    add("--gpu-seconds", type=_number_or_none, metavar="N", help="GPU time in any window")
+    add("--gpu-seconds", type=_or_none(_number), metavar="N", help="GPU time in any window")
     add("--window", type=_number, metavar="SECONDS", help="the window of the GPU time (60)")
-    add("--memory", type=_size_or_none, metavar="SIZE", help="GPU memory of its models: 2GiB")
-    add("--leases", type=_whole_or_none, metavar="N", help="GPU leases at a time")
-    add("--waiting", type=_whole_or_none, metavar="N", help="requests that wait at a time")
+    add("--memory", type=_or_none(_size), metavar="SIZE", help="GPU memory of its models: 2GiB")
+    add("--leases", type=_or_none(_whole), metavar="N", help="GPU leases at a time")
+    add("--waiting", type=_or_none(_whole), metavar="N", help="requests that wait at a time")
     choose.description = "A limit ends with the value `none`."
     show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
                     "list", "get")  # fmt: skip
@@ -146,72 +146,46 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
 
 
-def _or_none(text: str, read: Callable[[str], float]) -> float | None:
-    return None if text == _NONE else read(text)
-
-
-def _number_or_none(text: str) -> float | None:
-    return _or_none(text, _number)
-
-
-def _whole_or_none(text: str) -> float | None:
-    return _or_none(text, _whole)
-
-
-def _size_or_none(text: str) -> float | None:
+def _size(text: str) -> int:
     try:
-        return _or_none(text, parse_size)
+        return parse_size(text)
     except BadSize as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
+    return lambda text: None if text == _NONE else read(text)
 
 
 # -- the table ------------------------------------------------------------------------------------
 
 
-_HEAD = (
-    "OWNER",
-    "SET BY",
-    "WEIGHT",
-    "PRIORITY",
-    "GPU TIME",
-    "GPU MEMORY",
-    "LEASES",
-    "WAITING",
-    "HELD BACK",
-    "REFUSED",
-)
-
-
-def quota_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def quota_table(rows: Sequence[Row]) -> str:
     """One line an owner, each use beside its limit: `3 of 4`."""
-    return columns([_HEAD, *map(_line, rows)])
+    return table(_CELLS, rows)
 
 
-def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
-    terms, use = row["terms"], row["use"]
-    return (
-        row["owner"],
-        row["set_by"] or "-",
-        f"{terms['weight']:g}",
-        str(terms["priority"]),
-        _gpu_time(terms, use),
-        _of(use["resident_bytes"], terms["resident_bytes"], format_size),
-        _of(use["leases"], terms["leases"], str),
-        _of(use["waiting"], terms["waiting"], str),
-        str(use["held_back"]),
-        str(sum(use["refused"].values())),
-    )
-
-
-def _gpu_time(terms: Mapping[str, Any], use: Mapping[str, Any]) -> str:
+def _gpu_time(row: Row) -> str:
     """Seconds in the window, which is named where it limits something."""
-    used = _of(use["gpu_s"], terms["gpu_s"], _seconds)
+    used = _used("gpu_s", row, lambda seconds: f"{seconds:.4g} s")
+    terms = row["terms"]
     return used if terms["gpu_s"] is None else f"{used} in {terms['window_s']:g} s"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.4g} s"
-
-
-def _of(used: Any, limit: Any, text: Callable[[Any], str]) -> str:
+def _used(name: str, row: Row, text: Callable[[Any], str] = str) -> str:
+    used, limit = row["use"][name], row["terms"][name]
     return text(used) if limit is None else f"{text(used)} of {text(limit)}"
+
+
+_CELLS: Mapping[str, Callable[[Row], str]] = {
+    "OWNER": lambda row: row["owner"],
+    "SET BY": lambda row: row["set_by"] or "-",
+    "WEIGHT": lambda row: f"{row['terms']['weight']:g}",
+    "PRIORITY": lambda row: str(row["terms"]["priority"]),
+    "GPU TIME": _gpu_time,
+    "GPU MEMORY": lambda row: _used("resident_bytes", row, format_size),
+    "LEASES": lambda row: _used("leases", row),
+    "WAITING": lambda row: _used("waiting", row),
+    "HELD BACK": lambda row: str(row["use"]["held_back"]),
+    "REFUSED": lambda row: str(sum(row["use"]["refused"].values())),
+}

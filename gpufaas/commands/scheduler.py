@@ -161,7 +161,9 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
         with ExitStack() as ports:
             async with (
                 kept_etcd_anywhere(data, ports, log) as url,
-                EtcdStore(_own_etcd_settings(url, data, etcd.prefix), log) as store,
+                EtcdStore(
+                    EtcdSettings((url,), etcd.prefix, USER, stored_login(data).password), log
+                ) as store,
             ):
                 yield store
     elif etcd.endpoints:
@@ -172,10 +174,6 @@ async def _store(etcd: Etcd) -> AsyncIterator[Store]:
         memory = MemoryStore()
         yield memory
         await memory.close()
-
-
-def _own_etcd_settings(url: str, data: Path, prefix: str) -> EtcdSettings:
-    return EtcdSettings((url,), prefix, USER, stored_login(data).password)
 
 
 def etcd_settings(etcd: Etcd) -> EtcdSettings:

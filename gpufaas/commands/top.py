@@ -11,7 +11,7 @@ from gpufaas.options.shared import Commands
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import in_path
-from gpufaas.top.live_state import EventReader, State
+from gpufaas.top.live_state import State, StateReader
 from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
 from gpufaas.top.styled_text import StyledText, painted
@@ -57,7 +57,7 @@ class _Top:
     def __init__(self, gateway: GatewayApi, screen: Terminal) -> None:
         self._gateway = gateway
         self._screen = screen
-        self._reader = EventReader(gateway, screen.wake)
+        self._reader = StateReader(gateway, screen.wake)
         self._view = ScreenView()
         self._keys: Mapping[str, Callable[[], None]] = {
             "up": lambda: self._move(-1),

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cache_manager import exits
@@ -39,14 +38,6 @@ log = logging.getLogger(__name__)
 
 _DOWN_S = 90.0
 _ANYWHERE = {"0.0.0.0", "::"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Etcd:
-    """The datastore's URLs, and the file of its password if the etcd is our own."""
-
-    urls: tuple[str, ...]
-    password: Path | None = None
 
 
 def add_parser(commands: Commands) -> None:
@@ -144,8 +135,10 @@ async def _work(
     with contextlib.ExitStack() as ports:
         listen = settings.gateway.listen
         ports.enter_context(claimed_port(listen, "the gateway", "--port N"))
-        keeping = _no_etcd(settings) if options.without_etcd else _etcd(settings, folder, ports)
-        async with keeping as etcd, Supervisor(log) as supervisor:
+        async with (
+            _etcd(settings, folder, ports, without=options.without_etcd) as etcd,
+            Supervisor(log) as supervisor,
+        ):
             plan = _plan(options, settings, folder, etcd, ports)
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
                 await supervisor.start(part)
@@ -167,7 +160,7 @@ def _plan(
     options: argparse.Namespace,
     settings: AllSettings,
     folder: StackFolder,
-    etcd: _Etcd,
+    etcd: tuple[tuple[str, ...], Path | None],
     ports: contextlib.ExitStack,
 ) -> StackPlan:
     host, port = host_and_port(settings.gateway.listen)
@@ -192,26 +185,24 @@ def _plan(
         node_metrics=metrics,
         scheduler_url=f"http://{scheduler}",
         gateway_url=f"http://{address_text(shown, port)}",
-        etcd_urls=etcd.urls,
-        etcd_password=etcd.password,
+        etcd_urls=etcd[0],
+        etcd_password=etcd[1],
     )
 
 
 @contextlib.asynccontextmanager
-async def _no_etcd(settings: AllSettings) -> AsyncIterator[_Etcd]:
-    """No datastore: the scheduler keeps in memory what it would keep there."""
-    if settings.etcd.endpoints or settings.etcd.start:
-        raise CommandError("--without-etcd, and the configuration names an etcd: remove one")
-    yield _Etcd(())
-
-
-@contextlib.asynccontextmanager
 async def _etcd(
-    settings: AllSettings, folder: StackFolder, ports: contextlib.ExitStack
-) -> AsyncIterator[_Etcd]:
-    """The configured datastore, or our own etcd, which is restarted when it ends."""
-    if settings.etcd.endpoints or settings.etcd.start:  # the scheduler reads the other settings
-        yield _Etcd(settings.etcd.endpoints)
+    settings: AllSettings, folder: StackFolder, ports: contextlib.ExitStack, *, without: bool
+) -> AsyncIterator[tuple[tuple[str, ...], Path | None]]:
+    """The URLs of the configured datastore, or of our own etcd, which is restarted when it ends.
+
+    With the file of its password, if it is our own. With `without` there are none.
+    """
+    named = settings.etcd.endpoints or settings.etcd.start
+    if without and named:
+        raise CommandError("--without-etcd, and the configuration names an etcd: remove one")
+    if without or named:  # the scheduler reads the other settings
+        yield settings.etcd.endpoints, None
         return
     if find_etcd() is None:
         raise EtcdFailed(
@@ -220,7 +211,7 @@ async def _etcd(
             "--without-etcd keeps the state in memory"
         )
     async with kept_etcd_anywhere(folder.etcd, ports, log) as url:
-        yield _Etcd((url,), stored_login(folder.etcd).password_file)
+        yield (url,), stored_login(folder.etcd).password_file
 
 
 def _policy_in_force(plan: StackPlan) -> str:
@@ -259,26 +250,21 @@ def _export(plan: StackPlan) -> str:
     )
 
 
-def _metrics_urls(plan: StackPlan) -> str:
-    urls = [plan.scheduler_url, plan.gateway_url]
-    if plan.node_metrics:
-        urls.append(f"http://{plan.node_metrics}")
-    return "  ".join(f"{url}/metrics" for url in urls)
-
-
 def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
     secrets = plan.gateway_credentials
     user = (secrets / "basic-auth-user").read_text().strip()
     password = secrets / "basic-auth-password"
     gateway = plan.gateway_url
     moved = "".join(f"{line}\n" for line in _moved(plan))
+    measured = [plan.scheduler_url, gateway]
+    measured += [f"http://{plan.node_metrics}"] if plan.node_metrics else []
     return f"""gpufaas is up, in {took_s:.1f} s
 
   gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
   GPU manager  {plan.node_address}
-  metrics      {_metrics_urls(plan)}
+  metrics      {"  ".join(f"{url}/metrics" for url in measured)}
                (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}
 {moved}

@@ -1,9 +1,10 @@
 """Cells of tables: rows in columns, and numbers with their units; pure."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from common.numerals import format_size
+Row = Mapping[str, Any]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -11,6 +12,11 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def table(cells: Mapping[str, Callable[[Row], str]], rows: Sequence[Row]) -> str:
+    """Columns with heads; `cells` gives each column's head, and its cell of a row."""
+    return columns([tuple(cells), *([cell(row) for cell in cells.values()] for row in rows)])
 
 
 _MINUTE_S, _HOUR_S = 60, 3600
@@ -35,10 +41,6 @@ def share(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}/s"
-
-
-def size(value: int) -> str:
-    return format_size(value)
 
 
 def clock(at_s: float) -> str:

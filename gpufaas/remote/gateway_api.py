@@ -4,8 +4,8 @@ import argparse
 import http.client
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,9 +35,16 @@ class GatewayApi:
         with self.call("GET", path) as response:
             status, body = response.status, response.read()
             is_text = response.headers.get_content_type() == "text/plain"
-        if is_text and status != http.client.OK:
+        if status == http.client.UNAUTHORIZED or (is_text and status != http.client.OK):
             self.refuse(status, body)
-        return self._content(status, body)
+        try:
+            content = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"{self.url} answers {status}, and no JSON") from error
+        if status != http.client.OK:
+            message = content.get("message") if isinstance(content, dict) else ""
+            raise CommandError(message or f"{self.url} answers {status}")
+        return content
 
     def order(self, method: str, path: str, body: bytes) -> None:
         """Have the gateway do something; CommandError with its reason if it does not."""
@@ -45,19 +52,6 @@ class GatewayApi:
             if response.status not in _DONE:
                 self.refuse(response.status, response.read())
 
-    @contextmanager
-    def stream(
-        self, path: str, longest_silence_s: float, **headers: str
-    ) -> Iterator[http.client.HTTPResponse]:
-        """A response while it arrives; CommandError once the gateway is silent for that long."""
-        with self.call(
-            "GET", path, headers=headers, longest_silence_s=longest_silence_s
-        ) as response:
-            if response.status != http.client.OK:
-                self.refuse(response.status, response.read())
-            yield response
-
-    @contextmanager
     def call(
         self,
         method: str,
@@ -66,41 +60,24 @@ class GatewayApi:
         *,
         headers: Mapping[str, str] | None = None,
         longest_silence_s: float = TIMEOUT_S,
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> AbstractContextManager[http.client.HTTPResponse]:
         """The response of whatever status, while it arrives."""
         sent = dict(headers or {})
         if self._authorization:
             sent["Authorization"] = self._authorization
-        with open_response(
-            self.url,
-            "gateway",
-            method,
-            path,
+        return open_response(
+            *(self.url, "gateway", method, path),
             body=body,
             headers=sent,
             timeout_s=longest_silence_s,
-        ) as response:
-            yield response
+        )
 
     def refuse(self, status: int, body: bytes) -> NoReturn:
         """Raise the reason, which is JSON or plain text."""
-        if status != http.client.UNAUTHORIZED:
-            text = body.decode("utf-8", "replace").strip()
-            raise CommandError(f"{self.url} answers {status}: {text[:_MOST_SHOWN]}")
-        self._content(status, body)
-        raise AssertionError("an unauthorized answer is an error")
-
-    def _content(self, status: int, body: bytes) -> Any:
         if status == http.client.UNAUTHORIZED:
             raise CommandError(self._needs_login)
-        try:
-            content = json.loads(body)
-        except ValueError as error:
-            raise CommandError(f"{self.url} answers {status}, and no JSON") from error
-        if status != http.client.OK:
-            message = content.get("message") if isinstance(content, dict) else ""
-            raise CommandError(message or f"{self.url} answers {status}")
-        return content
+        text = body.decode("utf-8", "replace").strip()
+        raise CommandError(f"{self.url} answers {status}: {text[:_MOST_SHOWN]}")
 
 
 def add_gateway_options(parser: argparse.ArgumentParser) -> None:

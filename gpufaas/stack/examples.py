@@ -1,13 +1,14 @@
-"""Deploys and calls the functions of stack.yml and their workflow; prints times and placement."""
+"""Deploys and calls the functions of stack.yml; prints times and placement."""
 
 import asyncio
-import json
 import secrets
 import shutil
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from gpufaas.child_programs import killed_at_end
 from gpufaas.errors import CommandError
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
-from gpufaas.output.workflow_text import workflow_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Part
+from gpufaas.stack.workflow_example import show_workflow
 from scheduler.service.access import ApiRole, token
 
 _STACK = Path("stack.yml")
@@ -32,6 +33,9 @@ _TRIES = 3
 _ACCEPTED = {200, 202}
 _OK = 200
 _SHOWN = 160
+
+# What features show of the examples: whether all went well.
+_MORE: Sequence[Callable[..., Awaitable[bool]]] = (show_workflow,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class _Example:
 
 
 async def show_examples(plan: StackPlan) -> bool:
-    """Deploy and invoke all examples, then their workflow; whether every call succeeded.
+    """Deploy and invoke all examples, then what features show; whether every call succeeded.
 
     If the gateway breaks a request off, as one that is started again does, all begins again.
     """
@@ -91,7 +95,8 @@ async def _show_once(plan: StackPlan) -> bool:
         succeeded = [
             await _invoke_example(session, credentials, scheduler, example) for example in examples
         ]
-        succeeded.append(await show_workflow(session, credentials))
+        call = partial(_example_call, session)
+        succeeded += [await show(session, credentials, call) for show in _MORE]
         print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
     return all(succeeded)
 
@@ -165,12 +170,13 @@ async def _invoke_example(
 ) -> bool:
     """Print an example's answer and time, and its placement if it uses a GPU."""
     await _ready(session, credentials, example.name)
-    answer = await _call(session, example, "first")
+    path = f"/function/{example.name}"
+    answer = await _call(session, path, example.body, "first")
     if answer is None:
         return False
     print(f"  {' '.join(answer.split())[:_SHOWN]}", flush=True)
     if not example.gpu:
-        return await _call(session, example, "again") is not None
+        return await _call(session, path, example.body, "again") is not None
     return await _on_gpu(session, scheduler, example)
 
 
@@ -178,18 +184,18 @@ async def _on_gpu(
     session: aiohttp.ClientSession, scheduler: SchedulerApi, example: _Example
 ) -> bool:
     """Call until a GPU answers; before its graph is traced, a function computes locally."""
-    deadline_s = time.monotonic() + _TRACED_S
+    path, deadline_s = f"/function/{example.name}", time.monotonic() + _TRACED_S
     call_id = ""
-    while not await asyncio.to_thread(_story, scheduler, call_id):
+    while not await asyncio.to_thread(_is_known, scheduler, call_id):
         if time.monotonic() > deadline_s:
             print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
             return False
         await asyncio.sleep(_PAUSE_S)
         call_id = _call_id(example.name)
-        if await _call(session, example, "", call_id) is None:
+        if await _call(session, path, example.body, "", call_id) is None:
             return False
     call_id = _call_id(example.name)
-    if await _call(session, example, "on a GPU", call_id) is None:
+    if await _call(session, path, example.body, "on a GPU", call_id) is None:
         return False
     await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
     story = await asyncio.to_thread(request_story, scheduler, call_id)
@@ -198,18 +204,11 @@ async def _on_gpu(
 
 
 async def _call(
-    session: aiohttp.ClientSession, example: _Example, when: str, call_id: str = ""
+    session: aiohttp.ClientSession, path: str, body: bytes, when: str, call_id: str = ""
 ) -> str | None:
     """One call's answer, printed with its time if `when` names the call; None if it failed."""
-    call_id = call_id or _call_id(example.name)
-    return await _timed_call(session, f"/function/{example.name}", example.body, call_id, when)
-
-
-async def _timed_call(
-    session: aiohttp.ClientSession, path: str, body: bytes, call_id: str, when: str
-) -> str | None:
     name = path.rpartition("/")[2]
-    headers = {"X-Call-Id": call_id, "Content-Type": "application/json"}
+    headers = {"X-Call-Id": call_id or _call_id(name), "Content-Type": "application/json"}
     began_s = time.monotonic()
     async with session.post(path, data=body, headers=headers) as response:
         content = (await response.read()).decode(errors="replace").strip()
@@ -222,18 +221,22 @@ async def _timed_call(
     return content
 
 
+async def _example_call(
+    session: aiohttp.ClientSession, path: str, handler: Path, when: str
+) -> str | None:
+    """As `_call`, with the first body of a handler's example.json."""
+    return await _call(session, path, example_body(handler), when)
+
+
 def _call_id(name: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
 
 
-def _story(scheduler: SchedulerApi, call_id: str) -> dict[str, Any] | None:
-    """The call's decisions; None if the scheduler has no request of the call."""
-    if not call_id:
-        return None
-    try:
-        return request_story(scheduler, call_id)
-    except CommandError:
-        return None
+def _is_known(scheduler: SchedulerApi, call_id: str) -> bool:
+    """Whether the scheduler has a request of the call."""
+    with suppress(CommandError):
+        return bool(call_id and request_story(scheduler, call_id))
+    return False
 
 
 async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str], name: str) -> None:
@@ -248,35 +251,6 @@ async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str],
             trouble = status.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
             raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
         await asyncio.sleep(0.2)
-
-
-_WORKFLOW = Path("workflow.yml")
-_WORKFLOW_NAME = "describe-picture"
-# The workflow takes what this function takes.
-_WORKFLOW_INPUT = Path("functions", "classify")
-_STORED = 202
-
-
-async def show_workflow(session: aiohttp.ClientSession, credentials: Mapping[str, str]) -> bool:
-    """Whether the workflow's call succeeded; True without a workflow.yml here."""
-    if not _WORKFLOW.is_file():
-        return True
-    async with session.post(
-        "/system/workflows", data=_WORKFLOW.read_bytes(), headers=credentials
-    ) as answer:
-        if answer.status != _STORED:
-            raise CommandError(f"{_WORKFLOW}: {await answer.text()}")
-    body, call_id = example_body(_WORKFLOW_INPUT), _call_id(_WORKFLOW_NAME)
-    content = await _timed_call(
-        session, f"/workflow/{_WORKFLOW_NAME}", body, call_id, "all its stages"
-    )
-    if content is None:
-        return False
-    print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
-    async with session.get(f"/system/workflow/{_WORKFLOW_NAME}", headers=credentials) as answer:
-        workflow = json.loads(await answer.read())
-    print("\n".join(f"  {line}" for line in workflow_text(workflow).splitlines()), flush=True)
-    return True
 
 
 def example_body(handler: Path) -> bytes:

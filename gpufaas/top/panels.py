@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from common.foreign_text import plain
-from gpufaas.output.cells import clock, rate, seconds, share, size
+from common.numerals import format_size as size
+from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import hosting_text
 from gpufaas.top.live_state import State
 from gpufaas.top.styled_text import (

@@ -61,7 +61,7 @@ from gateway_ext.settings import GatewaySettings
 log = logging.getLogger(__name__)
 
 _APPS, _CORE = "/apis/apps/v1", "/api/v1"
-_ABSENT, _INVALID = 404, 422
+_ABSENT = 404
 _CHANGED = frozenset({404, 409})  # the answers if what was read has changed meanwhile
 _REFUSED_BODY = frozenset({400, 422})
 _SEEN_S = 5.0  # how long a change waits for this gateway's own watch to show it
@@ -379,12 +379,12 @@ class ClusterSecrets:
             "metadata": {"name": name, "labels": {GATEWAY: self._name}},
             "data": {name: b64encode(value).decode()},
         }
-        missing, exists = UnknownNamespace(namespace), SecretExists(namespace, name)
-        path = _secret_path(namespace)
-        try:
-            await self._client.call("POST", path, body=body, missing=missing, exists=exists)
-        except ClusterRefused as refused:
-            raise _bad(refused) from refused
+        await self._client.call(
+            *("POST", _secret_path(namespace), None, body),
+            missing=UnknownNamespace(namespace),
+            exists=SecretExists(namespace, name),
+            invalid=BadRequest,
+        )
 
     async def update(self, namespace: str, name: str, value: bytes) -> None:
         await self._check(namespace, name)
@@ -441,26 +441,21 @@ class ClusterNamespaces:
         """NamespaceExists if there is one of that name, with functions or without."""
         self._check_managed()
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": self._metadata(namespace)}
-        try:
-            exists = NamespaceExists(namespace.name)
-            await self._client.call("POST", _PATH, body=body, exists=exists)
-        except ClusterRefused as refused:
-            raise _bad(refused) from refused
+        exists = NamespaceExists(namespace.name)
+        await self._client.call("POST", _PATH, body=body, exists=exists, invalid=BadRequest)
 
     async def update(self, namespace: Namespace) -> None:
         """Replace what the namespace was given; labels that the cluster added stay."""
         self._check_managed()
         before = await self._labelled(namespace.name)
         wanted = self._metadata(namespace)
+        # A merge patch from what it was given before to what it is given now.
         changes = {
-            "labels": _changes(before.labels, wanted["labels"]),
-            "annotations": _changes(before.annotations, wanted["annotations"]),
+            "labels": {**dict.fromkeys(before.labels), **wanted["labels"]},
+            "annotations": {**dict.fromkeys(before.annotations), **wanted["annotations"]},
         }
-        try:
-            path = f"{_PATH}/{namespace.name}"
-            await self._client.call("PATCH", path, body={"metadata": changes}, kind=MERGE)
-        except ClusterRefused as refused:
-            raise _bad(refused) from refused
+        path, body = f"{_PATH}/{namespace.name}", {"metadata": changes}
+        await self._client.call("PATCH", path, body=body, kind=MERGE, invalid=BadRequest)
 
     async def remove(self, name: str) -> None:
         self._check_managed()
@@ -494,12 +489,3 @@ def _read(raw: Json) -> Namespace:
     for name in (_NAMESPACE_LABEL, "kubernetes.io/metadata.name"):
         labels.pop(name, None)
     return Namespace(metadata["name"], labels, dict(metadata.get("annotations") or {}))
-
-
-def _changes(before: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """A merge patch from one to the other."""
-    return {**dict.fromkeys(before), **wanted}
-
-
-def _bad(refused: ClusterRefused) -> Exception:
-    return BadRequest(refused.message) if refused.status == _INVALID else refused

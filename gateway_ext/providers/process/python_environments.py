@@ -18,7 +18,6 @@ import signal
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -63,15 +62,6 @@ _MOST_OPEN_FILES = 4096
 
 class EnvironmentFailed(ProviderFailed):
     """The environment cannot be made; the text says why, perhaps by the last line of output."""
-
-
-@dataclass(frozen=True, slots=True)
-class WantedEnvironment:
-    """What a build makes: `shared` are folders of packages that the environment sees, too."""
-
-    folder: Path
-    requirements: bytes
-    shared: tuple[str, ...]
 
 
 class PythonEnvironments:
@@ -154,9 +144,7 @@ class PythonEnvironments:
             yield
 
     async def _make(self, folder: Path, requirements: bytes, note: Note) -> None:
-        missing, shared = self._missing(requirements), tuple(self._gateway_packages())
-        wanted = WantedEnvironment(folder, requirements if missing else b"", shared)
-        await self._fill(wanted, note)
+        await self._fill(folder, requirements if self._missing(requirements) else b"", note)
         mark = folder / _MADE
         mark.unlink(missing_ok=True)  # the build may have left anything in its place
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
@@ -179,22 +167,25 @@ class PythonEnvironments:
 
     # -- one build ------------------------------------------------------------------------------
 
-    async def _fill(self, wanted: WantedEnvironment, note: Note) -> None:
+    async def _fill(self, folder: Path, requirements: bytes, note: Note) -> None:
         """Fill the environment's folder, or leave nothing. It is root's afterwards."""
-        await asyncio.to_thread(disk.remove, wanted.folder)
+        await asyncio.to_thread(disk.remove, folder)
         uid = None if self._users is None else await asyncio.to_thread(self._users.builds.take)
         try:
-            await asyncio.to_thread(_prepare, wanted, uid)
-            await self._run(wanted, uid, note)
-            await asyncio.to_thread(self._close, wanted.folder, uid)
+            await asyncio.to_thread(_prepare, folder, requirements, uid)
+            if requirements:
+                note("installing what requirements.txt asks for")
+            orders = self._orders(folder, uid, install=bool(requirements))
+            await self._run(folder, uid, orders, note)
+            await asyncio.to_thread(self._close, folder, uid)
         except BaseException:
-            await asyncio.to_thread(disk.remove, wanted.folder)
+            await asyncio.to_thread(disk.remove, folder)
             raise
         finally:
             if uid is not None and self._users is not None:
                 self._users.builds.give_back(uid)
 
-    async def _run(self, wanted: WantedEnvironment, uid: int | None, note: Note) -> None:
+    async def _run(self, folder: Path, uid: int | None, orders: LaunchOrders, note: Note) -> None:
         last = ""
 
         def store(lines: list[str]) -> None:
@@ -203,13 +194,11 @@ class PythonEnvironments:
                 note(line)
                 last = line
 
-        if wanted.requirements:
-            note("installing what requirements.txt asks for")
-        started = InstanceProcess.started(launch(self._orders(wanted, uid)))
+        started = InstanceProcess.started(launch(orders))
         pipe = OutputPipe(started.output, store)
         try:
             async with time_limit(self._settings.build_timeout_s):
-                await self._watch(wanted, uid, started)
+                await self._watch(folder, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(
                 f"its environment takes longer than {self._settings.build_timeout_s:g} s"
@@ -219,7 +208,7 @@ class PythonEnvironments:
                 if not started.exited.done():
                     os.killpg(started.pid, signal.SIGKILL)
                 status = await asyncio.shield(started.exited)
-                await asyncio.to_thread(self._end_all, wanted, uid)
+                await asyncio.to_thread(self._end_all, folder, uid)
                 with contextlib.suppress(TimeoutError):  # without users something may be left
                     await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
             finally:
@@ -227,9 +216,7 @@ class PythonEnvironments:
         if status:
             raise EnvironmentFailed(f"its environment cannot be made ({status}): {last}")
 
-    async def _watch(
-        self, wanted: WantedEnvironment, uid: int | None, started: InstanceProcess
-    ) -> None:
+    async def _watch(self, folder: Path, uid: int | None, started: InstanceProcess) -> None:
         """EnvironmentFailed if it uses too much."""
         now_s = asyncio.get_running_loop().time
         measured_s = now_s() + _MEASURE_EVERY_S
@@ -239,16 +226,16 @@ class PythonEnvironments:
             _check_amount("memory", used, self._settings.build_memory_bytes)
             begun_s = now_s()
             if begun_s >= measured_s:
-                await asyncio.to_thread(self._check_size, wanted.folder)
+                await asyncio.to_thread(self._check_size, folder)
                 took_s = now_s() - begun_s
                 measured_s = now_s() + max(_MEASURE_EVERY_S, took_s * _MEASURE_SHARE)
 
-    def _end_all(self, wanted: WantedEnvironment, uid: int | None) -> None:
+    def _end_all(self, folder: Path, uid: int | None) -> None:
         """Kill every process of the build, also those that left its session and environment."""
         if uid is not None and self._users is not None:
             self._users.end([uid])
         else:
-            processes.end_marked(self._mark_of(wanted))
+            processes.end_marked(self._mark_of(folder))
 
     def _check_size(self, folder: Path) -> None:
         try:
@@ -268,17 +255,12 @@ class PythonEnvironments:
         except TreeRefused as error:
             raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
 
-    def _orders(self, wanted: WantedEnvironment, uid: int | None) -> LaunchOrders:
-        settings, folder = self._settings, str(wanted.folder)
-        scratch = str(wanted.folder / _SCRATCH)
-        orders = {
-            "folder": folder,
-            "shared": wanted.shared,
-            "install": bool(wanted.requirements),
-            "own_pip": bool(wanted.requirements) and not _has("pip", wanted.shared),
-        }
+    def _orders(self, folder: Path, uid: int | None, *, install: bool) -> LaunchOrders:
+        scratch, shared = str(folder / _SCRATCH), self._gateway_packages()
+        own_pip = install and not _has("pip", shared)
+        orders = {"folder": str(folder), "shared": shared, "install": install, "own_pip": own_pip}
         program = _PROGRAM.read_text(encoding="utf-8")
-        visible = [*interpreter_folders(self._python), *settings.visible, folder]
+        visible = [*interpreter_folders(self._python), *self._settings.visible, str(folder)]
         return LaunchOrders(
             command=[str(self._python), "-I", "-c", program, json.dumps(orders)],
             environment={
@@ -287,9 +269,9 @@ class PythonEnvironments:
                 "LANG": "C.UTF-8",
                 "HOME": scratch,
                 "TMPDIR": scratch,
-                MARK: self._mark_of(wanted),
+                MARK: self._mark_of(folder),
             },
-            cwd=folder,
+            cwd=str(folder),
             uid=uid,
             visible=visible,
             scratch=scratch,
@@ -309,19 +291,19 @@ class PythonEnvironments:
             limits["RLIMIT_NPROC"] = self._bounds.build_processes
         return limits
 
-    def _mark_of(self, wanted: WantedEnvironment) -> str:
-        return f"{self._mark}/env-{wanted.folder.name}"
+    def _mark_of(self, folder: Path) -> str:
+        return f"{self._mark}/env-{folder.name}"
 
 
-def _prepare(wanted: WantedEnvironment, uid: int | None) -> None:
+def _prepare(folder: Path, requirements: bytes, uid: int | None) -> None:
     """Make the folder, before anybody else can reach it."""
-    wanted.folder.mkdir(mode=0o700)
-    scratch, asked = wanted.folder / _SCRATCH, wanted.folder / "requirements.txt"
+    folder.mkdir(mode=0o700)
+    scratch, asked = folder / _SCRATCH, folder / "requirements.txt"
     scratch.mkdir()
     scratch.chmod(0o711)  # it takes the place of /tmp, in which others are looked up
-    asked.write_bytes(wanted.requirements)
+    asked.write_bytes(requirements)
     if uid is not None:
-        for path in (scratch, asked, wanted.folder):
+        for path in (scratch, asked, folder):
             os.chown(path, uid, uid)
 
 

@@ -24,7 +24,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
+from common.whole_files import put_file
 from gateway_ext import bounded_json
 from gateway_ext.bounded_json import MOST_OF_PROVIDERS
 from gateway_ext.errors import (
@@ -52,7 +54,6 @@ from gateway_ext.model import (
 )
 from gateway_ext.openfaas import function_options, wire
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
-from gateway_ext.providers.disk import put_file
 from gateway_ext.providers.function_environment import (
     batch_settings,
     gpu_environment,
@@ -199,16 +200,12 @@ def _read(path: Path) -> dict[FunctionId, Extras]:
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
-    functions = [
-        {"namespace": id_.namespace, "name": id_.name, **_filled_fields(extras[id_])}
-        for id_ in sorted(extras)
-    ]
+    functions = []
+    for id_ in sorted(extras):
+        filled = {name: value for name, value in asdict(extras[id_]).items() if value}
+        functions.append({"namespace": id_.namespace, "name": id_.name, **filled})
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
-
-
-def _filled_fields(extras: Extras) -> dict[str, object]:
-    return {name: value for name, value in asdict(extras).items() if value}
 
 
 class UpstreamProvider:
@@ -517,7 +514,7 @@ class FunctionPoll:
         self._short_until_s = 0.0
         self._polling = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(_log, "polling the upstream provider")
         self._failed = False
 
     async def start(self, listener: FunctionListener) -> None:
@@ -525,13 +522,10 @@ class FunctionPoll:
         self._listener = listener
         self._shorten_interval()
         await self._poll()
-        self._task = asyncio.create_task(self._run())
+        self._tasks.start(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._tasks.close()
 
     async def poll_now(self) -> None:
         """Poll after a change; unless that fails, the listener knows of it when this returns."""

@@ -9,10 +9,8 @@ import socket
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.client import HTTPResponse
-from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 from aiohttp.base_protocol import BaseProtocol
@@ -35,7 +33,6 @@ from gpu_manager.weights import spill_directory
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import read_settings
 from gpufaas.remote.http_request import http_url
-from gpufaas.top.live_state import events
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler.model.errors import BadWorkload, SchedulerError
 from scheduler.sim import model_catalogue, workload
@@ -294,7 +291,7 @@ def _of_providers() -> list[Target]:
 
 
 def _told() -> list[Target]:
-    """What a template's process tells its gateway, and a gateway `gpufaas top`."""
+    """What a template's process tells its gateway."""
 
     def report(data: bytes) -> ForkReport:
         with OrderLine() as line, line.theirs as theirs:
@@ -302,23 +299,12 @@ def _told() -> list[Target]:
             theirs.send(data or b"\0")
             return line.received("ready")
 
-    def shown(data: bytes) -> list[object]:
-        response = cast(HTTPResponse, BytesIO(data))
-        found = events(response, lambda _: None)
-        return [json.loads(content) for _, content in found]
-
-    states = b'event: state\ndata: {"a": 1}\nid: 5\n\nevent: change\ndata: {}\n\n'
-    readable = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
     return [
         Target(
             "template-report", report, (TemplateBroken,),
             lambda: [b'{"state": "ready", "why": "no reason"}'], InputForm.JSON,
             ("gateway_ext/runtime/template/fork_line.py",),
             "processes with functions' own code", "8 KiB", most_bytes=8 << 10,
-        ),
-        Target(
-            "gateway-events", shown, readable, lambda: [states], InputForm.TEXT,
-            ("gpufaas/top/live_state.py",), "the gateway that a person named", "a line",
         ),
     ]  # fmt: skip
 

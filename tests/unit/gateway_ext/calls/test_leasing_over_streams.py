@@ -93,7 +93,7 @@ async def taken(leasing: LeasePool, function: Function, call_id: str) -> CallLea
 
 def leases_of(world: World) -> list[LeaseId]:
     assert world.office is not None
-    return list(world.office.core.placer.leases)
+    return list(world.office.core.leases)
 
 
 def record_of(world: World, request: str) -> RequestRecord | None:

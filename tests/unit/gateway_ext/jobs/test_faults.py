@@ -228,16 +228,11 @@ async def test_fault_in_the_committers_thread_fails_all_who_wait_and_all_who_com
     await committer.close()
 
 
-async def test_worker_that_is_closed_twice_or_never_started_is_closed(tmp_path: Path) -> None:
+async def test_queue_that_is_closed_twice_is_closed(tmp_path: Path) -> None:
     queue = SqliteQueue(tmp_path, QueueLimits(), LOG)
     await queue.open()
-    worker = JobWorker(
-        queue, Functions(lambda *_: ScriptedAnswer()), lambda _: None, JobWorkerSettings(), LOG
-    )
-    await worker.close()
-    worker.start()
-    await put(queue, call(function=ECHO))
-    await worker.close()
-    await worker.close()
+    functions = Functions(lambda *_: ScriptedAnswer())
+    async with JobWorker(queue, functions, lambda _: None, JobWorkerSettings(), LOG):
+        await put(queue, call(function=ECHO))
     await queue.close()
     await queue.close()

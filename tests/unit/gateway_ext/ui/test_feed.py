@@ -13,7 +13,7 @@ from common.time_limits import time_limit
 from gateway_ext.ui.cluster_source import PageSource
 from gateway_ext.ui.feed import PagePace, WatcherFeed
 from gateway_ext.ui.state import SERIES, Json, PageState, Point, Series
-from gpufaas.top.live_state import State, changed
+from tests.kit.page.followed_state import State, changed
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.waiting import eventually
 

@@ -14,15 +14,7 @@ from gpufaas.check.trial_run import (
     ReportedBreak,
     TrialRun,
 )
-from gpufaas.check.verdicts import (
-    Finding,
-    UseOutcome,
-    UseRule,
-    judge,
-    of_break,
-    of_local,
-    share_in_graphs,
-)
+from gpufaas.check.verdicts import Finding, judge, share_in_graphs
 from gpufaas.commands.check import Checked, as_json, as_text
 from torch_shim import advice
 
@@ -52,7 +44,7 @@ def test_patterns_match_dynamos_messages() -> None:
     names = registered()
     wrong = []
     for pattern, remedy in advice.BREAKS:
-        reasons = {name: of_break(name).why for name in names if re.search(pattern, name)}
+        reasons = {name: advice.for_break(name)[0] for name in names if re.search(pattern, name)}
         if remedy.why not in reasons.values():
             wrong.append((pattern, reasons))
 
@@ -78,10 +70,9 @@ def test_patterns_match_dynamos_messages() -> None:
     ],
 )
 def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
-    rule = of_break(reason)
-
-    assert (rule.why, rule.outcome, rule.heavy) == (why, UseOutcome.LOCAL, False)
-    assert rule.remedy
+    (found,) = judge(ran(breaks=[ReportedBreak("app.py", 4, reason)]))
+    assert (found.why, found.outcome, found.heavy) == (why, "local", False)
+    assert found.remedy
 
 
 @pytest.mark.parametrize(
@@ -111,7 +102,8 @@ def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
     ],
 )
 def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
-    assert of_local(reason, heavy=True).why == why
+    (found,) = judge(ran(local=[LocalGraph("app.py", 7, reason, 3, 100)]))
+    assert (found.why, found.heavy) == (why, True)
 
 
 @pytest.mark.parametrize(("operators", "heavy"), [(5, False), (6, True)])
@@ -122,7 +114,7 @@ def test_local_graph_is_heavy_when_it_has_more_than_a_twentieth_of_all_operators
 
     (found,) = judge(ran(local=[entry], graph_operators=100 - operators, local_operators=operators))
 
-    assert (found.line, found.rule.heavy) == (7, heavy)
+    assert (found.line, found.heavy) == (7, heavy)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,7 @@ def test_operator_is_heavy_when_all_calls_would_take_long_at_its_fastest(
 
     found = list(judge(ran(operators=[operator])))
 
-    assert [finding.rule.heavy for finding in found] == [True] * heavy
+    assert [finding.heavy for finding in found] == [True] * heavy
 
 
 def test_refusals_are_reported_once_a_line() -> None:
@@ -154,17 +146,17 @@ def test_share_is_of_the_operators_of_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "passes"),
+    ("found", "passes"),
     [
-        (UseRule(UseOutcome.LOCAL, "light"), True),
-        (UseRule(UseOutcome.LOCAL, "work", "do", heavy=True), False),
-        (UseRule(UseOutcome.CANNOT, "no", "do"), False),
+        (Finding("local", False, "app.py", 1, "x", "light", ""), True),
+        (Finding("local", True, "app.py", 1, "x", "work", "do"), False),
+        (Finding("cannot", False, "app.py", 1, "x", "no", "do"), False),
     ],
 )
 def test_check_passes_when_nothing_is_heavy_here_or_impossible(
-    rule: UseRule, *, passes: bool
+    found: Finding, *, passes: bool
 ) -> None:
-    assert checked(Finding("app.py", 1, "x", rule)).passes is passes
+    assert checked(found).passes is passes
 
 
 def test_check_fails_when_the_program_fails() -> None:
@@ -180,12 +172,12 @@ def test_sparse_operator_has_no_remedy() -> None:
         OutsideOperator("app.py", line, name, 3, 0.1, 0.1) for line, name in enumerate(names)
     ]
     found = list(judge(ran(operators=operators)))
-    assert [bool(finding.rule.remedy) for finding in found] == [True, False, False]
+    assert [bool(finding.remedy) for finding in found] == [True, False, False]
 
 
 def test_text_groups_items_under_the_advice_they_share() -> None:
-    rule = UseRule(UseOutcome.CANNOT, "no such thing", "leave it out")
-    found = [Finding(str(Path("app.py").resolve()), line, f"use{line}", rule) for line in (12, 3)]
+    file, why = str(Path("app.py").resolve()), ("no such thing", "leave it out")
+    found = [Finding("cannot", False, file, line, f"use{line}", *why) for line in (12, 3)]
 
     text = as_text(checked(*found, run=ran())).splitlines()
 
@@ -199,8 +191,8 @@ def test_text_groups_items_under_the_advice_they_share() -> None:
 
 
 def test_text_fits_100_columns_when_names_and_reasons_are_long() -> None:
-    rule = UseRule(UseOutcome.CANNOT, "because of this " * 12, "do that instead " * 12)
-    found = Finding("/far/site-packages/away/" + "deep/" * 12 + "x.py", 10**5, "name" * 30, rule)
+    file, why = "/far/site-packages/away/" + "deep/" * 12 + "x.py", "because of this " * 12
+    found = Finding("cannot", False, file, 10**5, "name" * 30, why, "do that instead " * 12)
     run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching" * 6)])
 
     text = as_text(checked(found, *judge(run), run=run))

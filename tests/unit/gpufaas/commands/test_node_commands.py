@@ -9,7 +9,7 @@ import pytest
 from common.addresses import UnixAddress
 from gpu_manager.api import EmulatedTimes, NodeSettings
 from gpufaas.cli import EXIT_BAD_USE, main
-from gpufaas.commands.models import table
+from gpufaas.commands.models import node_table
 from gpufaas.errors import CommandError
 from gpufaas.options.gpu_node import (
     add_node_options,
@@ -165,7 +165,7 @@ def test_table_has_a_line_for_each_model_and_gpu(monkeypatch: pytest.MonkeyPatch
     stored = ROW | {"gpu": None, "tier": "host", "bytes": 0, "since": None, "used": None}
     stored |= {"uses": 0, "pinned": False}
 
-    head, first, second = table([resident, stored]).splitlines()
+    head, first, second = node_table([resident, stored]).splitlines()
 
     assert head.split()[:3] == ["MODEL", "FUNCTIONS", "WHERE"]
     assert first.split() == [
@@ -188,16 +188,16 @@ def test_table_has_a_line_for_each_model_and_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_share_of_a_gpu_is_shown_with_the_runtime() -> None:
     row = ROW | {"runtime": "stream", "since": time.time(), "used": time.time(), "gpu_share": 0.125}
-    assert "stream, 12.5 % of the GPU" in table([row])
-    assert "stream of 3, 12.5 % of the GPU" in table([row | {"process_models": 3}])
-    assert "%" not in table([row | {"gpu_share": 1.0}])
+    assert "stream, 12.5 % of the GPU" in node_table([row])
+    assert "stream of 3, 12.5 % of the GPU" in node_table([row | {"process_models": 3}])
+    assert "%" not in node_table([row | {"gpu_share": 1.0}])
 
 
 def test_calls_that_ran_as_one_are_shown_with_the_reason_of_most_others() -> None:
     row = ROW | {"runtime": "process", "since": time.time(), "used": time.time()}
     merged = {"groups": 4, "calls": 96, "compared": 8, "singly": {"left_over": 2, "slower": 9}}
-    assert "96 in 4, slower" in table([row | {"merged": merged}])
-    assert " slower " in table([row | {"merged": merged | {"groups": 0, "calls": 0}}])
+    assert "96 in 4, slower" in node_table([row | {"merged": merged}])
+    assert " slower " in node_table([row | {"merged": merged | {"groups": 0, "calls": 0}}])
 
 
 def test_sums_are_over_all_processes() -> None:

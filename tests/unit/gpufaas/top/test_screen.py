@@ -9,7 +9,6 @@ from typing import Any
 from common.foreign_text import plain
 from gateway_ext.ui.state import Series
 from gpufaas.output.cells import seconds
-from gpufaas.top.live_state import changed
 from gpufaas.top.panels import PANELS
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
 from gpufaas.top.styled_text import StyledText, cut, memory_bar, padded, painted, sparkline
@@ -187,26 +186,3 @@ def test_durations_have_three_digits() -> None:
     assert [seconds(value) for value in (None, 0.0123, 1.234, 75.0, 7500.0)] == [
         "-", "12.3 ms", "1.23 s", "1 min 15 s", "2 h 5 min",
     ]  # fmt: skip
-
-
-def test_changes_are_applied_to_sections_items_and_charts() -> None:
-    reported = {
-        "now": 5,
-        "queue": {"length": 3},
-        "gpus": {"replaced": [{"id": "n10"}, {"id": "n9", "x": 1}], "removed": ["n1"]},
-        "history": {"added": {"p50": [3.0]}},
-    }
-    state = {
-        "now": 1,
-        "queue": {"length": 0},
-        "policy": "same",
-        "gpus": [{"id": "n1"}, {"id": "n9"}],
-        "history": {"points": 2, "series": {"p50": [1.0, 2.0]}},
-    }
-    assert changed(state, reported) == {
-        "now": 5,
-        "queue": {"length": 3},
-        "policy": "same",
-        "gpus": [{"id": "n9", "x": 1}, {"id": "n10"}],
-        "history": {"points": 2, "series": {"p50": [2.0, 3.0]}},
-    }
