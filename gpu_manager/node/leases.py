@@ -6,13 +6,13 @@ other requests wait.
 """
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
 from msgspec.structs import replace
 
+from common.latest import Latest
 from gpu_manager.worker.orders import LeaseTerms
 from scheduler.api import GpuId, GpuSpec, LeaseId, LiveLease, ModelId, RequestId
 
@@ -316,9 +316,9 @@ class ClaimPatience:
     __slots__ = ("_ended", "_halvings")
 
     def __init__(self) -> None:
-        self._halvings: OrderedDict[str, int] = OrderedDict()
+        self._halvings = Latest[str, int](_MOST_FUNCTIONS)
         # Leases that ended so, and until when the usual time would have lasted.
-        self._ended: OrderedDict[LeaseId, tuple[str, float]] = OrderedDict()
+        self._ended = Latest[LeaseId, tuple[str, float]](_MOST_ENDED)
 
     def of(self, function: str, usual_s: float) -> float:
         """The time that the function's sessions have; `usual_s` for most."""
@@ -327,12 +327,7 @@ class ClaimPatience:
     def in_vain(self, function: str, lease: LeaseId, now_s: float, usual_s: float) -> None:
         """Nobody has claimed this lease in time."""
         self._ended[lease] = function, now_s + usual_s - self.of(function, usual_s)
-        if len(self._ended) > _MOST_ENDED:
-            self._ended.popitem(last=False)
-        halvings = self._halvings.pop(function, 0)
-        self._halvings[function] = min(halvings + 1, MOST_HALVINGS)
-        if len(self._halvings) > _MOST_FUNCTIONS:
-            self._halvings.popitem(last=False)
+        self._halvings[function] = min(self._halvings.get(function, 0) + 1, MOST_HALVINGS)
 
     def claimed(self, function: str, times: int = 1) -> None:
         halvings = self._halvings.get(function, 0) - times

@@ -48,8 +48,6 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 _GRANT_DELAY_S = 2.0
 # A token's expiry limits the claim of its lease, but not the use of its request's id.
 _NEVER_EXPIRED_S = float("-inf")
-# The number of leases elsewhere remembered for a session; older ones are forgotten.
-REMEMBERED = 64
 # After this time a lease elsewhere counts as claimed, even without a report: the other node ends it
 # when the session there ends, or if no session claims it.
 UNREPORTED_S = 30.0
@@ -197,8 +195,6 @@ class Acquiring:
             addresses=addresses_for_token(addresses),
         )
         session.elsewhere[placement.lease, request] = time.monotonic()
-        if len(session.elsewhere) > REMEMBERED:
-            del session.elsewhere[next(iter(session.elsewhere))]
         token = self._tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache_manager.model.ids import ModelId
+from common.latest import Latest
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases import SessionKey
 from scheduler.api import LeaseId, RequestId
@@ -17,6 +18,7 @@ T = TypeVar("T")
 # Who asks again within this time has not stopped waiting.
 _AT_ONCE_S = 1.0
 _MOST_MODELS = 32
+REMEMBERED = 64  # leases elsewhere of a session
 
 
 class ExpiredQuestions:
@@ -27,7 +29,7 @@ class ExpiredQuestions:
     """
 
     def __init__(self) -> None:
-        self._expired: dict[tuple[ModelId, ...], tuple[float, float]] = {}
+        self._expired = Latest[tuple[ModelId, ...], tuple[float, float]](_MOST_MODELS)
 
     def asked_since_s(self, models: tuple[ModelId, ...], now_s: float) -> float:
         """Since when a question for these models that is asked now has been asked."""
@@ -37,8 +39,6 @@ class ExpiredQuestions:
     def expired(self, models: tuple[ModelId, ...], since_s: float, now_s: float) -> None:
         """A question that was asked since then got no lease in its time."""
         self._expired[models] = since_s, now_s
-        if len(self._expired) > _MOST_MODELS:
-            del self._expired[next(iter(self._expired))]
 
 
 @dataclass(slots=True)
@@ -52,8 +52,10 @@ class ClientSession:
     connections: list[Callable[[LeaseId], None]] = field(default_factory=list)
     expired_questions: ExpiredQuestions = field(default_factory=ExpiredQuestions)
     # Leases on other nodes that it may not have claimed there, with the request that has each, and
-    # the time of the answer; oldest first.
-    elsewhere: dict[tuple[LeaseId, RequestId], float] = field(default_factory=dict)
+    # the time of the answer.
+    elsewhere: Latest[tuple[LeaseId, RequestId], float] = field(
+        default_factory=lambda: Latest(REMEMBERED)
+    )
 
 
 class ClientSessions:
