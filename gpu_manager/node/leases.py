@@ -87,12 +87,6 @@ class LeaseTimes:
     claim_s: float = 1.0
     pass_on_s: float = 0.03
 
-    def grace(self, reason: EndReason) -> float:
-        """Return the seconds that a call in flight has before its worker is killed."""
-        if reason in _WANTED:
-            return self.call_s
-        return self.orphan_s if reason is EndReason.SESSION_GONE else self.grace_s
-
 
 @dataclass(slots=True)
 class SessionClaim:
@@ -240,15 +234,16 @@ class Lease:
                 claim.runs += 1
 
     def grace_s(self, times: LeaseTimes, reason: EndReason) -> float:
-        """Return the seconds that a call in flight has at its end.
+        """Return the seconds that a call in flight has at its end before its worker is killed.
 
         The caller of a lease that was taken over gives it back while another call computes.
         """
-        if reason in (EndReason.ORDERED, EndReason.RELEASED):
-            claim = self.claim_of(None)
-            if self.function and claim is not None and claim.holder and not claim.given:
-                return times.call_s
-        return times.grace(reason)
+        given_back = reason in (EndReason.ORDERED, EndReason.RELEASED)
+        claim = self.claim_of(None) if self.function and given_back else None
+        taken_over = claim is not None and claim.holder is not None and not claim.given
+        if reason in _WANTED or taken_over:
+            return times.call_s
+        return times.orphan_s if reason is EndReason.SESSION_GONE else times.grace_s
 
     def end_by_itself(
         self, times: LeaseTimes, claim_s: float, *, contended: bool
