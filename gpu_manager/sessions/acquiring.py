@@ -98,7 +98,7 @@ class Acquiring:
 
     async def acquire(
         self, session: ClientSession, asked: Acquire, *, local: bool
-    ) -> tuple[dict[str, Any], list[socket.socket]]:
+    ) -> tuple[dict[str, Any], list[int]]:
         """Wait for a lease; return the answer, and for local shims the ends of new channels."""
         if len(set(asked.models)) < len(asked.models):
             raise BadFrame("models has a digest twice")
@@ -125,7 +125,7 @@ class Acquiring:
             "workers": {digest: worker.id for digest, worker in by_digest},
             "fresh": [worker.id for worker in fresh],
         }
-        return answer, ends
+        return answer, [end.detach() for end in ends]
 
     def stop(self) -> None:
         self._stopping = True
