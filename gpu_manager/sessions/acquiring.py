@@ -344,7 +344,7 @@ class Acquiring:
                 if lease is not None:
                     self._withdraw(placing, request)
                     return lease
-                either = (placing, leases.offered)
+                either = (placing, leases.offered.next)
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             self._withdraw(placing, request)
