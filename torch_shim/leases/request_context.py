@@ -53,6 +53,23 @@ class TokenClaims(NamedTuple):
     request: str | None = None
 
 
+@functools.lru_cache(maxsize=_MOST_TOKENS)
+def claims_of(token: str) -> TokenClaims:
+    """The token's signature is not verified here."""
+    body, _, _ = token.rpartition(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+        node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
+        stands, request = claims.get("stands", False), claims.get("request")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return TokenClaims()
+    known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
+    if not known or claims.get("ahead") is not True:
+        lease, gpu = 0, ""
+    node, request = (each if isinstance(each, str) else None for each in (node, request))
+    return TokenClaims(node, stands is True, lease, gpu, request)
+
+
 class RequestLease:
     """One request: its lease's token, if any, and the lease's addresses as the caller gave them.
 
@@ -60,7 +77,7 @@ class RequestLease:
     the current request inside a `with` block, once.
     """
 
-    _before: "tuple[Token[RequestLease | None], Token[SecondsLeft | None]]"
+    _before: "tuple[Token[RequestLease], Token[SecondsLeft | None]]"
 
     def __init__(
         self,
@@ -84,7 +101,9 @@ class RequestLease:
         self._before = _current.set(self), current_call.DEADLINE.set(self._seconds_left)
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.over = True
+        for do in self._at_end:
+            do()
         request, deadline = self._before
         current_call.DEADLINE.reset(deadline)
         _current.reset(request)
@@ -92,17 +111,14 @@ class RequestLease:
     def at_end(self, do: Callable[[], None]) -> None:
         self._at_end.append(do)
 
-    def end(self) -> None:
-        self.over = True
-        for do in self._at_end:
-            do()
-
     def _seconds_left(self) -> float | None:
         """The seconds until nobody waits for the answer; None without a limit, or after it."""
         return None if self.over or self._left_s is None else self._left_s()
 
 
-_current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", default=None)
+_NOBODY = RequestLease((), "")
+_NOBODY.over = True
+_current: ContextVar[RequestLease] = ContextVar("gpufaas_placement", default=_NOBODY)
 
 
 def given(
@@ -127,19 +143,17 @@ def given(
 def current() -> RequestLease | None:
     """Return the current request with its lease; None without a lease or after the request."""
     request = _current.get()
-    return None if request is None or request.over or not request.token else request
+    return None if request.over or not request.token else request
 
 
 def served() -> bool:
     """Whether this code was started by a request with a lease; the request may have ended."""
-    request = _current.get()
-    return request is not None and bool(request.token)
+    return bool(_current.get().token)
 
 
 def used() -> list[str]:
     """Return the digests of the models that this request has called, in order of first use."""
-    request = _current.get()
-    return [] if request is None else list(request.models)
+    return list(_current.get().models)
 
 
 def expect_calls() -> None:
@@ -150,21 +164,20 @@ def expect_calls() -> None:
 def told() -> list[str]:
     """Return lines about work that stays in the function, for the header X-Gpu-Local."""
     report.note_answer()
-    request = _current.get()
-    tracing = [_TRACING] if request is not None and request.traces else []
+    tracing = [_TRACING] if _current.get().traces else []
     return tracing + told_places.to_send()
 
 
 def timing_entries() -> list[str]:
     """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
-    request = _current.get()
-    return [] if request is None or request.timings is None else request.timings.entries()
+    timings = _current.get().timings
+    return [] if timings is None else timings.entries()
 
 
 def timed() -> AbstractContextManager[CallTiming | None]:
     """Time the GPU call made inside the `with` block, if the current request has a trace."""
     request = _current.get()
-    if request is None or request.over or request.timings is None:
+    if request.over or request.timings is None:
         return UNTIMED
     return request.timings.call()
 
@@ -180,40 +193,23 @@ def timed_locally(reason: str) -> Iterator[None]:
 
 def note_tracing() -> None:
     request = _current.get()
-    if request is not None:
+    if not request.over:
         request.traces = True
 
 
 def note_model(digest: str) -> None:
     request = _current.get()
-    if request is not None and not request.over and len(request.models) < _MOST_MODELS:
+    if not request.over and len(request.models) < _MOST_MODELS:
         request.models.setdefault(digest)
 
 
 def note_answer() -> None:
     request = _current.get()
-    if request is not None:
+    if not request.over:
         request.answered = True
 
 
 def goes_on() -> bool:
     """Whether the current request has had an answer of a GPU: its work would be lost."""
     request = _current.get()
-    return request is not None and request.answered and not request.over
-
-
-@functools.lru_cache(maxsize=_MOST_TOKENS)
-def claims_of(token: str) -> TokenClaims:
-    """The token's signature is not verified here."""
-    body, _, _ = token.rpartition(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(body + "=="))
-        node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
-        stands, request = claims.get("stands", False), claims.get("request")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return TokenClaims()
-    known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
-    if not known or claims.get("ahead") is not True:
-        lease, gpu = 0, ""
-    node, request = (each if isinstance(each, str) else None for each in (node, request))
-    return TokenClaims(node, stands is True, lease, gpu, request)
+    return request.answered and not request.over
