@@ -121,10 +121,10 @@ class ModuleCalls:
         pauses.begin_call()
         try:
             capture = self._capture()
-            if capture is not None:
-                return capture.call(RootCall(root, module, args, kwargs))
-            request_context.note_tracing()
             call = RootCall(root, module, args, kwargs)
+            if capture is not None:
+                return capture.call(call)
+            request_context.note_tracing()
             return call.run_locally(self._native, "Dynamo is being imported")
         finally:
             pauses.end_call()

@@ -71,22 +71,11 @@ def claims_of(token: str) -> TokenClaims:
 
 
 class RequestLease:
-    """One request: its lease's token, if any, and the lease's addresses as the caller gave them.
-
-    `addresses` are not dialed: a GPU manager names the node of the lease and its addresses. It is
-    the current request inside a `with` block, once.
-    """
+    """One request, with its lease's token, if any; the current one inside a `with` block, once."""
 
     _before: "tuple[Token[RequestLease], Token[SecondsLeft | None]]"
 
-    def __init__(
-        self,
-        addresses: tuple[str, ...],
-        token: str,
-        trace: str = "",
-        left_s: SecondsLeft | None = None,
-    ) -> None:
-        self.addresses = addresses
+    def __init__(self, token: str, trace: str = "", left_s: SecondsLeft | None = None) -> None:
         self._left_s = left_s
         self.timings = Timings(trace) if trace else None
         self.token = token
@@ -116,7 +105,7 @@ class RequestLease:
         return None if self.over or self._left_s is None else self._left_s()
 
 
-_NOBODY = RequestLease((), "")
+_NOBODY = RequestLease("")
 _NOBODY.over = True
 _current: ContextVar[RequestLease] = ContextVar("gpufaas_placement", default=_NOBODY)
 
@@ -127,17 +116,18 @@ def given(
     *,
     trace: str | None = None,
     left_s: SecondsLeft | None = None,
-) -> AbstractContextManager[None]:
+) -> RequestLease:
     """Make GPU calls inside the `with` block use the lease of this token, if there is one.
 
-    Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
+    A lease has addresses, too, several in one string between commas. None is dialed: a GPU manager
+    names the node of the lease and its addresses. `trace` is the request's `traceparent`: if
     it is given, `timing_entries` reports the times of the request's GPU calls. A lease that the
     block acquires itself is waited for as long as the request has left then (`left_s`).
     """
     if isinstance(addresses, str):
         addresses = addresses.split(",")
-    found = tuple(filter(None, map(str.strip, addresses or ())))
-    return RequestLease(found, token if token and found else "", trace or "", left_s)
+    has_address = any(map(str.strip, addresses or ()))
+    return RequestLease(token if token and has_address else "", trace or "", left_s)
 
 
 def current() -> RequestLease | None:
