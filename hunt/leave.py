@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from gpufaas.output.generated_blocks import with_blocks
+from deploy.generated_blocks import with_blocks
 from hunt.features import FEATURES, Feature
 from tests.kit.places import ROOT
 

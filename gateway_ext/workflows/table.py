@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from common.whole_files import put_file
 from gateway_ext.errors import BadRequest, QueueAway
 from gateway_ext.jobs.shared import SharedTexts, TextKey
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.openfaas import valid_names
-from gateway_ext.providers.disk import put_file
 from gateway_ext.workflows.errors import BadWorkflowFile, UnknownWorkflow
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES
