@@ -27,7 +27,7 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: compiled sizes long-lives long-cores long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
+.PHONY: compiled sizes long-lives long-cores long-leave long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
@@ -62,7 +62,7 @@ test-engines: setup tools ## Run the tests of real engines; what fails runs once
 
 # The third one, for a night: a part of every search, the whole of what the second ring samples.
 test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers
-	@$(MAKE) --keep-going long-lives long-cores long-seeds fuzz-parsers fuzz long-campaign long-soak long-papers compat
+	@$(MAKE) --keep-going long-lives long-cores long-seeds long-leave fuzz-parsers fuzz long-campaign long-soak long-papers compat
 
 long-lives: setup
 	@HYPOTHESIS_PROFILE=thorough GPUFAAS_COMPILED=off $(BIN)/python -m pytest --numprocesses $(WORKERS) \
@@ -75,6 +75,10 @@ long-cores: compiled
 
 long-seeds:
 	@$(MAKE) seeds N=1000
+
+# Prints what each feature costs and what is in its way; `make test` in a copy for each that leaves.
+long-leave: setup
+	@nice $(BIN)/python -m hunt.leave $(ARGS)
 
 long-campaign:
 	@$(MAKE) campaign ARGS="--times 1"

@@ -153,8 +153,6 @@ class _StreamEnd:
     In a turn the number of the lease is the number of turns that are left.
     """
 
-    addresses: tuple[str, ...] = ()
-
     def __init__(self, send: Callable[[int, Way], None]) -> None:
         self.received = 0
         self._send = send

@@ -25,7 +25,6 @@ STATUSES: Sequence[tuple[type[errors.GatewayError], int]] = (
     (errors.Unsupported, 501),
     (errors.TooLarge, 413),
     (errors.TooSlow, 408),
-    (errors.WorkflowsBusy, 429),
     (errors.Busy, 429),
     (errors.CallerGone, 499),
     (errors.NoInstance, 503),
@@ -55,14 +54,14 @@ _LATER = scheduler.QueueFull | scheduler.OverQuota
 
 
 def status_of(error: errors.GatewayError) -> int:
-    if isinstance(error, errors.NoGpu | errors.Declined | errors.StageFailed):
+    if isinstance(error, errors.OwnStatus):
         return error.status
     return next((status for kind, status in STATUSES if isinstance(error, kind)), _OTHER)
 
 
 def headers_of(error: errors.GatewayError) -> list[Header]:
     """Headers beside the status: when to retry, how to log in."""
-    later = errors.Busy | errors.WorkflowsBusy | errors.NoGpu | errors.QueueAway
+    later = errors.Busy | errors.NoGpu | errors.QueueAway
     if isinstance(error, later) and error.retry_after_s is not None:
         after_s = min(max(_RETRY_AFTER_S, error.retry_after_s), _MOST_RETRY_AFTER_S)
         return [(b"retry-after", b"%d" % math.ceil(after_s))]

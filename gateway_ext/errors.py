@@ -3,14 +3,12 @@
 GatewayError
 ├── BadRequest            the request is invalid
 │   ├── BadDeployment     a deployment that is invalid
-│   ├── BadWorkflowFile   a workflow.yml that is invalid; the text names the lines
 │   └── WrongMethod       the path does not support that method
 ├── NotAllowed            missing or wrong credentials
 ├── CrossSite             a browser's request from another site's page
 ├── WrongHost             a request in the name of a host for which the gateway does not answer
 ├── Unknown
 │   ├── UnknownFunction
-│   ├── UnknownWorkflow
 │   ├── UnknownSecret
 │   ├── UnknownNamespace
 │   └── UnknownJob
@@ -20,29 +18,28 @@ GatewayError
 │   ├── NamespaceExists
 │   └── JobExists
 ├── Unsupported           this provider has no such operation
-├── TooLarge              a body beyond a limit, or all data of a workflow's run
+├── TooLarge              a body, or other data, beyond a limit
 ├── TooSlow               a body that did not arrive in time
-├── WorkflowsBusy         too many workflows run, or hold too much: try again after `retry_after_s`
-├── StageFailed           a stage of a workflow failed; it has the answer for the caller
 ├── Busy                  a function takes no more calls now: try again after `retry_after_s`
 ├── NoInstance            no instance of the function became ready
 ├── Unreachable           an instance broke off; `sent`: bytes of the call may have reached it
 ├── TimedOut              the function exceeded its time limit
 ├── CallerGone            the caller disconnected
-├── NoGpu                 the scheduler gave no lease; `status` is the caller's HTTP status
-├── Declined              the scheduler refused the page's order; `status` is the page's
+├── OwnStatus             `status` is the caller's HTTP status
+│   └── NoGpu             the scheduler gave no lease
 ├── ProviderFailed        the provider's operation failed
 └── QueueFailed           the job queue failed
     ├── QueueAway         it cannot be reached: try again after `retry_after_s`
     ├── QueueDiskFull     its disk has no room
     ├── BodyLost          the stored body of a job is gone
     └── ClaimLost         the claim on a job has ended
+
+Features have errors of their own below these.
 """
 
 import errno
 import re
 import sqlite3
-from collections.abc import Sequence
 
 from common.foreign_text import plain
 from gateway_ext.model import FunctionId
@@ -66,10 +63,6 @@ class BadRequest(GatewayError):
 
 class BadDeployment(BadRequest):
     """The deployment is invalid."""
-
-
-class BadWorkflowFile(BadRequest):
-    """A workflow's file is invalid; the text has a line for each problem."""
 
 
 class WrongMethod(BadRequest):
@@ -114,13 +107,6 @@ class UnknownFunction(Unknown):
     def __init__(self, function: FunctionId) -> None:
         super().__init__(f"function {function.name} is not deployed in {function.namespace}")
         self.function = function
-
-
-class UnknownWorkflow(Unknown):
-    """No such workflow."""
-
-    def __init__(self, namespace: str, name: str) -> None:
-        super().__init__(f"workflow {name} is not deployed in {namespace}")
 
 
 class UnknownSecret(Unknown):
@@ -181,7 +167,7 @@ class Unsupported(GatewayError):
 
 
 class TooLarge(GatewayError):
-    """A body beyond a limit, or all data of a workflow's run."""
+    """A body, or other data, beyond a limit."""
 
     def __init__(self, limit: int, what: str = "the body is", unit: str = "bytes") -> None:
         super().__init__(f"{what} larger than {limit} {unit}")
@@ -192,39 +178,6 @@ class TooSlow(GatewayError):
 
     def __init__(self, after_s: float) -> None:
         super().__init__(f"the body did not come within {after_s:g} s")
-
-
-class WorkflowsBusy(GatewayError):
-    """The gateway has as many workflows under way as it takes, or as much of their data."""
-
-    retry_after_s = 1.0
-
-
-class StageFailed(GatewayError):
-    """A stage failed. `status`, `headers` and `body` are the workflow's answer.
-
-    If the call was `refused` for now, its function was not called. `called`: something was computed
-    for the workflow, by this stage's function or by those before it.
-    """
-
-    def __init__(
-        self,
-        stage: str,
-        status: int,
-        why: str,
-        *,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        body: bytes | None = None,
-        refused: bool = False,
-        called: bool = False,
-    ) -> None:
-        super().__init__(f"stage {stage}: {why}")
-        self.stage = stage
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.refused = refused
-        self.called = called
 
 
 class Busy(GatewayError):
@@ -288,21 +241,20 @@ class CallerGone(GatewayError):
         super().__init__("the caller left")
 
 
-class NoGpu(GatewayError):
-    """The scheduler gave no lease; `status` is the caller's HTTP status."""
-
-    def __init__(self, status: int, why: str, retry_after_s: float | None = None) -> None:
-        super().__init__(why)
-        self.status = status
-        self.retry_after_s = retry_after_s
-
-
-class Declined(GatewayError):
-    """The scheduler refused the page's order; `status` is the page's HTTP status."""
+class OwnStatus(GatewayError):
+    """Its `status` is the caller's HTTP status: somebody else has chosen it."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+class NoGpu(OwnStatus):
+    """The scheduler gave no lease."""
+
+    def __init__(self, status: int, why: str, retry_after_s: float | None = None) -> None:
+        super().__init__(status, why)
+        self.retry_after_s = retry_after_s
 
 
 class ProviderFailed(GatewayError):

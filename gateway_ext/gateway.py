@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,17 @@ from common.telemetry.metrics import MetricFamily, gauge
 from gateway_ext import metrics
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
+from gateway_ext.features import Feature, Hooks
 from gateway_ext.jobs.callbacks import CallbackRule
-from gateway_ext.jobs.parts import AsyncJobs, check_queue, jobs_of
+from gateway_ext.jobs.parts import job_families, job_intake, jobs_of, opened_queue
+from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.routes import make_job_routes
+from gateway_ext.jobs.shared import Store, shared_store
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
@@ -37,16 +41,19 @@ from gateway_ext.ports import Capacity, Provider
 from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
+from gateway_ext.shared_jobs.store import shared_jobs
 from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_other_sites
 from gateway_ext.tracing.tracer import CallTracer
-from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.feed import PagePace, WatcherFeed
-from gateway_ext.ui.routes import make_page
-from gateway_ext.ui.rows import DeadLetterRows, WorkflowRows
-from gateway_ext.workflows.parts import WorkflowParts, workflow_parts
+from gateway_ext.ui.routes import page
+from gateway_ext.workflows.parts import workflows
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 
 _log = logging.getLogger(__name__)
+
+# What a gateway can do without: each is a folder that may leave, with its import and its name here.
+STORES: Sequence[Store] = (shared_jobs,)
+FEATURES: Sequence[Feature] = (workflows, page)
 
 _ROLES = frozenset({"gateway", "provider"})
 _SECRETS = "secrets"
@@ -58,33 +65,29 @@ _PROBES = frozenset({"/healthz", "/readyz"})
 _HEALTH = _PROBES | {"/metrics", "/"}
 # The server leaves the body of an answer to HEAD out.
 _READ = frozenset({"GET", "HEAD"})
-_ADMINISTRATORS = frozenset({"system", "ui"})
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayApp:
     """The application of a gateway, made of those behind its paths.
 
-    `jobs` has /async-function, /async-workflow and /system/jobs, `workflow` has /workflow,
-    `workflow_routes` has /system/workflows and /system/workflow, `page` has /ui, `traces` has
-    /system/traces, if they are given. Without `auth` every client may do everything.
-    `function_hosts` serve functions and workflows alone. Only probes are answered in the names of
-    other hosts than `hosts`. `ready` says whether calls are served.
+    `routes` has what is behind the first part of a path, for everybody, `pages` for administrators.
+    `below_system` has what is behind the part after /system, `system` the rest of it. Without
+    `auth` every client may do everything. `function_hosts` serve functions and workflows alone.
+    Only probes are answered in the names of other hosts than `hosts`. `ready` says whether calls
+    are served.
     """
 
     invoke: App
     system: App
-    logs: App
     auth: Auth | None
     ready: Callable[[], bool]
     metrics: Callable[[], bytes]
     system_meters: ApiMeters
     metrics_auth: bool = False
-    jobs: App | None = None
-    page: App | None = None
-    traces: App | None = None
-    workflow: App | None = None
-    workflow_routes: App | None = None
+    routes: Mapping[str, App] = field(default_factory=dict)
+    pages: Mapping[str, App] = field(default_factory=dict)
+    below_system: Mapping[str, App] = field(default_factory=dict)
     function_hosts: HostNames = field(default_factory=HostNames)
     hosts: AnsweredHosts | None = None
 
@@ -107,18 +110,12 @@ class GatewayApp:
         if path in _HEALTH:
             return self._health
         first = path[1:].partition("/")[0]  # `OPTIONS *` has a path without a slash
+        if first != "system" and first not in self.pages:
+            return self.routes.get(first, _nothing)
         hosts = self.function_hosts
-        if first in _ADMINISTRATORS and not hosts.every and header_in(scope, b"host") in hosts:
+        if not hosts.every and header_in(scope, b"host") in hosts:
             return _nothing
-        by_segment: Mapping[str, App | None] = {
-            "function": self.invoke,
-            "system": self._system,
-            "async-function": self.jobs,
-            "workflow": self.workflow,
-            "async-workflow": self.jobs,
-            "ui": self._page if self.page else None,
-        }
-        return by_segment.get(first) or _nothing
+        return self._system if first == "system" else partial(self._page, self.pages[first])
 
     async def _system(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_s = perf_counter()
@@ -138,15 +135,15 @@ class GatewayApp:
             took_s = perf_counter() - began_s
             self.system_meters.answered(scope["method"], scope["path"], status, took_s)
 
-    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the page, with the same credentials.
+    async def _page(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a page, with the same credentials.
 
         /ui only leads to /ui/: if it asked for credentials, browsers would send them with every
         call of a function, since they take the folder of a path for what the credentials open.
         """
-        assert self.page is not None, "without a page /ui leads nowhere"
-        if scope["path"] == "/ui" or (await self._may(scope, send) and await _is_ours(scope, send)):
-            await self.page(scope, receive, send)
+        is_folder = "/" not in scope["path"][1:]
+        if is_folder or (await self._may(scope, send) and await _is_ours(scope, send)):
+            await app(scope, receive, send)
 
     async def _may(self, scope: Scope, send: Send) -> bool:
         """Whether the credentials are right; if not, answers 401."""
@@ -159,15 +156,10 @@ class GatewayApp:
         return True
 
     def _part_of_system(self, path: str) -> App:
-        if path == "/system/logs":
-            return self.logs
-        if path == "/system/jobs" or path.startswith("/system/jobs/"):
-            return self.jobs or _nothing
-        if path == "/system/traces" or path.startswith("/system/traces/"):
-            return self.traces or _nothing
-        if path.startswith("/system/workflow"):
-            return self.workflow_routes or _nothing
-        return self.system
+        part, slash, _ = path.removeprefix("/system/").partition("/")
+        if part == "logs" and slash:
+            return self.system
+        return self.below_system.get(part, self.system)
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         del receive
@@ -219,7 +211,7 @@ class Gateway:
         self,
         settings: GatewaySettings,
         provider: Provider,
-        leases: LeaseSource | None = None,
+        leases: LeaseClient | None = None,
         *,
         pinning: OperatorClient | None = None,
         capacity: Capacity | None = None,
@@ -229,13 +221,14 @@ class Gateway:
     ) -> None:
         _check(settings)
         self._settings = settings
+        self._shared = shared_store(settings, STORES)
         self._every_s = every_s
         self._provider = provider
         self._leases = leases
         self._pinning = pinning
         self._capacity = capacity
         self._console = console
-        self._feed: WatcherFeed | None = None
+        self._ends: list[Callable[[], None]] = []
         self._logs = Logs(provider)
         self.tracer = tracer or CallTracer()
         self._exits = contextlib.AsyncExitStack()
@@ -277,28 +270,22 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
         )
-        leasing = None if self._leases is None else GpuLeasing(self._leases, self.meters)
+        pool = None if self._leases is None else LeasePool(self._leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
         hosts = HostNames(settings.function_hosts)
         meters.add(self.tracer.families)
         meters.add(self._template_families)
         invoke = Invoke(
-            *(self.functions, client, leasing, invocation, meters),
+            *(self.functions, client, pool, invocation, meters),
             wake=self._wake,
             tracer=self.tracer,
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
         exits.push_async_callback(invoke.close)
-        workflows = await exits.enter_async_context(
-            workflow_parts(settings, self.functions, invoke, meters, _log)
-        )
-        jobs = await exits.enter_async_context(
-            jobs_of(settings, self.functions, invoke, workflows.targets, _log, self.address)
-        )
-        meters.add(partial(jobs.families, meters.functions))
+        hooks = await self._features(invoke, exits)
         if settings.scaling:
-            self._scaler = await exits.enter_async_context(self._make_scaler(jobs))
+            self._scaler = await exits.enter_async_context(self._make_scaler(hooks.queue))
             meters.add(partial(self._scaler.families, meters.functions))
         if self._pinning is not None:
             keeping = KeptModels(self.functions, self._pinning)
@@ -308,51 +295,56 @@ class Gateway:
             system=make_system(
                 *(self._provider, self.meters, settings, self._capacity),
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
-                namespace_removed=workflows.namespace_removed,
+                namespace_removed=hooks.remove_namespace,
             ),
-            logs=self._logs,
             auth=auth,
             ready=lambda: self.is_ready,
             metrics=self.meters.text,
             metrics_auth=settings.metrics_auth,
             system_meters=ApiMeters(),
-            jobs=jobs.app,
-            workflow=workflows.app,
-            workflow_routes=workflows.routes,
-            traces=self.tracer.show,
-            page=await self._page(jobs, workflows, exits),
+            routes={"function": invoke, **hooks.routes},
+            pages=hooks.pages,
+            below_system={"logs": self._logs, "traces": self.tracer.show, **hooks.below_system},
             function_hosts=hosts,
             hosts=AnsweredHosts(address_text(*self.address), _allowed_hosts(settings), hosts),
         )
 
-    async def _page(
-        self, jobs: AsyncJobs, workflows: WorkflowParts, exits: contextlib.AsyncExitStack
-    ) -> App | None:
-        if self._console is None:
-            return None
-        letters = DeadLetterRows(jobs.queue)
-        rows = WorkflowRows(workflows.workflows, workflows.history)
-        cluster = PageSource(
-            *(self._console, self.functions, self.meters, letters, rows.look),
-            refused_workflows=workflows.workflows.refused,
+    async def _features(self, invoke: Invoke, exits: contextlib.AsyncExitStack) -> Hooks:
+        """Open the queue, start the features, and then the jobs, which may call a feature."""
+        settings = self._settings
+        queue = await exits.enter_async_context(opened_queue(settings, self._shared, _log))
+        rule = CallbackRule(allowed=settings.callback_allowed, own=self.address)
+        hooks = Hooks(
+            *(settings, self.functions, invoke, self.meters, queue),
+            *(job_intake(queue, invoke, rule), self._shared, self._console, self._every_s, _log),
         )
-        self._feed = await exits.enter_async_context(WatcherFeed(cluster, PagePace(self._every_s)))
-        return make_page(self._feed, cluster)
+        for feature in FEATURES:
+            await exits.enter_async_context(feature(hooks))
+        self._ends = hooks.ends
+        worker = await exits.enter_async_context(
+            jobs_of(settings, self.functions, invoke, queue, rule, hooks.job_calls, _log)
+        )
+        self.meters.add(partial(job_families, queue, worker, self.meters.functions))
+        most_bytes = settings.async_max_body_bytes
+        intake = hooks.intake(self.functions.id_by_path, max_body_bytes=most_bytes)
+        hooks.routes["async-function"] = intake
+        hooks.below_system["jobs"] = make_job_routes(queue, lambda: worker.running)
+        return hooks
 
     def _end_followers(self) -> None:
         """End the responses that would never end by themselves."""
         self._logs.close()
-        if self._feed is not None:
-            self._feed.close()
+        for end in self._ends:
+            end()
 
     def _template_families(self) -> Iterator[MetricFamily]:
         name_of, sizes = self.meters.functions.of, self._provider.template_bytes()
         values = [((name_of(str(id_)),), size) for id_, size in sizes.items()]
         yield gauge(metrics.TEMPLATES, values)
 
-    def _make_scaler(self, jobs: AsyncJobs) -> Scaler:
+    def _make_scaler(self, queue: JobQueue) -> Scaler:
         def queued(function: FunctionId) -> int:
-            return jobs.queue.tally.calls.get(function, 0)
+            return queue.tally.calls.get(function, 0)
 
         scale = self._provider.scale
         return Scaler(self.functions, scale, queued, time.monotonic, _log, self._every_s)
@@ -401,7 +393,6 @@ def _check(settings: GatewaySettings) -> None:
         host_and_port(settings.listen)
     except BadAddress as error:
         raise BadRequest(f"listen: {error}") from error
-    check_queue(settings)
     HostNames(settings.function_hosts)
     _allowed_hosts(settings)
     CallbackRule(allowed=settings.callback_allowed)

@@ -5,6 +5,7 @@ import threading
 
 from torch_shim.capture import module_calls
 from torch_shim.cuda_api import cuda_module, parallel, randomness
+from torch_shim.data import put_and_get
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import (
     advertised_memory,
@@ -13,7 +14,6 @@ from torch_shim.tensors import (
     foreign_classes,
     gradients,
     moves,
-    scripting,
     serialization,
     special_operators,
 )
@@ -35,10 +35,9 @@ def after_import() -> None:
         factories.install()
         serialization.install()
         gradients.install()
-        scripting.install()
         attention_layers.install()
         parallel.install()
         foreign_classes.install()
         cuda_module.install(settings)
-        module_calls.install(settings)
+        put_and_get.connect(module_calls.install(settings))
         _installed.append(settings)

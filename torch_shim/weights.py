@@ -7,8 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
-from weakref import WeakKeyDictionary
+from typing import NamedTuple, Self
 
 import torch
 
@@ -28,11 +27,9 @@ from torch_shim.wire.image_digests import (
 from torch_shim.wire.manager_session import ManagerSession
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat, map_privately_at, tensor_over
+from torch_shim.wire.worker_peer import Content
 
 log = logging.getLogger("gpufaas")
-
-# The digests remembered for one session; weights beyond them are offered again.
-_MOST_ACCEPTED = 256
 
 
 class StoragePlace(NamedTuple):
@@ -47,54 +44,12 @@ class StoragePlace(NamedTuple):
 _Found = tuple[write_epochs.WriteMark, torch.UntypedStorage, int]
 
 
-class Accepted:
-    """The digests that each session's manager has accepted, as long as the session lasts.
-
-    A session gets a new name when it reconnects.
-    """
-
-    def __init__(self) -> None:
-        self._found: WeakKeyDictionary[ManagerSession, tuple[str, dict[str, None]]] = (
-            WeakKeyDictionary()
-        )
-
-    def add(self, digest: str, session: ManagerSession, name: str) -> None:
-        """Record that the manager has accepted these weights from the session of this name."""
-        former_name, digests = self._found.get(session, ("", {}))
-        if former_name != name:
-            digests = {}
-            self._found[session] = name, digests
-        digests[digest] = None
-        if len(digests) > _MOST_ACCEPTED:
-            del digests[next(iter(digests))]
-
-    @property
-    def sessions(self) -> int:
-        """The number of sessions whose managers have accepted any weights."""
-        return len(self._found)
-
-    def has(self, digest: str, session: ManagerSession) -> bool:
-        """Whether the manager has accepted these weights since the session last connected."""
-        name, digests = self._found.get(session, ("", {}))
-        return name == session.name and digest in digests
-
-    def forget(self, digest: str) -> None:
-        """Forget the digest for all sessions, because a node no longer has the weights."""
-        for _, digests in self._found.values():
-            digests.pop(digest, None)
-
-
 class ModelImage:
     """The weights under one root module, as they were when the image was created."""
 
-    def __init__(self, digest: str, table: ImageTable, places: dict[int, StoragePlace]) -> None:
+    def __init__(self, digest: str, places: dict[int, StoragePlace]) -> None:
         self.digest = digest
-        self.table = table
         self._places = places
-        self.delivered = Accepted()
-
-    def is_at(self, session: ManagerSession) -> bool:
-        return self.delivered.has(self.digest, session)
 
     def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
         return self.digest == digest and self._places == places
@@ -104,10 +59,6 @@ class ModelImage:
         place = self._places.get(mark.key)
         same = place is not None and place.epoch == mark.epoch and place.version == version
         return place if same else None
-
-    def covers(self, key: int) -> bool:
-        """Whether the storage was part of the image, whether it has changed since or not."""
-        return key in self._places
 
 
 # Memory laid out as a model's image, so that this process and the node share one copy of weights.
@@ -125,9 +76,6 @@ _LEAST_BYTES = 1 << 20  # below that, a descriptor and a mapping cost more than 
 _set = torch._C.TensorBase.set_  # noqa: SLF001 - the original, not the shim's replacement
 _use_count = torch._C._storage_Use_Count  # noqa: SLF001 - shows whether a view exists
 _PIECE_BYTES = 1 << 20
-
-# Identifies the content of a storage: the mark's epoch, and autograd's count of writes.
-Content = tuple[int, int]
 
 
 class ImageMemory(mmap.mmap):
@@ -207,37 +155,6 @@ class ImageMemory(mmap.mmap):
                     self[start:stop] = written[start:stop]
 
 
-class ImageMemories:
-    """Every image memory of this process."""
-
-    def __init__(self) -> None:
-        self._alive: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
-        os.register_at_fork(before=self._before_fork)
-
-    def lay_out_weights(self, tensors: Iterable[torch.Tensor], since: int) -> None:
-        """Move these weights into an image memory, if all were created after the mark `since`."""
-        groups = _by_storage(tensors)
-        if groups is None:
-            return
-        table = lay_out(write_epochs.storage_of(group[0]).nbytes() for group in groups)
-        if table.total_bytes < _LEAST_BYTES:
-            return
-        with NoTorchFunction(), torch.no_grad():
-            if not all(_is_fresh(group, since) for group in groups):
-                return
-            memory = ImageMemory.make(table)
-            memory.adopt(groups)
-        self._alive.add(memory)
-
-    def find(self, storages: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
-        return next((memory for memory in list(self._alive) if memory.holds(storages)), None)
-
-    def _before_fork(self) -> None:
-        """Seal all memories: otherwise a child's writes would change its parent's weights."""
-        for memory in list(self._alive):
-            memory.seal()
-
-
 def _read_only(descriptor: int, size: int) -> mmap.mmap:
     return mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
@@ -275,12 +192,30 @@ def _is_fresh(group: list[torch.Tensor], since: int) -> bool:
 
 
 class ProcessWeights:
-    """Creates the images of this process's models and sends each to a node once."""
+    """The weights of this process's models, and every image memory. Each image is sent once."""
 
-    def __init__(self, memories: ImageMemories) -> None:
-        self._memories = memories
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._accepted = Accepted()
+        self._memories: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
+        os.register_at_fork(before=self._before_fork)
+
+    def lay_out_weights(self, tensors: Iterable[torch.Tensor], since: int) -> None:
+        """Move these weights into an image memory, if all were created after the mark `since`."""
+        groups = _by_storage(tensors)
+        if groups is None:
+            return
+        table = lay_out(write_epochs.storage_of(group[0]).nbytes() for group in groups)
+        if table.total_bytes < _LEAST_BYTES:
+            return
+        with NoTorchFunction(), torch.no_grad():
+            if not all(_is_fresh(group, since) for group in groups):
+                return
+            memory = ImageMemory.make(table)
+            memory.adopt(groups)
+        self._memories.add(memory)
+
+    def find(self, storages: Sequence[torch.UntypedStorage]) -> ImageMemory | None:
+        return next((memory for memory in list(self._memories) if memory.holds(storages)), None)
 
     def build(
         self,
@@ -299,7 +234,7 @@ class ProcessWeights:
         if not table.storages:
             return None
         with self._lock:
-            name = session.control.session
+            session.connected_images()  # nothing is hashed for a manager that is not there
             epochs = [mark.epoch for mark, _, _ in storages]
             digest = self._bring(storages, table, session)
         places = {
@@ -309,23 +244,24 @@ class ProcessWeights:
             )
         }
         if known is None or not known.is_of(digest, places):
-            known = ModelImage(digest, table, places)
-        known.delivered.add(digest, session, name)
+            known = ModelImage(digest, places)
         return known
 
-    def forget(self, model: ModelImage) -> None:
-        """Forget where these weights were accepted, so that they are sent again to every node."""
-        with self._lock:
-            self._accepted.forget(model.digest)
-            model.delivered.forget(model.digest)
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+    def _before_fork(self) -> None:
+        """Seal all memories: otherwise a child's writes would change its parent's weights."""
+        for memory in list(self._memories):
+            memory.seal()
 
     def _bring(self, storages: list[_Found], table: ImageTable, session: ManagerSession) -> str:
         """Return the digest of the content, which the node has then."""
-        memory = self._memories.find([storage for _, storage, _ in storages])
+        memory = self.find([storage for _, storage, _ in storages])
         hashed = None
         if memory is not None and memory.sealed is None:
             hashed = self._seal(memory, session)
-            if self._accepted.has(hashed, session):
+            if hashed in session.images:
                 return hashed
         now = tuple((mark.epoch, version) for mark, _, version in storages)
         if memory is not None and memory.sealed == now:
@@ -347,9 +283,9 @@ class ProcessWeights:
         """
         parts = parts_of(memory.descriptor, memory.table)
         digest = image_digest(parts)
-        copy, name = None, session.control.session
-        if not self._accepted.has(digest, session):
-            copy = _copy_there(parts, digest, session)
+        images, copy = session.connected_images(), None
+        if digest not in images:
+            copy = _prove(parts, digest, session, wanted=True)
         if copy is None:
             memory.seal()
             return digest
@@ -359,7 +295,7 @@ class ProcessWeights:
         finally:
             if copy >= 0:
                 os.close(copy)
-        self._accepted.add(digest, session, name)
+        images[digest] = None
         return digest
 
     def _deliver(
@@ -378,9 +314,12 @@ class ProcessWeights:
         """
         parts = parts_of(descriptor, table)
         digest = hashed or known or image_digest(parts)
-        name = session.control.session
-        if not self._accepted.has(digest, session):
-            if hashed is not None or not _is_there(parts, digest, session):
+        images = session.connected_images()
+        if digest not in images:
+            copy = _prove(parts, digest, session) if hashed is None else None
+            if copy is not None and copy >= 0:
+                os.close(copy)
+            if copy is None:
                 try:
                     _upload(descriptor, table, digest, session)
                 except RemoteFailure as failure:
@@ -388,7 +327,7 @@ class ProcessWeights:
                         raise
                     # Another thread wrote between the hash and the seal, and will count it later.
                     return self._deliver(descriptor, table, session)
-            self._accepted.add(digest, session, name)
+            images[digest] = None
         return digest
 
 
@@ -422,49 +361,26 @@ def _image(storages: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def _is_there(parts: list[FilePart], digest: str, session: ManagerSession) -> bool:
-    """Whether the node has these weights and lets this process use them, after a proof if need be.
+def _prove(
+    parts: list[FilePart], digest: str, session: ManagerSession, *, wanted: bool = False
+) -> int | None:
+    """Prove, if need be, that this process has weights which the node has too.
 
     What another process of the function has sent or proven needs no proof: the right to use weights
-    is the function's.
+    is the function's. Return a descriptor of the node's copy, -1 if the node is remote or the copy
+    is not `wanted`, None if the node lacks the weights.
     """
-    offered = _offer(digest, session)
-    if offered.get("yours"):
-        return True
-    copy = _prove(parts, digest, session) if offered["have"] else None
-    if copy is not None and copy >= 0:
-        os.close(copy)
-    return copy is not None
-
-
-def _copy_there(parts: list[FilePart], digest: str, session: ManagerSession) -> int | None:
-    """Return a descriptor of the node's copy of these weights, which this process has too.
-
-    Return -1 if the node is remote, None if it lacks the weights.
-    """
-    offered = _offer(digest, session)
+    offered = session.control.ask(FrameKind.OFFER, {"digest": digest}).fields
+    is_ours = offered.get("yours")
+    if is_ours and not wanted:
+        return -1
     if not offered["have"]:
         return None
-    return _prove(parts, digest, session, needed=not offered.get("yours"))
-
-
-def _offer(digest: str, session: ManagerSession) -> dict[str, Any]:
-    return session.control.ask(FrameKind.OFFER, {"digest": digest}).fields
-
-
-def _prove(
-    parts: list[FilePart], digest: str, session: ManagerSession, *, needed: bool = True
-) -> int | None:
-    """Prove that this process has weights which the node has too, if a proof is needed.
-
-    Return a descriptor of the node's copy, -1 if the node is remote, None if it lacks the weights.
-    """
-    control = session.control
     claim = {"digest": digest}
-    if needed:
-        claim["proof"] = possession_proof(parts, control.welcome["nonce"])
+    if not is_ours:
+        claim["proof"] = possession_proof(parts, session.control.welcome["nonce"])
     try:
-        answer = control.ask(FrameKind.PROVE, claim)
+        answer = session.control.ask(FrameKind.PROVE, claim)
     except RemoteFailure as failure:
         if failure.failure not in (FailureKind.WEIGHTS, FailureKind.UNKNOWN_MODEL):
             raise

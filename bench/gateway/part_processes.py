@@ -14,8 +14,8 @@ from common.http.client import HttpClient
 from common.http.server import listen, serving
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from scheduler.client.lease_client import LeaseClient
@@ -90,10 +90,10 @@ async def serve_gateway(parent: ParentPipe, part: PathPart, path: str, scheduler
 async def _invoke(stack: AsyncExitStack, part: PathPart, path: str, scheduler_url: str) -> App:
     settings, functions = InvokeSettings(), Functions()
     meters = GatewayMeters(functions.loads)
-    leasing = None
+    pool = None
     if part is PathPart.GPU:
         client = LeaseClient([scheduler_url], token(_SECRET, ApiRole.CALLER))
-        leasing = GpuLeasing(await stack.enter_async_context(client), meters)
+        pool = LeasePool(await stack.enter_async_context(client), meters)
     for number in range(FUNCTIONS):
         deployment = Deployment(
             FunctionId(DEFAULT_NAMESPACE, _name(number)),
@@ -104,7 +104,7 @@ async def _invoke(stack: AsyncExitStack, part: PathPart, path: str, scheduler_ur
             },
         )
         functions.function_is(deployment, [Endpoint(f"i{number}", f"unix:{path}")], wanted=1)
-    invoke = Invoke(functions, HttpClient(settings.client), leasing, settings, meters)
+    invoke = Invoke(functions, HttpClient(settings.client), pool, settings, meters)
     stack.push_async_callback(invoke.close)
     return invoke
 

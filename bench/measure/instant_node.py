@@ -24,7 +24,6 @@ class InstantNode:
 
     def __init__(self, name: str, gpus: int) -> None:
         self.name = NodeId(name)
-        self.addresses: tuple[str, ...] = ()
         self.reports: NodeReports | None = None
         self._specs = [GpuSpec(GpuId(f"{name}.{n}"), self.name, _GPU_BYTES) for n in range(gpus)]
 

@@ -19,7 +19,6 @@ from common.http.server import serving as serving_calls
 from gateway_ext.gateway import Gateway
 from gateway_ext.model import DEFAULT_NAMESPACE, Deployment, Endpoint, FunctionId
 from gateway_ext.settings import GatewaySettings
-from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, ModelSpec
@@ -31,6 +30,7 @@ from scheduler.service.settings import Serving, Settings
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 SECRET = b"the secret of the bench of the page"
 RUN_S = 0.3
@@ -133,7 +133,7 @@ async def serve_gateway(
         provider = MemoryProvider(start)
         enter = stack.enter_async_context
         caller, admin = token(SECRET, ApiRole.CALLER), token(SECRET, ApiRole.ADMIN)
-        leases = await enter(LeaseClient([scheduler_url], caller))
+        leases = await enter(WaitingCaller([scheduler_url], caller))
         console = await enter(OperatorClient([scheduler_url], admin))
         found = await enter(Gateway(settings, provider, leases, console=console))
         for number in range(cluster.functions):

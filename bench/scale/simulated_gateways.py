@@ -1,4 +1,4 @@
-"""Gateways that keep leases as `gateway_ext/calls/gpu_leasing.py` does, in simulated time."""
+"""Gateways that keep leases as `gateway_ext/calls/lease_pool.py` does, in simulated time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bench.scale.message_counts import Message, MessageCounts
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls.gpu_leasing import IDLE_S, PATIENCE_S, REPORT_S
+from gateway_ext.calls.lease_pool import IDLE_S, PATIENCE_S, REPORT_S
 from scheduler.model.events import Event, LeaseReleased, LeaseUsed, RequestArrived, RequestCancelled
 from scheduler.model.values import CallEnd, LeaseId, LeaseUse, Request, RequestId, StandingTerms
 

@@ -50,7 +50,7 @@ def footprint(runtime: str, made: Sequence[BenchFunction]) -> Footprint:
 
 def _measured(it: EmbeddedNode) -> list[str]:
     (gpu,) = it.manager.node.gpus.values()
-    return [model for model in gpu.ledger.models() if gpu.residents[model].uses]
+    return [model for model, resident in gpu.residents.items() if resident.uses]
 
 
 def granted_bytes(it: EmbeddedNode) -> int:

@@ -1,4 +1,4 @@
 """Async calls: accepted now, made later.
 
-Here: the port of a queue, intake, work and routes; its implementations are `sqlite/`, `jetstream/`.
+Here: the port of a queue, intake, work and routes, and the queue of one gateway (`sqlite/`).
 """

@@ -19,7 +19,6 @@ from gateway_ext.errors import (
     QueueFailed,
     Unknown,
     Unreachable,
-    WorkflowsBusy,
 )
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
@@ -37,7 +36,7 @@ from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody
 from gateway_ext.model import FunctionId
 
 _TOO_MANY = 429
-_REFUSALS = (Busy, NoGpu, WorkflowsBusy)
+_REFUSALS = (Busy, NoGpu)
 _TEXT: Sequence[Header] = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 

@@ -1,36 +1,32 @@
 """Builds the async calls of one gateway: the queue that it is set to, its workers, its routes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from logging import Logger
 from pathlib import Path
 
-from common.http.asgi import App, Receive, Scope, Send
 from common.telemetry.metrics import BoundedNames, Labels, MetricFamily, gauge
 from gateway_ext import metrics
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.calls.invoke import Invoke
-from gateway_ext.errors import QueueFailed
+from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, StreamedResponse, close_body
+from gateway_ext.errors import QueueFailed, Unknown
 from gateway_ext.jobs.attempts import RetryPolicy
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionCalls
 from gateway_ext.jobs.intake import AsyncIntake
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings, check, servers_in
 from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
-from gateway_ext.jobs.routes import make_job_routes
+from gateway_ext.jobs.shared import SharedStore
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.values import JobKind
+from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 
 
 def job_families(
-    queue: JobQueue, endings: Mapping[tuple[JobKind, str], int], functions: BoundedNames
+    queue: JobQueue, worker: JobWorker, functions: BoundedNames
 ) -> Iterator[MetricFamily]:
     """Queued calls by function, and how attempts ended; `functions` bounds the label values."""
     tally = queue.tally
@@ -44,26 +40,38 @@ def job_families(
     yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
     yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
     yield gauge(metrics.JOBS_AWAY, [((), float(queue.away))])
-    ended = [((kind.name.lower(), outcome), count) for (kind, outcome), count in endings.items()]
+    ended = [
+        ((kind.name.lower(), outcome), count) for (kind, outcome), count in worker.endings().items()
+    ]
     yield gauge(metrics.JOB_ATTEMPTS, ended)
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncJobs:
-    """The running parts; `app` serves /async-function, /async-workflow and /system/jobs."""
+def opened_queue(
+    settings: GatewaySettings, shared: SharedStore | None, log: Logger
+) -> AbstractAsyncContextManager[JobQueue]:
+    """The queue, `shared` or of this gateway alone; one that is away is retried meanwhile."""
+    folder = Path(settings.state_dir)
+    limits = QueueLimits(
+        body_bytes=settings.async_max_body_bytes,
+        waiting_per_function=settings.async_max_waiting,
+        waiting_bytes=settings.async_max_waiting_bytes,
+        dead_bytes=settings.async_dead_bytes,
+        dead_age_s=settings.async_dead_days * _DAY_S,
+    )
+    if shared is None:
+        return opened(SqliteQueue(folder / "jobs", limits, log))
+    return opened(shared.queue(folder, limits, log))
 
-    app: App
-    queue: JobQueue
-    families: Callable[[BoundedNames], Iterator[MetricFamily]]
 
-
-@dataclass(frozen=True, slots=True)
-class JobTargets:
-    """What jobs may call: how it is found by the name in a path, and how it is called."""
-
-    function_by_path: Callable[[bytes], FunctionId | None]
-    workflow_by_path: Callable[[bytes], FunctionId | None]
-    calls: FunctionCalls
+def job_intake(queue: JobQueue, invoke: Invoke, rule: CallbackRule) -> partial[AsyncIntake]:
+    """What takes async calls: of what `by_path` finds, with bodies of `max_body_bytes`."""
+    return partial(
+        AsyncIntake,
+        queue=queue,
+        callback_rule=rule,
+        is_ours=invoke.guard.is_ours,
+        tracer=invoke.tracer,
+    )
 
 
 @asynccontextmanager
@@ -71,65 +79,22 @@ async def jobs_of(
     settings: GatewaySettings,
     functions: Functions,
     invoke: Invoke,
-    targets: JobTargets,
-    log: Logger,
-    own: tuple[str, int] | None = None,
-) -> AsyncIterator[AsyncJobs]:
-    """Open the configured queue and run its jobs until the context exits; `own` is our address."""
-    rule = CallbackRule(allowed=settings.callback_allowed, own=own)
-    queue = await open_queue(settings, log)
-    try:
-        worker = JobWorker(
-            queue,
-            targets.calls,
-            lambda function: _attempts(functions, function),
-            _worker_settings(settings, rule),
-            log,
-            invoke.tracer,
-        )
-        async with worker, expiring(queue, log):
-            app = _app(settings, targets, queue, worker, invoke, rule)
-            yield AsyncJobs(
-                app, queue, lambda functions: job_families(queue, worker.endings(), functions)
-            )
-    finally:
-        await queue.close()
-
-
-def _app(
-    settings: GatewaySettings,
-    targets: JobTargets,
     queue: JobQueue,
-    worker: JobWorker,
-    invoke: Invoke,
     rule: CallbackRule,
-) -> App:
-    most_bytes = settings.async_max_body_bytes
-    intake = partial(
-        AsyncIntake,
-        queue=queue,
-        callback_rule=rule,
-        is_ours=invoke.guard.is_ours,
-        tracer=invoke.tracer,
+    others: Mapping[str, FunctionCalls],
+    log: Logger,
+) -> AsyncIterator[JobWorker]:
+    """Run the jobs of an open queue until the context exits; see `TargetCalls` for `others`."""
+    worker = JobWorker(
+        queue,
+        TargetCalls(invoke, others),
+        lambda function: _attempts(functions, function),
+        _worker_settings(settings, rule),
+        log,
+        invoke.tracer,
     )
-    calls = intake(targets.function_by_path, max_body_bytes=most_bytes)
-    workflows = intake(
-        targets.workflow_by_path,
-        what="workflow",
-        max_body_bytes=min(most_bytes, settings.workflow_answer_bytes),
-    )
-    routes = make_job_routes(queue, lambda: worker.running)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path.startswith("/system/"):
-            await routes(scope, receive, send)
-        elif path.startswith("/async-workflow/"):
-            await workflows(scope, receive, send)
-        else:
-            await calls(scope, receive, send)
-
-    return app
+    async with worker, expiring(queue, log):
+        yield worker
 
 
 def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:
@@ -149,6 +114,45 @@ def _attempts(functions: Functions, function: FunctionId) -> int | None:
     if deployed is None or deployed.options.retries is None:
         return None
     return deployed.options.retries + 1
+
+
+# A body in memory can be sent to another instance if the first one breaks off.
+_HELD_BYTES = 1 << 20
+
+
+class TargetCalls:
+    """See `FunctionCalls`: calls a job's function.
+
+    `others` call what is no function, by the word before the colon in its name.
+    """
+
+    def __init__(self, invoke: Invoke, others: Mapping[str, FunctionCalls]) -> None:
+        self._invoke = invoke
+        self._others = others
+
+    def call(
+        self, call: AsyncCall, body: StoredBody
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        kind, colon, _ = call.function.name.partition(":")
+        if not colon:
+            return self._call(call, body)
+        if kind not in self._others:
+            raise Unknown(f"this gateway calls no {kind}")
+        return self._others[kind].call(call, body)
+
+    @asynccontextmanager
+    async def _call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
+        path = PREFIX.encode() + str(call.function).encode() + call.path
+        headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
+        small = body.size_bytes <= _HELD_BYTES
+        content: bytes | Streamed = (
+            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
+        )
+        answer = await self._invoke.direct(call.method, path, call.query, headers, content)
+        try:
+            yield answer
+        finally:
+            await close_body(answer.body)
 
 
 _EVERY_S = 60.0
@@ -179,44 +183,4 @@ async def _keep_looking(queue: JobQueue, log: Logger, every_s: float) -> None:
         await asyncio.sleep(every_s)
 
 
-_SQLITE = "sqlite"
 _DAY_S = 24 * 3600.0
-
-
-def check_queue(settings: GatewaySettings) -> None:
-    """Raise BadRequest where the settings of the queue are invalid."""
-    shared = jetstream_settings(settings)
-    if shared is not None:
-        check(shared)
-
-
-async def open_queue(settings: GatewaySettings, log: Logger) -> JobQueue:
-    """A server that is away is retried in the background. The caller closes the queue."""
-    folder = Path(settings.state_dir)
-    limits = QueueLimits(
-        body_bytes=settings.async_max_body_bytes,
-        waiting_per_function=settings.async_max_waiting,
-        waiting_bytes=settings.async_max_waiting_bytes,
-        dead_bytes=settings.async_dead_bytes,
-        dead_age_s=settings.async_dead_days * _DAY_S,
-    )
-    shared = jetstream_settings(settings)
-    if shared is None:
-        return await opened(SqliteQueue(folder / "jobs", limits, log))
-    return await opened(JetStreamQueue(folder / "jobs-nats", shared, limits, log))
-
-
-def jetstream_settings(settings: GatewaySettings) -> JetStreamSettings | None:
-    """The servers that gateways share; None: this gateway keeps all it knows in files."""
-    if settings.queue == _SQLITE:
-        return None
-    return JetStreamSettings(
-        servers=servers_in(settings.queue),
-        user=settings.queue_user,
-        password_file=settings.queue_password_file,
-        ca_file=settings.queue_ca_file,
-        cert_file=settings.queue_cert_file,
-        key_file=settings.queue_key_file,
-        replicas=settings.queue_replicas,
-        prefix=settings.queue_prefix,
-    )

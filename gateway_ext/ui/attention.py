@@ -20,19 +20,15 @@ def alerts(
     whole: Mapping[str, Any],
     gpus: Iterable[Json],
     functions: Iterable[Json],
-    refused_workflows: Iterable[tuple[str, str]] = (),
+    more: Iterable[Json] = (),
 ) -> list[Json]:
-    """The most severe alerts, the worst first; a refused workflow comes with the reason.
+    """The most severe alerts, the worst first; features have told `more`.
 
-    Those of functions and workflows come last, in turn: no namespace crowds out another one's.
+    Those of functions and features come last, in turn: no namespace crowds out another one's.
     """
     one_each = [*_of_scheduler(whole["scheduler"]), *_of_queue(whole)]
     one_each += _of_jobs(whole["dead_letters"])
-    owned = [*_of_functions(functions)]
-    owned += [
-        _alert("workflow-left-out", name, f"the stored workflow {name} is left out: {why}")
-        for name, why in refused_workflows
-    ]
+    owned = [*_of_functions(functions), *more]
     lines = [_Line(alert) for alert in one_each]
     lines += _in_turn(("", alert) for alert in _of_gpus(whole, list(gpus)))
     lines += _in_turn((alert["about"].partition(".")[2], alert) for alert in owned)
@@ -100,10 +96,6 @@ _CODES: Mapping[str, tuple[str, str]] = {
     "keeps-ending": ("warning", "see its log: {log}; then mend it and deploy it again"),
     "no-replica": ("warning", "see why: {log}"),
     "not-warm": ("warning", "mend its example.json, and deploy it again"),
-    "workflow-left-out": (
-        "warning",
-        "mend its file and deploy it again, or remove it: gpufaas workflow",
-    ),
     "jobs-away": ("warning", "see docs/async.md"),
     "dead-letters": ("warning", "see why, then replay or delete: dead letters"),
     "more-alerts": (

@@ -8,7 +8,7 @@ from typing import Any
 
 from common.time_limits import time_limit
 from gateway_ext.calls.function_table import Function
-from gateway_ext.errors import BadRequest, Declined
+from gateway_ext.errors import BadRequest, OwnStatus
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.ui.attention import alerts
 from gateway_ext.ui.rows import Billed, DeadLetterRows, FunctionRows
@@ -47,14 +47,14 @@ class PageSource:
         functions: Iterable[Function],
         meters: GatewayMeters,
         letters: DeadLetterRows,
-        workflows: Callable[[], Sequence[Json]] = tuple,
+        sections: Mapping[str, Callable[[], Sequence[Json]]] = MappingProxyType({}),
+        more_alerts: Sequence[Callable[[], Iterable[Json]]] = (),
         *,
-        refused_workflows: Mapping[str, str] = MappingProxyType({}),
         within_s: float = 3.0,
     ) -> None:
-        """`console` has an administrator's token; `workflows` gives the rows of the workflows."""
-        self._workflows = workflows
-        self._refused_workflows = refused_workflows
+        """`console` has an administrator's token; features add `sections` and `more_alerts`."""
+        self._sections = sections
+        self._more_alerts = more_alerts
         self._console = console
         self._letters = letters
         self._within_s = within_s
@@ -88,11 +88,10 @@ class PageSource:
         self._gpus = self._labels.relabelled(self._gpus)
         whole["scheduler"] = self._scheduler(view, why)
         whole["dead_letters"] = letters
-        whole["workflows"] = self._workflows()
+        whole |= {name: section() for name, section in self._sections.items()}
         self._whole = whole
-        shown_alerts = alerts(
-            whole, self._gpus.values(), functions.values(), self._refused_workflows.items()
-        )
+        more = [alert for told in self._more_alerts for alert in told()]
+        shown_alerts = alerts(whole, self._gpus.values(), functions.values(), more)
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
         spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
         return PageState({**whole, "alerts": shown_alerts}, items, spent_s + ASKING_S)
@@ -142,16 +141,16 @@ class PageSource:
             async with time_limit(_ORDER_S):
                 yield
         except TimeoutError as error:
-            raise Declined(503, f"{self._console.url} does not answer") from error
+            raise OwnStatus(503, f"{self._console.url} does not answer") from error
         except errors.CallerNotAllowed as error:
             why = f"the scheduler does not let this gateway do that: {error}"
-            raise Declined(502, why) from error
+            raise OwnStatus(502, why) from error
         except (errors.SchedulerUnreachable, errors.NotLeading) as error:
-            raise Declined(503, str(error)) from error
+            raise OwnStatus(503, str(error)) from error
         except errors.MalformedRequest as error:
             raise BadRequest(str(error)) from error
         except SchedulerError as error:
-            raise Declined(refused, str(error)) from error
+            raise OwnStatus(refused, str(error)) from error
 
     # -- the scheduler's view ---------------------------------------------------------------------
 

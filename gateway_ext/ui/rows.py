@@ -1,4 +1,4 @@
-"""Functions, workflows and dead letters as the page shows them: made anew only on a change."""
+"""Functions and dead letters as the page shows them: made anew only on a change."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,6 @@ from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ui.shown_names import in_order
 from gateway_ext.ui.state import Json
-from gateway_ext.workflows.history import RunHistory
-from gateway_ext.workflows.plan import WorkflowPlan
-from gateway_ext.workflows.table import Workflows
 
 # A rate is that of the last looks, which are about a second apart.
 _LOOKS = 10
@@ -77,70 +74,6 @@ def _letter(letter: DeadLetter) -> Json:
     }
 
 
-_SHOWN_WORKFLOWS = 50
-
-
-class WorkflowRows:
-    """The workflows of one gateway, with what their last runs took."""
-
-    def __init__(self, workflows: Workflows, history: RunHistory) -> None:
-        self._workflows = workflows
-        self._history = history
-        self._seen = (-1, -1)
-        self._shown: Sequence[Json] = ()
-
-    def look(self) -> Sequence[Json]:
-        """The first workflows by name; the same object while nothing has changed."""
-        now = (self._workflows.changes, self._history.changes)
-        if now != self._seen:
-            self._seen = now
-            plans = [
-                plan for plan, _ in zip(self._workflows, range(_SHOWN_WORKFLOWS), strict=False)
-            ]
-            self._shown = [self._row(plan) for plan in plans]
-        return self._shown
-
-    def _row(self, plan: WorkflowPlan) -> Json:
-        runs = list(self._history.runs(plan.id))
-        ended = [run for run in runs if run.ended_s]
-        took_s = sorted(run.ended_s - run.began_s for run in ended)
-        return {
-            "id": str(plan.id),
-            "name": plan.id.name,
-            "namespace": plan.id.namespace,
-            "slo_s": plan.slo_s,
-            "runs": len(ended),
-            "running": len(runs) - len(ended),
-            "missed": sum(run.slo == "missed" for run in ended),
-            "median_s": took_s[len(took_s) // 2] if took_s else None,
-            "last": ended[0].status if ended else None,
-            "why": ended[0].why if ended else "",
-            "stages": self._stages(plan),
-        }
-
-    def _stages(self, plan: WorkflowPlan) -> Sequence[Json]:
-        """In an order in which each comes after those it waits for; `level` is its column."""
-        mean_s = self._history.mean_s(plan)
-        total_s = sum(mean_s.values())
-        level: dict[str, int] = {}
-        stages = []
-        for name in plan.graph.order:
-            before = plan.graph.before(name)
-            level[name] = 1 + max((level[stage] for stage in before), default=-1)
-            known_s = mean_s.get(name)
-            stages.append(
-                {
-                    "name": name,
-                    "function": plan.stages[name].function.name,
-                    "after": list(before),
-                    "level": level[name],
-                    "mean_s": known_s,
-                    "share": None if known_s is None or not total_s else known_s / total_s,
-                }
-            )
-        return stages
-
-
 _NO_BILL = Billed()
 
 
@@ -179,7 +112,6 @@ class FunctionRows:
         """A row for each function by its id, in the ids' order; the others are by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
         functions = list(self._functions)
-        kept = self._seen
         seen: dict[str, _SeenFunction] = {}
         absent = [
             function.label for function in functions if function.wanted and not function.endpoints
@@ -188,15 +120,10 @@ class FunctionRows:
         changed: list[Function] = []
         for function in functions:
             label = function.label
-            past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
-            bill = billed.get(label, _NO_BILL)
             late = now_s - self._absent_since_s.get(label, now_s) > _LATE_S
-            rests = past is not None and past.late == late and past.billed == bill
-            if past is not None and rests and _rests(function, past, gpu_s):
-                seen[label] = past
-                continue
-            row_values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
-            if row_values != past:
+            gpu_s, bill = gpu_seconds.get(label, 0.0), billed.get(label, _NO_BILL)
+            values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
+            if values != self._seen.get(label):
                 changed.append(function)
         self._calls.append((now_s, {label: values.calls for label, values in seen.items()}))
         rows = {label: row for label, row in self._rows.items() if label in seen}
@@ -215,21 +142,6 @@ class FunctionRows:
         return rows
 
 
-def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
-    """Whether nothing can have changed since the last row; most functions rest at most times."""
-    return (
-        past.calls == function.calls
-        and not (past.lately or past.in_flight or past.waiting or function.inflight)
-        and past.gpu_s == gpu_s
-        and past.endpoints is function.endpoints
-        and past.wanted == function.wanted
-        and past.troubles == function.troubles
-        and past.deployment is function.deployment
-        and past.models is function.learned.models
-        and past.local is function.local.lines
-    )
-
-
 def _seen(
     function: Function, calls_before: int | None, gpu_s: float, billed: Billed, *, late: bool
 ) -> _SeenFunction:
@@ -245,7 +157,7 @@ def _seen(
         late,
         function.deployment,
         function.learned.models,
-        function.local.lines,
+        function.learned.lines,
         gpu_s,
         billed,
     )

@@ -6,10 +6,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from gateway_ext.errors import BadRequest, BadWorkflowFile, UnknownFunction
+from gateway_ext.errors import BadRequest, UnknownFunction
 from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.openfaas import valid_names
 from gateway_ext.workflows.conditions import BadCondition, Condition, condition
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.yaml_lines import Problems, YamlTable, yaml_table
 from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, BadWorkflow, Workflow
 
@@ -109,32 +110,30 @@ class _StageFields(msgspec.Struct, frozen=True):
     each: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class _File:
-    def __init__(
-        self, whole: YamlTable, problems: Problems, is_deployed: Callable[[FunctionId], bool]
-    ) -> None:
-        self._whole = whole
-        self._problems = problems
-        self._is_deployed = is_deployed
+    whole: YamlTable
+    problems: Problems
+    is_deployed: Callable[[FunctionId], bool]
 
     def plan(self, text: str) -> WorkflowPlan | None:
-        fields = self._whole.fields(_FileFields)
+        fields = self.whole.fields(_FileFields)
         if fields is None:
             return None
         namespace = self._name("namespace", fields.namespace or DEFAULT_NAMESPACE)
         name = self._name("workflow", fields.workflow)
-        listed = self._whole.get("stages")
+        listed = self.whole.get("stages")
         if not listed or not isinstance(listed, YamlTable):
-            self._whole.wrong("stages", "must list a stage")
+            self.whole.wrong("stages", "must list a stage")
             return None
         if len(listed) > MOST_STAGES:
-            self._whole.wrong("stages", f"are more than {MOST_STAGES}")
+            self.whole.wrong("stages", f"are more than {MOST_STAGES}")
             return None
         names = [stage for stage in listed if self._is_stage_name(listed, stage)]
         read = (self._stage(stage, listed, namespace, names) for stage in names)
         stages = {stage.name: stage for stage in read if stage is not None}
         graph = self._graph(name, stages, listed)
-        if graph is None or self._problems:
+        if graph is None or self.problems:
             return None
         return WorkflowPlan(
             id=WorkflowId(namespace, name),
@@ -149,14 +148,14 @@ class _File:
         try:
             return valid_names.workflow_name(key, name)
         except BadRequest as error:
-            self._whole.refuse(key, error)
+            self.whole.refuse(key, error)
             return name
 
     def _is_stage_name(self, listed: YamlTable, name: str) -> bool:
         try:
             valid_names.workflow_name("stage", name)
         except BadRequest as error:
-            self._problems.add(listed.line_of(name), str(error))
+            self.problems.add(listed.line_of(name), str(error))
             return False
         if name == REQUEST:
             listed.wrong(name, "is the name of what the workflow is called with")
@@ -192,7 +191,7 @@ class _File:
         except BadRequest as error:
             table.refuse("function", error)
             return FunctionId(namespace, name)
-        if not self._is_deployed(function):
+        if not self.is_deployed(function):
             table.refuse("function", UnknownFunction(function))
         return function
 
@@ -233,10 +232,10 @@ class _File:
         if not stages:
             return None
         if len(edges) > MOST_EDGES:
-            self._whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
+            self.whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
             return None
         try:
             return Workflow(name, tuple(stages), edges)
         except BadWorkflow as error:
-            self._problems.add(listed.line_of(error.stage), error.reason)
+            self.problems.add(listed.line_of(error.stage), error.reason)
             return None

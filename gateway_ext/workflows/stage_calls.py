@@ -12,11 +12,12 @@ from common.http.asgi import Header
 from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
-from gateway_ext.calls.gpu_leasing import CallPart
+from gateway_ext.calls.function_table import CallPart
 from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
 from gateway_ext.calls.passed_headers import DATA, asked_wait_s
-from gateway_ext.errors import GatewayError, StageFailed, WorkflowsBusy
+from gateway_ext.errors import GatewayError
 from gateway_ext.workflows.conditions import JsonPath, Unmeetable
+from gateway_ext.workflows.errors import StageFailed, WorkflowsBusy
 from gateway_ext.workflows.history import RunRecord
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import REQUEST, PlannedStage, WorkflowPlan

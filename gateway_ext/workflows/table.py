@@ -3,17 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from common.whole_files import put_file
-from gateway_ext.errors import (
-    BadRequest,
-    BadWorkflowFile,
-    QueueAway,
-    UnknownWorkflow,
-)
+from gateway_ext.errors import BadRequest, QueueAway
+from gateway_ext.jobs.shared import SharedTexts, TextKey
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.openfaas import valid_names
+from gateway_ext.workflows.errors import BadWorkflowFile, UnknownWorkflow
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES
 
@@ -26,8 +25,7 @@ class Workflows:
     """All workflows that a gateway knows; a change is on disk when its call returns.
 
     `on_change` is called with the name of every workflow that is added, replaced or removed.
-    Gateways that share their workflows change these in their stream (`shared/`), which this table
-    then follows. While one that is missing here may be in the stream, `unread` says why.
+    Where gateways share their workflows (`SharedWorkflows`), this table is a copy that follows.
     `refused` has the stored ones that these rules refuse, each with the reason and its path.
     """
 
@@ -39,9 +37,9 @@ class Workflows:
         self._plans: dict[WorkflowId, WorkflowPlan] = {}
         self._changing = asyncio.Lock()
         self.changes = 0  # how often a workflow was added, replaced or removed
-        self.unread = ""
+        self._unread = ""  # why one that is missing here may be shared
         self.refused: dict[str, str] = {}
-        self._refused_texts: dict[WorkflowId, str] = {}
+        self._refused_texts: dict[TextKey, str] = {}
 
     def __iter__(self) -> Iterator[WorkflowPlan]:
         return iter([self._plans[name] for name in sorted(self._plans)])
@@ -61,23 +59,27 @@ class Workflows:
             elif path.suffix == _SUFFIX:
                 self._read(path)
 
-    def texts(self) -> dict[WorkflowId, str]:
+    def texts(self) -> dict[TextKey, str]:
         """The files of all workflows, and of the refused ones where gateways can share them."""
         return self._refused_texts | {plan.id: plan.text for plan in self}
+
+    def missing_because(self, why: str) -> None:
+        """See `TextCopy`."""
+        self._unread = why
 
     def by_path(self, name: bytes) -> WorkflowPlan | None:
         """The workflow of the path segment `name` or `name.namespace`."""
         short, dot, namespace = name.decode("latin-1").partition(".")
         plan = self._plans.get(WorkflowId(namespace if dot else DEFAULT_NAMESPACE, short))
-        if plan is None and name and self.unread:
-            raise QueueAway(self.unread)
+        if plan is None and name and self._unread:
+            raise QueueAway(self._unread)
         return plan
 
     def by_id(self, workflow: WorkflowId) -> WorkflowPlan:
         """Raise UnknownWorkflow if there is none."""
         plan = self._plans.get(workflow)
         if plan is None:
-            raise QueueAway(self.unread) if self.unread else UnknownWorkflow(*workflow)
+            raise QueueAway(self._unread) if self._unread else UnknownWorkflow(*workflow)
         return plan
 
     def check_stored(self, workflow: WorkflowId) -> None:
@@ -112,13 +114,26 @@ class Workflows:
             await asyncio.to_thread(self._unlink, workflow)
             self._drop(workflow)
 
-    async def follow(self, workflow: WorkflowId, plan: WorkflowPlan | None) -> None:
-        """Know this workflow from now on, or that there is none; then copy that to the disk."""
+    async def follow(self, key: TextKey, text: str | None) -> None:
+        """See `TextCopy`: first this table has the workflow, then the disk."""
+        workflow = WorkflowId(*key)
+        if text is None:
+            await self._follow_removal(workflow)
+            return
+        known = self._plans.get(workflow)
+        if known is not None and known.text == text:
+            return
+        plan = await asyncio.to_thread(read_workflow, text)
+        if plan.id != workflow:
+            raise BadWorkflowFile(f"it is the file of {plan.id}")
+        _log.info("the workflow %s is deployed, by this gateway or another", workflow)
         async with self._changing:
-            if plan is not None:
-                self._keep(plan)
-                await asyncio.to_thread(self._write, plan)
-            elif workflow in self._plans or str(workflow) in self.refused:
+            self._keep(plan)
+            await asyncio.to_thread(self._write, plan)
+
+    async def _follow_removal(self, workflow: WorkflowId) -> None:
+        async with self._changing:
+            if workflow in self._plans or str(workflow) in self.refused:
                 self._drop(workflow)
                 await asyncio.to_thread(self._unlink, workflow)
 
@@ -160,6 +175,29 @@ class Workflows:
 
     def _path(self, workflow: WorkflowId) -> Path:
         return self._folder / f"{workflow}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWorkflows:
+    """Changes the workflows of all gateways that share them; this one's table follows."""
+
+    workflows: Workflows
+    shared: SharedTexts
+
+    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
+        """See `Workflows.deploy`."""
+        self.shared.check()
+        self.workflows.check_new(plan, update=update)
+        await self.shared.write(plan.id, plan.text)
+
+    async def remove(self, workflow: WorkflowId) -> None:
+        """See `Workflows.remove`."""
+        self.shared.check()
+        self.workflows.check_stored(workflow)
+        await self.shared.write(workflow, None)
+
+
+WorkflowChanges: TypeAlias = Workflows | SharedWorkflows
 
 
 def _stored_as(path: Path) -> WorkflowId | None:

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Self
 
@@ -17,10 +18,7 @@ from gpu_manager.attachment.scheduling import OrderTaker
 from gpu_manager.errors import BadSetting, NoScheduler
 from scheduler.api import (
     BadValue,
-    Demote,
     Dispatch,
-    EndContext,
-    EndLease,
     Event,
     GpuDraining,
     LeaseId,
@@ -31,7 +29,6 @@ from scheduler.api import (
     NodeSnapshot,
     Order,
     Placement,
-    Prepare,
     Request,
     RequestCancelled,
     RequestExpired,
@@ -40,6 +37,8 @@ from scheduler.api import (
     RunFinished,
     SlotFreed,
     Status,
+    hand_over,
+    placement_of,
 )
 from scheduler.wire.node_stream import (
     PAGE_MODELS,
@@ -76,16 +75,14 @@ _ANSWERED_S = 10.0
 Call = Acquire | Wanted | Ask | Survey | Locate
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PendingCall:
     """One call and its future; `make_call` creates the message, for a stream at some time."""
 
-    def __init__(
-        self, make_call: Callable[[int, float], Call], number: int, request: RequestId | None
-    ) -> None:
-        self.make_call = make_call
-        self.number = number
-        self.request = request
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    make_call: Callable[[int, float], Call]
+    number: int
+    request: RequestId | None
+    answer: asyncio.Future[Answer]
 
 
 class PendingCalls:
@@ -96,9 +93,6 @@ class PendingCalls:
         self._waiting: dict[int, PendingCall] = {}
         self._by_request: dict[RequestId, list[PendingCall]] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def __iter__(self) -> Iterator[Call]:
         """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
@@ -107,7 +101,8 @@ class PendingCalls:
     def add(
         self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
-        call = PendingCall(make_call, next(self._numbers), request)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(make_call, next(self._numbers), request, answer)
         self._waiting[call.number] = call
         if request is not None:
             self._by_request.setdefault(request, []).append(call)
@@ -194,8 +189,6 @@ class Attachment:
     def attach(self, node: NodeId, link: OrderTaker) -> None:
         log.info("node %s connects to its scheduler", node)
         self._orders = link
-        if link.addresses:
-            self.set_addresses(*link.addresses)
         self._stream.start()
 
     def drain(self, gpus: Iterable[GpuId]) -> None:
@@ -370,40 +363,24 @@ class Attachment:
     def _carry_out(self, order: Order) -> None:
         assert self._orders is not None, "only attached nodes receive orders"
         try:
-            if isinstance(order, Dispatch):
-                self._grant(self._orders, order)
-            elif isinstance(order, Prepare):
-                self._orders.prepare(order)
-            elif isinstance(order, EndLease):
-                self._orders.end_lease(order)
-            elif isinstance(order, Demote):
-                self._orders.demote(order)
-            elif isinstance(order, EndContext):
-                self._orders.end_context(order)
-            else:
-                self._orders.demote_stored(order)
+            if not isinstance(order, Dispatch):
+                hand_over(self._orders, order)
+            elif not self._is_refused(order):
+                self._orders.grant(order)
+                for request in order.requests:
+                    self._calls.set_placement(request, placement_of(order))
         except Exception as error:
             log.exception("this node could not carry out %s", order)
             raise BadValue("an order that this node cannot carry out") from error
 
-    def _grant(self, orders: OrderTaker, order: Dispatch) -> None:
-        if self._drained and order.lease not in self._ended:
+    def _is_refused(self, order: Dispatch) -> bool:
+        """Whether a lease has ended already, or its node is leaving: the order was sent before."""
+        is_ended = order.lease in self._ended
+        if self._drained and not is_ended:
             self.report(RunFailed(order.lease, "its node is leaving"))
-        if self._drained or order.lease in self._ended:  # sent before the scheduler knew of it
+        if self._drained or is_ended:
             self.report(SlotFreed(order.slot, order.lease))
-            return
-        orders.grant(order)
-        placement = Placement(
-            lease=order.lease,
-            gpu=order.gpu,
-            node=order.node,
-            slot=order.slot,
-            models=order.models,
-            hit=order.hit,
-            estimate=order.estimate,
-        )
-        for request in order.requests:
-            self._calls.set_placement(request, placement)
+        return bool(self._drained) or is_ended
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -21,10 +21,6 @@ from scheduler.api import (
 class OrderTaker(NodeLink, Protocol):
     """A node that carries out orders, and can report its whole state to a new scheduler."""
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses at which functions reach the node."""
-
     def whole_state(self) -> Sequence[Event]:
         """Return a snapshot, and the events that must follow the snapshot."""
 

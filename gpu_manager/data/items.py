@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu_manager.errors import DataFailed
 from gpu_manager.node.leases import SessionKey
 from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.worker.orders import WithdrawData
 
 
 class DataStage(Enum):
@@ -185,6 +186,11 @@ class DataItem:
         """A session has ended. What it read may be mapped still, by a fork of its process."""
         if self.readers.pop(session, 0):
             self.spoilt = True
+
+
+def withdraw(hosted: HostedModel, handle: str) -> None:
+    """Let no further call use data that functions put with this model's worker."""
+    hosted.send(WithdrawData(hosted.number, handle))
 
 
 # Data on disk: files without a name, which only this process and who it lets read can open.

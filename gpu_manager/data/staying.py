@@ -5,24 +5,32 @@ import logging
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from common.data_handles import LONGEST, is_of_worker, node_of
+from common.data_handles import LONGEST, SECRET_BYTES, around_secret, is_of_worker, node_of
 from common.tasks import BackgroundTasks, error_of
 from common.time_limits import time_limit
-from gpu_manager.data.items import DataFile, DataItem, DataStage, read_only
+from gpu_manager.data.items import DataFile, DataItem, DataStage, read_only, withdraw
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
 from gpu_manager.node.leases import SessionKey
-from gpu_manager.runtimes.runtime import (
-    BorrowedByCall,
-    HostedId,
-    HostedModel,
-    LentData,
-    PutByWorker,
-    StayingData,
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, NodeFeature
+from gpu_manager.worker.orders import (
+    BorrowData,
+    DataBorrowed,
+    DataGivenBack,
+    DataLent,
+    DataPut,
+    GrantData,
+    GrantLeft,
+    HandedOver,
+    HandOver,
+    LendData,
+    RecallGrant,
+    WorkerOrder,
 )
 
 log = logging.getLogger(__name__)
@@ -38,7 +46,27 @@ _MOST_TOKEN_BYTES = 64
 _Uses = Counter[tuple[HostedModel, str]]
 
 
-class WorkerData(StayingData):
+class LentData(NamedTuple):
+    """How a process opens data that another one lends it: `devices/lent_memory.py`.
+
+    The descriptor is None where the driver has a `token` for the memory.
+    """
+
+    size_bytes: int
+    offset: int
+    token: bytes
+    descriptor: int | None
+
+
+class _Borrowed(NamedTuple):
+    """What a worker is lent, its description for its reader, and whether it is of the same GPU."""
+
+    lent: LentData
+    about: bytes
+    same_gpu: bool
+
+
+class WorkerData(NodeFeature):
     """Brings workers' data to memory, once for all who wait for it, and has workers lend it.
 
     Used on one loop.
@@ -67,20 +95,24 @@ class WorkerData(StayingData):
         self.grants.note_put(hosted, new.size_bytes)
         return item
 
-    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
-        """Note data that a worker has put by itself, or have it withdraw what it may not."""
-        tenant, handle = hosted.order.tenant, put.handle
-        is_its_own = put.session.startswith(f"{tenant}/") and is_of_worker(handle, hosted.id)
-        is_new = node_of(handle) == self._table.node and not self._table.knows(handle)
-        if not (is_its_own and is_new and self.grants.take(hosted, put.size_bytes)):
-            log.warning("worker %s has put what it may not", hosted.id)
-            hosted.withdraw(handle)
-            return
-        new = NewData(put.size_bytes, put.about, put.lifetime_s)
-        self.put(tenant, SessionKey(put.session), new, hosted, handle)
-
-    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
-        self.grants.left(hosted, size_bytes, pieces)
+    def reported(
+        self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
+    ) -> None:
+        match report:
+            case HandedOver(handle=handle, done=done):
+                self._handed_over(hosted, handle, done=done)
+            case BorrowData(handle=handle):
+                self._wanted(hosted, handle)
+            case DataGivenBack(handle=handle):
+                self._given_back(hosted, handle)
+            case DataPut():
+                self._was_put(hosted, report)
+            case GrantLeft(size_bytes=size_bytes, pieces=pieces):
+                self.grants.left(hosted, size_bytes, pieces)
+            case DataLent():
+                self._lent(hosted, report, descriptors)
+            case _:
+                pass
 
     async def bring(self, item: DataItem) -> None:
         """Have the item's bytes in memory; NoSuchData if they are lost.
@@ -118,43 +150,7 @@ class WorkerData(StayingData):
         for item in items:
             if item.is_here and item.hosted is hosted:
                 item.hosted = None
-                hosted.withdraw(item.handle)
-
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        copied = self._copied.get((hosted.id, handle))
-        if copied is not None and not copied.done():
-            copied.set_result(done)
-
-    def wanted(self, borrower: HostedModel, handle: str) -> None:
-        too_many = (
-            self._wishes[borrower.id] >= _MOST_WISHES
-            or self._uses_of(borrower).total() >= _MOST_USES
-        )
-        if too_many or len(handle) > LONGEST:
-            borrower.borrowed(handle, None)
-            return
-        self._wishes[borrower.id] += 1
-        self._tasks.start(self._answer(borrower, handle))
-
-    def lent(self, lender: HostedModel, handle: str, lent: LentData | None) -> None:
-        """A worker has answered; its data is given back at once if nobody waits any more."""
-        waiting = self._asked.get((lender.id, handle), ())
-        asked = next((future for future in waiting if not future.done()), None)
-        if asked is not None:
-            asked.set_result(None if lent is None else _kept(lent))
-        elif lent is not None:
-            lender.given_back(handle)
-
-    def given_back(self, borrower: HostedModel, handle: str) -> None:
-        """A worker uses data once less; what it has not borrowed counts for nothing."""
-        uses = self._uses_of(borrower)
-        found = next((use for use in uses if use[1] == handle), None)
-        if found is None:
-            return
-        uses[found] -= 1
-        if not uses[found]:
-            del uses[found]
-        found[0].given_back(handle)
+                withdraw(hosted, item.handle)
 
     async def close(self) -> None:
         self.grants.close()
@@ -163,6 +159,61 @@ class WorkerData(StayingData):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def _was_put(self, hosted: HostedModel, put: DataPut) -> None:
+        """Note data that a worker has put by itself, or have it withdraw what it may not."""
+        tenant, handle = hosted.order.tenant, put.handle
+        is_its_own = put.session.startswith(f"{tenant}/") and is_of_worker(handle, hosted.id)
+        is_new = node_of(handle) == self._table.node and not self._table.knows(handle)
+        if not (is_its_own and is_new and self.grants.take(hosted, put.size_bytes)):
+            log.warning("worker %s has put what it may not", hosted.id)
+            withdraw(hosted, handle)
+            return
+        new = NewData(put.size_bytes, put.about, put.lifetime_s)
+        self.put(tenant, SessionKey(put.session), new, hosted, handle)
+
+    def _handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
+        copied = self._copied.get((hosted.id, handle))
+        if copied is not None and not copied.done():
+            copied.set_result(done)
+
+    def _wanted(self, borrower: HostedModel, handle: str) -> None:
+        too_many = (
+            self._wishes[borrower.id] >= _MOST_WISHES
+            or self._uses_of(borrower).total() >= _MOST_USES
+        )
+        if too_many or len(handle) > LONGEST:
+            _answer_wish(borrower, handle, None)
+            return
+        self._wishes[borrower.id] += 1
+        self._tasks.start(self._answer(borrower, handle))
+
+    def _lent(self, lender: HostedModel, answer: DataLent, descriptors: Sequence[int]) -> None:
+        """A worker has answered; its data is given back at once if nobody waits any more.
+
+        It lends memory by one descriptor, or by a token of a driver.
+        """
+        handle = answer.handle
+        is_lent = answer.done and len(descriptors) + bool(answer.token) == 1
+        waiting = self._asked.get((lender.id, handle), ())
+        asked = next((future for future in waiting if not future.done()), None)
+        if asked is not None:
+            asked.set_result(_kept(answer, descriptors) if is_lent else None)
+        elif is_lent:
+            _give_back(lender, handle)
+
+    def _given_back(self, borrower: HostedModel, handle: str) -> None:
+        """A worker uses data once less; what it has not borrowed counts for nothing."""
+        uses = self._uses_of(borrower)
+        found = next((use for use in uses if use[1] == handle), None)
+        if found is None:
+            return
+        uses[found] -= 1
+        if not uses[found]:
+            del uses[found]
+        _give_back(found[0], handle)
 
     async def _bring(self, item: DataItem) -> None:
         hosted = item.hosted
@@ -191,7 +242,7 @@ class WorkerData(StayingData):
         self._copied[key] = copied
         descriptor = file.for_writer()
         try:
-            hosted.hand_over(item.handle, item.size_bytes, descriptor)
+            hosted.send(HandOver(hosted.number, item.handle, item.size_bytes), [descriptor])
             waits: Iterable[asyncio.Future[object]] = [copied, hosted.closed]  # type: ignore[list-item] # of any result
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return copied.done() and copied.result()
@@ -220,18 +271,18 @@ class WorkerData(StayingData):
     # and would open another tenant's.
 
     async def _answer(self, borrower: HostedModel, handle: str) -> None:
-        borrowed: BorrowedByCall | None = None
+        borrowed: _Borrowed | None = None
         try:
             borrowed = await self._borrow(borrower, handle)
         finally:
             self._wishes[borrower.id] -= 1
             if not self._wishes[borrower.id]:
                 del self._wishes[borrower.id]
-            borrower.borrowed(handle, borrowed)
+            _answer_wish(borrower, handle, borrowed)
             if borrowed is not None:
                 _close(borrowed.lent)
 
-    async def _borrow(self, borrower: HostedModel, handle: str) -> BorrowedByCall | None:
+    async def _borrow(self, borrower: HostedModel, handle: str) -> _Borrowed | None:
         """Have the data's worker lend it; None if it is not to be had, or is lost meanwhile."""
         await self.grants.settle(borrower.order.tenant, handle)
         item = self._find(borrower, handle)
@@ -244,10 +295,10 @@ class WorkerData(StayingData):
         is_sound = lent.size_bytes == item.size_bytes and len(lent.token) <= _MOST_TOKEN_BYTES
         if not is_sound or borrower.closed.done() or self._find(borrower, handle) is None:
             _close(lent)
-            lender.given_back(handle)
+            _give_back(lender, handle)
             return None
         self._note_use(borrower, lender, handle)
-        return BorrowedByCall(lent, item.about, borrower.order.gpu == lender.order.gpu)
+        return _Borrowed(lent, item.about, borrower.order.gpu == lender.order.gpu)
 
     def _find(self, borrower: HostedModel, handle: str) -> DataItem | None:
         with suppress(NoSuchData):
@@ -261,7 +312,7 @@ class WorkerData(StayingData):
         key = lender.id, handle
         waiting = self._asked.setdefault(key, deque())
         waiting.append(asked)
-        lender.lend(handle)
+        lender.send(LendData(lender.number, handle))
         try:
             ends = asked, lender.closed, borrower.closed
             await asyncio.wait(ends, timeout=_LEND_S, return_when=asyncio.FIRST_COMPLETED)
@@ -269,7 +320,7 @@ class WorkerData(StayingData):
         except asyncio.CancelledError:
             if asked.done() and (lent := asked.result()) is not None:
                 _close(lent)
-                lender.given_back(handle)
+                _give_back(lender, handle)
             raise
         finally:
             waiting.remove(asked)
@@ -290,23 +341,39 @@ class WorkerData(StayingData):
     def _left(self, borrower: HostedModel) -> None:
         for (lender, handle), count in self._uses.pop(borrower.id, Counter()).items():
             for _ in range(count):
-                lender.given_back(handle)
+                _give_back(lender, handle)
 
 
-def _kept(lent: LentData) -> LentData:
-    """The same with a descriptor of our own, which allows reading only.
+def _give_back(lender: HostedModel, handle: str) -> None:
+    """Data that the worker lent is used once less; the model waits for it before it leaves."""
+    lender.send(DataGivenBack(lender.number, handle), while_leaving=True)
+
+
+def _answer_wish(borrower: HostedModel, handle: str, found: _Borrowed | None) -> None:
+    if found is None:
+        borrower.send(DataBorrowed(borrower.number, handle, False, 0, 0, b"", b"", False))
+        return
+    size_bytes, offset, token, descriptor = found.lent
+    place = borrower.number, handle, True, size_bytes, offset, token
+    descriptors = [] if descriptor is None else [descriptor]
+    borrower.send(DataBorrowed(*place, found.about, found.same_gpu), descriptors)
+
+
+def _kept(lent: DataLent, descriptors: Sequence[int]) -> LentData:
+    """What is lent, with a descriptor of our own, which allows reading only.
 
     What is no file has a size that no data has, and is given back.
     """
-    if lent.descriptor is None:
-        return lent
-    if not stat.S_ISREG(os.fstat(lent.descriptor).st_mode):
-        return replace(lent, size_bytes=-1, descriptor=None)
-    try:
-        return replace(lent, descriptor=read_only(lent.descriptor))
-    except OSError as error:
-        log.warning("what a worker lends cannot be opened: %s", error)
-        return replace(lent, size_bytes=-1, descriptor=None)
+    size_bytes, descriptor = lent.size_bytes, None
+    for given in descriptors:
+        try:
+            is_file = stat.S_ISREG(os.fstat(given).st_mode)
+            descriptor = read_only(given) if is_file else None
+        except OSError as error:
+            log.warning("what a worker lends cannot be opened: %s", error)
+        if descriptor is None:
+            size_bytes = -1
+    return LentData(size_bytes, lent.offset, lent.token, descriptor)
 
 
 def _close(lent: LentData) -> None:
@@ -386,7 +453,7 @@ class PutGrants:
             if grant is not None:
                 recalls.append(self._loop.create_future())
                 grant.recalls.append(recalls[-1])
-                hosted.recall_grant()
+                hosted.send(RecallGrant(hosted.number))
         if recalls:
             await asyncio.wait(recalls, timeout=_RECALL_S)
 
@@ -424,7 +491,9 @@ class PutGrants:
             if self._table.set_aside(hosted.order.tenant, size_bytes, pieces):
                 grant.size_bytes += size_bytes
                 grant.pieces += pieces
-                hosted.grant(self._table.node, size_bytes, pieces)
+                before, behind = around_secret(self._table.node, hosted.id)
+                handle = before, SECRET_BYTES, behind
+                hosted.send(GrantData(hosted.number, *handle, size_bytes, pieces))
                 return
 
     def _release(self, hosted: HostedModel, grant: _Grant, size_bytes: int, pieces: int) -> None:
@@ -447,7 +516,7 @@ class PutGrants:
         before_s = self._loop.time() - self._table.limits.free_s
         for hosted, grant in self._grants.items():
             if grant.pieces and grant.used_s <= before_s:
-                hosted.recall_grant()
+                hosted.send(RecallGrant(hosted.number))
         if any(grant.pieces for grant in self._grants.values()):
             self._look_later()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from common.data_handles import new_handle
-from gpu_manager.data.items import DataFile, DataItem, DataStage
+from gpu_manager.data.items import DataFile, DataItem, DataStage, withdraw
 from gpu_manager.data.room import DataLimits, DataRoom
 from gpu_manager.errors import DataFailed, NoRoomForData, NoSuchData
 from gpu_manager.node.leases import SessionKey
@@ -194,7 +194,7 @@ class DataTable:
         hosted, item.hosted = item.hosted, None
         self._remove(item)
         if hosted is not None:
-            hosted.withdraw(item.handle)
+            withdraw(hosted, item.handle)
         self.room.retire(item)
         for part in item.parts:
             self.drop(item.tenant, part)

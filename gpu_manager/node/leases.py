@@ -1,25 +1,26 @@
-"""The leases in force on a node: their holders, and when an idle one should end.
+"""One lease on a node: who has it, and when it should end by itself.
 
 This module is pure: times are passed in. A lease that a session acquired itself stays in force
 between calls, so that a loop of calls acquires once; it ends after a long idle time, or soon if
 other requests wait.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from msgspec.structs import replace
+
 from gpu_manager.worker.orders import LeaseTerms
-from scheduler.api import Configuration, GpuId, GpuSpec, LeaseId, ModelId, RequestId, SlotId
+from scheduler.api import GpuId, GpuSpec, LeaseId, LiveLease, ModelId, RequestId
 
 SessionKey = NewType("SessionKey", str)
 
 _CALLS_OF_QUIET = 1.5
 # The last call under a lease that stands may begin at the end of its time, and use the GPU later.
 _LAST_CALL_S = 0.25
-_NO_LEASE = LeaseId(0)
 _SOLE = RequestId("")  # names the claim of a lease that is not divided
 
 
@@ -109,11 +110,19 @@ class SessionClaim:
     run_s: float = 0.0
     checked_s: float = 0.0
 
-    def note_use(self, now_s: float, run_s: float) -> None:
-        """Calls of the session have ended, which took `run_s` each."""
-        self.used_s = now_s
-        self.run_s = run_s
-        self.runs += 1
+    def ends_for_others(self, times: LeaseTimes) -> list[tuple[float, EndReason]]:
+        """When it ends because other requests wait."""
+        if self.runs:
+            quiet_s = times.quiet_s + _CALLS_OF_QUIET * self.run_s
+            return [
+                (self.claimed_s + times.quantum_s, EndReason.CONTENDED),
+                (self.used_s + quiet_s, EndReason.QUIET),
+            ]
+        quiet_s = max(times.quiet_s, self.checked_s - self.claimed_s)
+        return [
+            (self.claimed_s + times.first_call_s, EndReason.CONTENDED),
+            (self.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
+        ]
 
 
 @dataclass(slots=True)
@@ -135,42 +144,47 @@ class LeaseComputing:
         return computed_s
 
 
-@dataclass(slots=True)
-class LeaseInForce:
-    """One lease in force; it has a holder after a session has claimed it."""
+class Lease:
+    """One lease, from its grant until its slot is reported as free.
 
-    id: LeaseId
-    slot: SlotId
-    gpu: GpuId
-    models: tuple[ModelId, ...]
-    granted_s: float | None = None  # None: no session will claim it
-    requests: tuple[RequestId, ...] = ()  # those that have not given it back
-    # Its caller has it for several requests in this time: the scheduler recalls it, so that other
-    # requests that wait do not end it here.
-    stands_s: float = 0.0
-    # It was given to a caller of this function, whose sessions need not ask for it: the one whose
-    # call comes first has it, and if it stands, all of them.
-    function: str = ""
-    more_slots: tuple[SlotId, ...] = ()  # occupied, too
-    configuration: Configuration | None = None  # its vCPUs
-    own: bool = False  # given to sessions that asked for it themselves, and claim it at once
-    loaded_s: float | None = None  # since when its models are loaded
-    lacking_s: float | None = None  # since when weights lack that nobody sends
-    admitted: bool = False  # its models let calls in
-    checking: bool = False  # its models are asked whether calls are pending
-    ending: EndReason | None = None
-    deadline_s: float = 0.0  # for calls in flight, once the lease is ending
-    # Several requests share it from its grant on: each has a claim of its own, which a session
-    # makes by naming the request.
-    is_divided: bool = field(init=False)
-    claims: dict[RequestId, SessionClaim] = field(init=False)
-    computing: LeaseComputing = field(init=False)
+    Granted to a function's caller, or to a session that asked itself; claimed once a session may
+    call under it; ending from the first reason on. `LeasesInForce` changes what it is.
+    """
 
-    def __post_init__(self) -> None:
-        self.computing = LeaseComputing(self.granted_s or 0.0)
-        self.is_divided = len(self.requests) > 1
-        names = self.requests if self.is_divided else (_SOLE,)
+    def __init__(
+        self,
+        live: LiveLease,
+        gpu: GpuId,
+        granted_s: float | None = None,
+        function: str = "",
+        stands_s: float = 0.0,
+    ) -> None:
+        """Without the time of its grant it is a prefetch's, which no session claims.
+
+        If it was given to a caller of this `function`, whose sessions need not ask for it, the one
+        whose call comes first has it, and if it stands, all of them. One that `stands` its caller
+        has for several requests in this time: the scheduler recalls it, so that other requests that
+        wait do not end it here.
+        """
+        self.live = live  # as it was granted; requests may have given their parts back since
+        self.id, self.models = live.lease, live.models
+        self.gpu, self.granted_s, self.function, self.stands_s = gpu, granted_s, function, stands_s
+        self.loaded_s: float | None = None  # since when its models are loaded
+        self.lacking_s: float | None = None  # since when weights lack that nobody sends
+        self.admitted = False  # its models let calls in
+        self.checking = False  # its models are asked whether calls are pending
+        self.ending: EndReason | None = None
+        self.deadline_s = 0.0  # for calls in flight, once the lease is ending
+        self.computing = LeaseComputing(granted_s or 0.0)
+        # Several requests share it from its grant on: each has a claim of its own, which a session
+        # makes by naming the request.
+        self.is_divided = len(live.requests) > 1
+        names = live.requests if self.is_divided else (_SOLE,)
         self.claims = {name: SessionClaim() for name in names}
+
+    def report(self) -> LiveLease:
+        """Return what the scheduler is told of it: the requests that have not given it back."""
+        return replace(self.live, requests=tuple(self.claims)) if self.is_divided else self.live
 
     def claim_of(self, request: RequestId | None) -> SessionClaim | None:
         """The claim of this request; where the lease is not divided, the only one there is."""
@@ -178,12 +192,6 @@ class LeaseInForce:
 
     def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
         return {name: claim for name, claim in self.claims.items() if claim.holder == session}
-
-    def drop(self, request: RequestId) -> bool:
-        """A request of several has given it back; return whether others have it still."""
-        self.claims.pop(request, None)
-        self.requests = tuple(other for other in self.requests if other != request)
-        return bool(self.claims)
 
     @property
     def holders(self) -> set[SessionKey]:
@@ -196,26 +204,24 @@ class LeaseInForce:
         mine = self.function != "" and self.function == function and not self.is_divided
         return mine and (not self.holders or self.is_shared)
 
-    def is_free_for(self, session: SessionKey, request: RequestId) -> bool:
-        """Whether a session that shows the token of this request may claim it."""
+    def is_free_for(self, session: SessionKey, request: RequestId | None) -> bool:
+        """Whether a session may claim this request's part of it.
+
+        One that stands is for one request after the other: who presents it last has it.
+        """
         claim = self.claim_of(request)
-        return self.stands or (claim is not None and claim.holder in (None, session))
+        return claim is not None and (self.stands or claim.holder in (None, session))
 
-    @property
-    def is_unclaimed(self) -> bool:
-        """Whether a function's caller has all of it, and no session has asked for it yet."""
-        if not self.function or self.is_divided or self.ending is not None:
-            return False
-        claim = self.claims[_SOLE]
-        return claim.holder is None and not claim.awaited
+    def passes_on_s(self, times: LeaseTimes) -> float:
+        """Return from when on another session of its function may take it over; inf: never.
 
-    @property
-    def is_taken_over(self) -> bool:
-        """Whether a session has it whose calls its caller knows nothing of."""
-        if not self.function or self.is_divided:
-            return False
-        claim = self.claims[_SOLE]
-        return claim.holder is not None and not claim.given
+        A function's caller has all of it, and no session has asked for it yet.
+        """
+        claim = None if self.is_divided or self.ending is not None else self.claims[_SOLE]
+        if claim is None or claim.holder is not None or claim.awaited:
+            return math.inf
+        is_loaded = self.function != "" and self.loaded_s is not None
+        return (self.loaded_s or 0.0) + times.pass_on_s if is_loaded else math.inf
 
     @property
     def is_shared(self) -> bool:
@@ -226,24 +232,71 @@ class LeaseInForce:
     def stands(self) -> bool:
         return self.stands_s > 0.0
 
-    @property
-    def stands_until_s(self) -> float:
-        """Until when those who wait do not end it; at once, if it is for one request."""
-        if self.granted_s is None or not self.stands:
-            return 0.0
-        return self.granted_s + self.stands_s + _LAST_CALL_S
+    def note_use(self, now_s: float, run_s: float, session: str = "") -> None:
+        """Calls under it have ended, which took `run_s` each; of a divided one, of this session."""
+        for claim in self.claims.values():
+            if not self.is_divided or claim.holder == session:
+                claim.used_s, claim.run_s = now_s, run_s
+                claim.runs += 1
 
+    def grace_s(self, times: LeaseTimes, reason: EndReason) -> float:
+        """Return the seconds that a call in flight has at its end.
 
-def terms_of(lease: LeaseInForce, spec: GpuSpec) -> LeaseTerms:
-    batch, vcpus = 0, 0
-    if lease.configuration is not None:
-        batch, vcpus = lease.configuration.batch, lease.configuration.vcpus
-    numbers = {slot.id: number for number, slot in enumerate(spec.slot_specs())}
-    if len(numbers) == 1:
-        return LeaseTerms((), 1, batch, vcpus)
-    slots = (lease.slot, *lease.more_slots)
-    positions = sorted(numbers[slot] for slot in slots if slot in numbers)
-    return LeaseTerms(tuple(positions), len(numbers), batch, vcpus)
+        The caller of a lease that was taken over gives it back while another call computes.
+        """
+        if reason in (EndReason.ORDERED, EndReason.RELEASED):
+            claim = self.claim_of(None)
+            if self.function and claim is not None and claim.holder and not claim.given:
+                return times.call_s
+        return times.grace(reason)
+
+    def end_by_itself(
+        self, times: LeaseTimes, claim_s: float, *, contended: bool
+    ) -> tuple[float, EndReason] | None:
+        """Return when and why it ends if nothing happens; None if it does not, or not now.
+
+        Its function has `claim_s` to claim it where others wait. QUIET ones need a check first.
+        """
+        claimable = self.granted_s is not None or bool(self.holders)
+        if self.ending is not None or self.checking or not claimable:
+            return None
+        if not contended:
+            claim_s = times.linger_s if self.live.own else times.unclaimed_s
+        claims = self.claims.values()
+        ends = [self._end_of(claim, times, claim_s, contended=contended) for claim in claims]
+        return max(ends, default=None)
+
+    def _end_of(
+        self, claim: SessionClaim, times: LeaseTimes, claim_s: float, *, contended: bool
+    ) -> tuple[float, EndReason]:
+        if claim.holder is None and self.granted_s is not None:
+            latest_s = self.granted_s + times.unclaimed_s
+            idle_s = self.lacking_s if self.loaded_s is None else self.loaded_s
+            if idle_s is not None and not claim.awaited:
+                latest_s = min(max(idle_s, self.granted_s) + claim_s, latest_s)
+            return latest_s, EndReason.UNCLAIMED
+        ends = [
+            (claim.used_s + times.linger_s, EndReason.IDLE),
+            (claim.claimed_s + times.expiry_s, EndReason.EXPIRED),
+        ]
+        if contended:
+            at_s, reason = min(claim.ends_for_others(times))
+            if self.granted_s is not None and self.stands:
+                at_s = max(at_s, self.granted_s + self.stands_s + _LAST_CALL_S)
+            ends.append((at_s, reason))
+        return min(ends)
+
+    def terms(self, spec: GpuSpec) -> LeaseTerms:
+        """Return what its calls may use of its GPU and of the host."""
+        batch, vcpus = 0, 0
+        if self.live.configuration is not None:
+            batch, vcpus = self.live.configuration.batch, self.live.configuration.vcpus
+        numbers = {slot.id: number for number, slot in enumerate(spec.slot_specs())}
+        if len(numbers) == 1:
+            return LeaseTerms((), 1, batch, vcpus)
+        slots = (self.live.slot, *self.live.more_slots)
+        positions = sorted(numbers[slot] for slot in slots if slot in numbers)
+        return LeaseTerms(tuple(positions), len(numbers), batch, vcpus)
 
 
 # How long a lease of a function waits for its session while others wait. Pure.
@@ -296,145 +349,3 @@ class ClaimPatience:
         ended = self._ended.pop(lease, None)
         if ended is not None and now_s <= ended[1]:
             self.claimed(ended[0], times=2)
-
-
-@dataclass(slots=True)
-class LeasesInForce:
-    """Every lease from its grant to its end."""
-
-    times: LeaseTimes
-    contended: bool = False
-    latest: LeaseId = _NO_LEASE
-    patience: ClaimPatience = field(default_factory=ClaimPatience)
-    _held: dict[LeaseId, LeaseInForce] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[LeaseInForce]:
-        return iter(list(self._held.values()))
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, lease: LeaseId) -> LeaseInForce | None:
-        return self._held.get(lease)
-
-    def grant(self, lease: LeaseInForce) -> bool:
-        """Put a lease in force; a session will claim it if it has the time of its grant.
-
-        Return False if one of its number was in force already.
-        """
-        if lease.id in self._held:
-            return False
-        self.latest = max(self.latest, lease.id)
-        self._held[lease.id] = lease
-        return True
-
-    def note_unclaimed(self, held: LeaseInForce, now_s: float) -> None:
-        if self.contended and held.function:
-            self.patience.in_vain(held.function, held.id, now_s, self.times.claim_s)
-
-    def is_over(self, lease: LeaseId) -> bool:
-        return lease not in self._held and lease <= self.latest
-
-    def claim(
-        self,
-        held: LeaseInForce,
-        holder: SessionKey,
-        now_s: float,
-        request: RequestId | None = None,
-        *,
-        given: bool = False,
-    ) -> None:
-        """Set the session that has the lease, or this request's part of it, and may call."""
-        claim = held.claim_of(request)
-        assert claim is not None, "this request has no part of the lease"
-        claim.holder, claim.given = holder, given
-        if given:
-            self.patience.claimed(held.function)
-        claim.claimed_s = claim.used_s = claim.checked_s = now_s
-
-    def record_use(self, held: LeaseInForce, now_s: float, run_s: float, session: str = "") -> None:
-        """Record that calls under the lease have ended; of a divided one, calls of this session."""
-        for claim in held.claims.values():
-            if not held.is_divided or claim.holder == session:
-                claim.note_use(now_s, run_s)
-
-    def grace_s(self, held: LeaseInForce, reason: EndReason) -> float:
-        """Return the seconds that a call in flight has at the end of a lease.
-
-        The caller of a lease that was taken over gives it back while another call computes.
-        """
-        given_back = reason in (EndReason.ORDERED, EndReason.RELEASED)
-        if given_back and held.is_taken_over:
-            return self.times.call_s
-        return self.times.grace(reason)
-
-    def forget(self, lease: LeaseId) -> None:
-        del self._held[lease]
-
-    def held_by(self, holder: SessionKey) -> list[LeaseInForce]:
-        return [held for held in self._held.values() if holder in held.holders]
-
-    def using(self, gpu: GpuId, model: ModelId) -> list[LeaseInForce]:
-        in_force = self._held.values()
-        return [held for held in in_force if held.gpu == gpu and model in held.models]
-
-    def on(self, gpu: GpuId) -> int:
-        return sum(held.gpu == gpu for held in self._held.values())
-
-    def due(self, now_s: float) -> list[tuple[LeaseInForce, EndReason]]:
-        """Return the leases that should end now, with reasons; QUIET ones need a check first."""
-        ends = [(held, *self._end_of(held)) for held in self._with_due_time()]
-        return [(held, reason) for held, at_s, reason in ends if at_s <= now_s]
-
-    def is_due(self, held: LeaseInForce, now_s: float) -> EndReason | None:
-        at_s, reason = self._end_of(held)
-        return reason if at_s <= now_s else None
-
-    def next_due_s(self) -> float | None:
-        return min((self._end_of(held)[0] for held in self._with_due_time()), default=None)
-
-    def _with_due_time(self) -> list[LeaseInForce]:
-        leases = [held for held in self._held.values() if held.ending is None and not held.checking]
-        return [
-            held for held in leases if held.claims and (held.holders or held.granted_s is not None)
-        ]
-
-    def _end_of(self, held: LeaseInForce) -> tuple[float, EndReason]:
-        return max(self._end_of_claim(held, claim) for claim in held.claims.values())
-
-    def _end_of_claim(self, held: LeaseInForce, claim: SessionClaim) -> tuple[float, EndReason]:
-        times = self.times
-        if claim.holder is None and held.granted_s is not None:
-            return self._end_of_unclaimed(held, claim, held.granted_s), EndReason.UNCLAIMED
-        ends = [
-            (claim.used_s + times.linger_s, EndReason.IDLE),
-            (claim.claimed_s + times.expiry_s, EndReason.EXPIRED),
-        ]
-        if self.contended:
-            at_s, reason = min(self._ends_for_others(claim))
-            ends.append((max(at_s, held.stands_until_s), reason))
-        return min(ends)
-
-    def _end_of_unclaimed(self, held: LeaseInForce, claim: SessionClaim, granted_s: float) -> float:
-        times = self.times
-        idle_s = held.lacking_s if held.loaded_s is None else held.loaded_s
-        if idle_s is None or claim.awaited or not (held.own or self.contended):
-            return granted_s + times.unclaimed_s
-        claim_s = self.patience.of(held.function, times.claim_s)
-        wait_s = claim_s if self.contended else times.linger_s
-        return min(max(idle_s, granted_s) + wait_s, granted_s + times.unclaimed_s)
-
-    def _ends_for_others(self, claim: SessionClaim) -> list[tuple[float, EndReason]]:
-        """When a claim ends because other requests wait."""
-        times = self.times
-        if claim.runs:
-            quiet_s = times.quiet_s + _CALLS_OF_QUIET * claim.run_s
-            return [
-                (claim.claimed_s + times.quantum_s, EndReason.CONTENDED),
-                (claim.used_s + quiet_s, EndReason.QUIET),
-            ]
-        quiet_s = max(times.quiet_s, claim.checked_s - claim.claimed_s)
-        return [
-            (claim.claimed_s + times.first_call_s, EndReason.CONTENDED),
-            (claim.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
-        ]

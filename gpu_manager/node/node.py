@@ -14,25 +14,24 @@ from cache_manager.model.ids import ModelId, NodeId, Tier
 from common.gpu_wishes import WHOLE
 from gpu_manager import metrics
 from gpu_manager.errors import NoWorker
-from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.counts import NodeMeters
-from gpu_manager.node.lease_endings import LeaseEndings, WaitingLeases
-from gpu_manager.node.leases import EndReason, LeaseInForce, LeasesInForce, SessionKey, terms_of
+from gpu_manager.node.leases import EndReason, SessionKey
+from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.loading import Loader
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
-from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
+from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.stepping_down import WeightSteps
+from gpu_manager.node.stepping_down import StoredWeights
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedId,
     HostedModel,
     MergedSums,
+    NodeFeature,
     Observer,
     PressureAnswer,
     Runtime,
-    StayingData,
 )
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
@@ -45,24 +44,17 @@ from scheduler.api import (
     GpuSnapshot,
     LeaseComputed,
     LeaseId,
-    LeaseReleased,
-    LiveLease,
     MemoryPressure,
     NodeReports,
     NodeSnapshot,
-    Placement,
     Prepare,
-    RequestId,
     RunFailed,
     SlotFreed,
-    SlotId,
 )
 
 log = logging.getLogger(__name__)
 
-# Models with metrics of their own, and how long a run that lacks memory waits for it.
-_METRIC_NAMES = 1_000
-_PRESSURE_S = 2.0
+_PRESSURE_S = 2.0  # that a run waits for memory
 
 
 class GpuNode(Observer):
@@ -75,28 +67,24 @@ class GpuNode(Observer):
         store: WeightStore,
         catalogue: Catalogue,
         reports: NodeReports,
-        data: StayingData,
+        features: Sequence[NodeFeature],
         lease_ended: Callable[[SessionKey, LeaseId], None],
     ) -> None:
-        """`lease_ended` is called after a claimed lease has ended; `data` is what functions put."""
+        """`lease_ended` is called after a claimed lease has ended."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
-        self.leases = LeasesInForce(settings.leases)
-        self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
-        self.data = data
-        self.granted = ChangeSignal()
-        self.addresses: tuple[str, ...] = ()
-        self._store = store
-        self._catalogue = catalogue
+        self.meters = NodeMeters(self.gpus)
+        self.features = features
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
         self._runs = RunReports(reports)
-        self._usage = UsageReports(reports, self.gpus, self.leases)
-        self._loader = Loader(settings, store, catalogue, reports, self.resync, self.meters, data)
-        self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
-        self._endings = LeaseEndings(
-            self.leases, self.gpus, self.meters, reports, self._runs, lease_ended
+        self.leases = LeasesInForce(
+            settings.leases, self.gpus, self.meters, reports, self._runs, lease_ended
+        )
+        self.weights = StoredWeights(self.name, store, catalogue, reports)
+        self._loader = Loader(
+            settings, self.weights, reports, self.resync, self.meters, features, self.leases
         )
 
     def start(self, runtime: Runtime) -> None:
@@ -106,7 +94,7 @@ class GpuNode(Observer):
 
     async def drain(self, within_s: float) -> None:
         """End every lease; calls in flight have `within_s` to end."""
-        await self._endings.end_all(within_s)
+        await self.leases.end_all(within_s)
         self._runs.flush()
 
     # -- orders of the scheduler ----------------------------------------------------------------
@@ -116,51 +104,18 @@ class GpuNode(Observer):
         for victim in order.victims:
             self._loader.unload(gpu, victim)
         for left in order.emptied:
-            self._loader.processes.end(gpu, left)
+            self._loader.end_context(gpu, left)
         last: asyncio.Task[None] | None = None
-        # No session sends the weights of a prefetch, so the load does not wait for them.
-        leases = WaitingLeases(self.leases, self._endings, order.gpu, order.lease)
-        waiting = None if order.prefetch else leases
         for load in order.loads:
-            step = self._steps.need(load.model)
-            last = self._loader.load(
-                gpu, load, order.lease, (last, step), waiting, ahead=order.prefetch
-            )
-            last.add_done_callback(lambda _: self._note_loaded())
+            step = self.weights.need(load.model)
+            last = self._loader.load(gpu, load, order.lease, (last, step), ahead=order.prefetch)
+            last.add_done_callback(lambda _: self.leases.note_loaded())
         if order.prefetch:
-            models = tuple(load.model for load in order.loads)
-            if self.leases.grant(LeaseInForce(order.lease, order.slot, order.gpu, models)):
-                log.debug("lease %d on %s is granted to a prefetch", order.lease, order.slot)
-            self._endings.end_after(order.lease, last)
+            self.leases.prefetch(order, last)
 
     def grant(self, order: Dispatch) -> None:
-        now_s, requests = self._loop.time(), order.requests
-        slot, stands_s = order.slot, 0.0 if order.stands is None else order.stands.seconds
-        lease = LeaseInForce(
-            order.lease,
-            slot,
-            order.gpu,
-            order.models,
-            now_s,
-            requests,
-            stands_s,
-            order.function,
-            order.more_slots,
-            order.configuration,
-            order.own,
-        )
-        fresh = self.leases.grant(lease)
-        if fresh:
-            names = ", ".join(requests)
-            log.debug("lease %d on %s is granted to %s", order.lease, order.slot, names)
         self._loader.hurry(self.gpus[order.gpu], order.models)
-        self._note_loaded()
-        if fresh and order.function:
-            self._admit_ahead(lease)
-        if fresh and order.own:
-            self._endings.follow(lease)
-        self.granted.notify()
-        self._endings.watch()
+        self.leases.grant(order)
 
     def demote(self, order: Demote) -> None:
         """Unload this model from this GPU, or have it leave its process there."""
@@ -171,10 +126,10 @@ class GpuNode(Observer):
             self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
-        self._loader.processes.end(self.gpus[order.gpu], order.model)
+        self._loader.end_context(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
-        self._steps.order(order.model, order.tier)
+        self.weights.step_down(order.model, order.tier, self._is_on_a_gpu)
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""
@@ -183,41 +138,12 @@ class GpuNode(Observer):
             self._reports.report(SlotFreed(order.slot, order.lease))
         else:
             reason = EndReason.RECALLED if order.recalled else EndReason.ORDERED
-            self._endings.end(lease, reason)
+            self.leases.end(lease, reason)
 
     def contended(self, *, waiting: bool) -> None:
         """Set whether requests wait, in which case idle leases end soon."""
         self.leases.contended = waiting
-        self._endings.check()
-
-    # -- leases and their holders ---------------------------------------------------------------
-
-    async def when_loaded(
-        self, placement: Placement, request: RequestId | None = None
-    ) -> dict[ModelId, HostedModel]:
-        """Wait until the models of a lease are loaded; raise the error if loading fails."""
-        lease = self.leases.get(placement.lease)
-        claim = None if lease is None else lease.claim_of(request)
-        if claim is not None:
-            claim.awaited = True
-        residents = self.gpus[placement.gpu].residents
-        loaded = {}
-        for model in placement.models:
-            resident = residents.get(model)
-            if resident is None:
-                raise NoWorker(model, f"it is no longer on {placement.gpu}")
-            loaded[model] = await resident.ready()
-        return loaded
-
-    def loaded_now(
-        self, lease: LeaseInForce, models: Iterable[ModelId]
-    ) -> dict[ModelId, HostedModel]:
-        """Return these models of a lease in force; nothing unless all of them are loaded."""
-        gpu = self.gpus[lease.gpu]
-        by_model = {model: gpu.hosted(model) for model in models if model in lease.models}
-        loaded = {model: hosted for model, hosted in by_model.items() if hosted is not None}
-        in_force = self.leases.get(lease.id) is lease and lease.ending is None
-        return loaded if in_force and loaded.keys() == set(models) else {}
+        self.leases.check()
 
     def hosted(self, name: HostedId) -> HostedModel:
         """Return the loaded model with this id; raise NoWorker if there is none."""
@@ -227,89 +153,17 @@ class GpuNode(Observer):
                     return hosted
         raise NoWorker("any model", f"there is no worker {name}")
 
-    def claim(
-        self,
-        lease: LeaseId,
-        holder: SessionKey,
-        models: Iterable[HostedModel],
-        request: RequestId | None = None,
-        *,
-        given: bool = False,
-    ) -> bool:
-        """Admit a session's calls under a lease, of which it has the part of this request.
-
-        Return False if the lease has ended, or if another session has claimed it. A lease that was
-        `given` to the session's caller is for a single request, or for one after the other: if it
-        stands, the session that presents it last has it.
-        """
-        held = self.leases.get(lease)
-        part = None if held is None else held.claim_of(request)
-        if held is None or part is None or held.ending is not None:
-            return False
-        if part.holder not in (None, holder) and not held.stands:
-            return False
-        if not (held.admitted and held.is_shared):
-            self._admit(held, models, held.function if held.is_shared else holder)
-        self.leases.claim(held, holder, self._loop.time(), request, given=given)
-        self._endings.check()
-        return True
-
-    def release(self, lease: LeaseInForce, reason: EndReason) -> None:
-        self._endings.end(lease, reason)
-
-    def give_back(
-        self,
-        held: LeaseInForce,
-        requests: Iterable[RequestId],
-        reason: EndReason,
-        *,
-        may_return: bool = False,
-    ) -> None:
-        """End a lease, or of a divided one these requests' parts: it ends with the last one."""
-        if not held.is_divided:
-            if may_return:
-                self._reports.report(LeaseReleased(held.id, may_return=True))
-            self._endings.end(held, reason)
-            return
-        for request in requests:
-            if request not in held.claims:
-                continue
-            if not held.drop(request):
-                self._endings.end(held, reason)
-            self._reports.report(LeaseReleased(held.id, may_return, request))
-        self._endings.check()
-
-    def _admit_ahead(self, held: LeaseInForce) -> None:
-        """Let the calls of a lease's function in before a session asks, if its models are loaded.
-
-        A session that has a channel to the model then calls without asking first. Those that share
-        a lease ask, and thereby say which request is theirs.
-        """
-        models = {} if held.is_divided else self.loaded_now(held, held.models)
-        if models:
-            self._admit(held, models.values(), held.function)
-
-    def _admit(self, lease: LeaseInForce, models: Iterable[HostedModel], owner: str) -> None:
-        lease.admitted = True
-        terms, divided = terms_of(lease, self.gpus[lease.gpu].spec), lease.is_divided
-        for hosted in models:
-            hosted.admit(lease.id, owner, several=lease.is_shared, divided=divided, terms=terms)
-
     # -- reports of hosted models ---------------------------------------------------------------
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
-        """Record the session whose call was the first under a lease that was admitted ahead."""
-        held = self._lease_of(hosted, lease)
-        if held is None or held.ending is not None or held.is_divided or held.holders:
-            return
-        if held.function and session.startswith(f"{held.function}/"):
-            self.leases.claim(held, SessionKey(session), self._loop.time(), given=True)
-            self._endings.check()
+        held = self.leases.of(hosted, lease)
+        if held is not None:
+            self.leases.called_first(held, session)
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        held = self._lease_of(hosted, lease)
+        held = self.leases.of(hosted, lease)
         if held is not None:
-            self.leases.record_use(held, self._loop.time(), run_s, session)
+            held.note_use(self._loop.time(), run_s, session)
 
     def ran(
         self,
@@ -328,25 +182,31 @@ class GpuNode(Observer):
             return
         now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        held = self._lease_of(hosted, lease)
+        held = self.leases.of(hosted, lease)
         if held is not None:
             if not held.is_divided:  # else its sessions' calls are reported, too
-                self.leases.record_use(held, now_s, run_s)
+                held.note_use(now_s, run_s)
             if self.leases.contended:
-                self._endings.check()
+                self.leases.check()
         needed_bytes, news = gpu.measured_run(resident, peak_bytes, held_bytes)
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
+        slot, configuration = gpu.slot, None  # where the lease is not known any more
+        if held is not None:
+            slot, configuration = held.live.slot, held.live.configuration
+        kind = RunKind(slot, resident.model, max(1, batch), configuration, together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:
-        self._usage.used(hosted, counted)
+        gpu = self.gpus[GpuId(hosted.order.gpu)]
+        if counted and gpu.resident_of(hosted) is not None:
+            alone = len(self.leases.on(gpu.id)) <= 1
+            self._runs.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
-        held = self._lease_of(hosted, lease)
-        if held is not None and held.own:
+        held = self.leases.of(hosted, lease)
+        if held is not None and held.live.own:
             model = ModelId(hosted.order.model)
             counted_s = held.computing.counted_s(model, computed_s, self._loop.time())
             if counted_s > 0:
@@ -382,51 +242,42 @@ class GpuNode(Observer):
         for lease in self.leases.using(gpu.id, resident.model):
             if lease.ending is None:
                 self._reports.report(RunFailed(lease.id, f"{resident.model}: {cause}"))
-            self._endings.end(lease, EndReason.WORKER_LOST)
+            self.leases.end(lease, EndReason.WORKER_LOST)
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         for gpu in self.gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
+            if self._loader.context_lost(gpu, host, cause):
                 self.meters.count(metrics.WORKERS_DIED, gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
         """Mark a GPU as unusable, and end its leases and residents."""
         gpu.lost = True
-        for lease in self.leases:
-            if lease.gpu == gpu.id:
-                self._endings.end(lease, EndReason.GPU_LOST)
+        for lease in self.leases.on(gpu.id):
+            self.leases.end(lease, EndReason.GPU_LOST)
         for resident in gpu.by_use():
             log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
             self._loader.unload(gpu, resident.model)
         for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
+            self._loader.end_context(gpu, model)
         self.resync()
-
-    def _lease_of(self, hosted: HostedModel, number: int) -> LeaseInForce | None:
-        """The lease of this number, if it is in force and has this model on this GPU."""
-        held = self.leases.get(LeaseId(number))
-        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        return held if held is not None and held.gpu == gpu and model in held.models else None
 
     async def _relieve(self, gpu: HostGpu, resident: ModelOnGpu, need_bytes: int) -> bool:
         """Report a shortage to the scheduler, which picks victims, and wait for their memory.
 
         Return False if that is impossible or takes too long.
         """
-        model, hosted, ledger = resident.model, resident.hosted, gpu.ledger
         need_bytes -= gpu.for_calls_bytes(resident)
-        if hosted is None or not ledger.ever_fits(need_bytes):
+        if not gpu.ledger.ever_fits(need_bytes):
             return False
-        short_bytes = ledger.grow(model, need_bytes)
-        if not short_bytes:
-            return True
-        self._reports.report(MemoryPressure(gpu.id, short_bytes))
-        deadline_s = self._loop.time() + _PRESSURE_S
-        while gpu.resident_of(hosted) is not None and ledger.grow(model, need_bytes):
-            if not await gpu.change.wait(deadline_s - self._loop.time()):
-                break
-        self.resync()
-        return gpu.resident_of(hosted) is not None and not ledger.grow(model, need_bytes)
+
+        def grant() -> int:
+            there = gpu.residents.get(resident.model) is resident
+            return gpu.ledger.grow(resident.memory, need_bytes) if there else 0
+
+        if grant():
+            await gpu.obtain(grant, self._reports, _PRESSURE_S)
+            self.resync()
+        return gpu.residents.get(resident.model) is resident and not grant()
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -439,7 +290,9 @@ class GpuNode(Observer):
     def snapshot(self) -> NodeSnapshot:
         now_s, gpus = self._loop.time(), self.gpus.values()
         states = tuple(_gpu_snapshot(now_s, gpu, self.leases) for gpu in gpus if not gpu.lost)
-        tiers = [(model.id, self._store.tier(model.digest)) for model in self._catalogue]
+        tiers = [
+            (model.id, self.weights.store.tier(model.digest)) for model in self.weights.catalogue
+        ]
         there = tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT)
         return NodeSnapshot(self.name, states, there)
 
@@ -463,18 +316,6 @@ class GpuNode(Observer):
     def _is_on_a_gpu(self, model: ModelId) -> bool:
         return any(model in gpu.residents for gpu in self.gpus.values())
 
-    def _note_loaded(self) -> None:
-        """Note since when the models of leases are loaded: from then on a session may use them."""
-        ready = [
-            lease
-            for lease in self.leases
-            if lease.loaded_s is None and self.loaded_now(lease, lease.models)
-        ]
-        for lease in ready:
-            lease.loaded_s = self._loop.time()
-        if ready:
-            self._endings.check()  # from now on a session has less time to claim it
-
     def _resync(self) -> None:
         self._resync_due = False
         for event in self.whole_state():
@@ -484,23 +325,14 @@ class GpuNode(Observer):
 def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnapshot:
     residents = tuple((resident.model, gpu.size_bytes(resident)) for resident in gpu.by_use())
     loading = tuple(resident.model for resident in gpu.by_use() if resident.hosted is None)
-    live = tuple(
-        LiveLease(
-            lease.id,
-            SlotId(lease.slot),
-            lease.models,
-            lease.requests,
-            lease.more_slots,
-            lease.configuration,
-            lease.own,
-        )
-        for lease in leases
-        if lease.gpu == gpu.id
-    )
-    contexts = tuple((empty.model, gpu.ledger.of_context(empty)) for empty in gpu.contexts.values())
+    live = tuple(lease.report() for lease in leases.on(gpu.id))
+    contexts = tuple((empty.model, gpu.context_bytes(empty)) for empty in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
-    shared = tuple((host.bytes(calls), gpu.sharing(tenant)) for tenant, host in gpu.shared.items())
+    shared = tuple(
+        (host.bytes(calls), tuple(resident.model for resident in gpu.sharing(host)))
+        for host in gpu.shared.values()
+    )
     gpu_shares = tuple(
         (resident.model, resident.gpu_share)
         for resident in gpu.by_use()

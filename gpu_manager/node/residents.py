@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from cache_manager.model.ids import GpuId, ModelId
@@ -10,12 +10,12 @@ from common.gpu_wishes import AS_MEASURED, PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
-from gpu_manager.node.ledger import Ledger, ProcessUse, SharedContext
+from gpu_manager.node.ledger import Account, Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan, MergedSums
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
-from scheduler.api import GpuSpec, SlotId
+from scheduler.api import GpuSpec, LeaseId, MemoryPressure, NodeReports, SlotId
 
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
@@ -31,6 +31,7 @@ class ContextOnGpu:
     process: HostProcess | None
     emptying: asyncio.Task[None] | None = None
     host: EmptyHost | None = None
+    memory: Account = field(default_factory=Account)
 
 
 class ModelOnGpu:
@@ -41,12 +42,14 @@ class ModelOnGpu:
     """
 
     def __init__(
-        self, model: ModelId, reserved_bytes: int, now_s: float, *, ahead: bool = False
+        self, model: ModelId, reserved_bytes: int, lease: LeaseId, now_s: float, *, ahead: bool
     ) -> None:
-        """`ahead`: no request waits for the load."""
+        """The load is ordered for this lease; `ahead`: no request waits for it."""
         self.model = model
+        self.lease, self.ahead = lease, ahead
         self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
+        self.memory = Account()
         self.since_s = self.used_s = now_s
         self.uses = 0
         self.runtime = PROCESS
@@ -57,7 +60,7 @@ class ModelOnGpu:
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
         self.takes: ContextOnGpu | None = None
-        self.shares: str | None = None  # the tenant whose process it shares, once that has memory
+        self.shares: SharedContext | None = None  # its tenant's process, once that has memory
         self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
         self.progress = LoadProgress()
         self._lost: GpuManagerError | None = None
@@ -115,7 +118,6 @@ class HostGpu:
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
-    _aside_bytes: int = 0  # of the ledger's, for the processes in `shared`
 
     @property
     def id(self) -> GpuId:
@@ -169,17 +171,15 @@ class HostGpu:
             short_bytes = max(0, context_bytes - self.ledger.free_bytes)
             if short_bytes:
                 return short_bytes
-            context = self.shared[tenant] = SharedContext(context_bytes)
+            context = self.shared[tenant] = SharedContext(tenant, context_bytes)
             self._set_aside()
         context.models += 1
-        resident.shares = tenant
+        resident.shares = context
         return 0
 
-    def sharing(self, tenant: str) -> tuple[ModelId, ...]:
-        """Return the tenant's models that share its process, those included that are loading."""
-        return tuple(
-            resident.model for resident in self.residents.values() if resident.shares == tenant
-        )
+    def sharing(self, context: SharedContext) -> list[ModelOnGpu]:
+        """Return the residents that share a tenant's process, those included that are loading."""
+        return [resident for resident in self.residents.values() if resident.shares is context]
 
     def stuck_loads(self) -> dict[ModelId, float]:
         """Return the models whose loads make no progress, and since when."""
@@ -191,12 +191,11 @@ class HostGpu:
 
     def process_models(self, resident: ModelOnGpu) -> int:
         """Return how many models the resident's process has, those included that are loading."""
-        return 1 if resident.shares is None else self.shared[resident.shares].models
+        return 1 if resident.shares is None else resident.shares.models
 
-    def measured_shared(self, tenant: str, context_bytes: int) -> bool:
+    def measured_shared(self, context: SharedContext, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
-        context = self.shared.get(tenant)
-        if context is None or not context_bytes or context.context_bytes == context_bytes:
+        if not context_bytes or context.context_bytes == context_bytes:
             return False
         context.context_bytes = context_bytes
         self._set_aside()
@@ -204,13 +203,12 @@ class HostGpu:
 
     def unshare(self, resident: ModelOnGpu) -> bool:
         """Count a model of a tenant's process no more; return whether the process is over."""
-        tenant, resident.shares = resident.shares, None
-        context = None if tenant is None else self.shared.get(tenant)
-        if tenant is None or context is None:
+        context, resident.shares = resident.shares, None
+        if context is None:
             return False
         context.leave(resident.model)
         if not context.models:
-            del self.shared[tenant]
+            del self.shared[context.tenant]
         self._set_aside()
         return not context.models
 
@@ -224,20 +222,20 @@ class HostGpu:
         A model that shares its process is granted what it holds between calls. What a call takes
         beyond that is set aside once for all models of the process, as often as calls may overlap.
         """
-        before_bytes = self.ledger.measured_bytes(resident.model)
+        before_bytes = resident.memory.measured_bytes
         needed_bytes, news = self._measured(resident, peak_bytes, held_bytes)
-        if news or self.ledger.measured_bytes(resident.model) != before_bytes:
+        if news or resident.memory.measured_bytes != before_bytes:
             self.update_limits()
         return needed_bytes, news
 
     def _measured(self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int) -> tuple[int, bool]:
-        shared = None if resident.shares is None else self.shared.get(resident.shares)
+        shared = resident.shares
         if shared is None or not held_bytes:
-            self.ledger.ran(resident.model, peak_bytes)
+            self.ledger.note_ran(resident.memory, peak_bytes)
             return peak_bytes, False
         before_bytes = self.shared_bytes
-        self.ledger.ran(resident.model, held_bytes)
-        kept_bytes = self.ledger.measured_bytes(resident.model)
+        self.ledger.note_ran(resident.memory, held_bytes)
+        kept_bytes = resident.memory.measured_bytes
         shared.ran(resident.model, peak_bytes - kept_bytes)
         self._set_aside()
         return kept_bytes, self.shared_bytes > before_bytes
@@ -253,24 +251,23 @@ class HostGpu:
         return sum(context.bytes(self.calls_at_once) for context in self.shared.values())
 
     def limit_bytes(self, resident: ModelOnGpu) -> int:
-        return self.ledger.limit_bytes(resident.model) + self.for_calls_bytes(resident)
+        """Return the bytes that a model may use while it runs; this falls when others load."""
+        own_bytes = resident.memory.granted_bytes + self.ledger.free_bytes
+        return own_bytes + self.for_calls_bytes(resident)
 
     def together_bytes(self, resident: ModelOnGpu) -> int:
         """Return what the models of its process may use together; 0 if it has the process alone."""
         if resident.shares is None:
             return 0
-        granted = self.ledger.models()
-        there = (other for other in self.residents.values() if other.shares == resident.shares)
-        held_bytes = sum(granted.get(other.model, 0) for other in there)
+        held_bytes = sum(other.memory.granted_bytes for other in self.sharing(resident.shares))
         return held_bytes + self.ledger.free_bytes + self.for_calls_bytes(resident)
 
     def for_calls_bytes(self, resident: ModelOnGpu) -> int:
         """Return what is set aside for calls of the model's process, if others share it."""
-        shared = None if resident.shares is None else self.shared.get(resident.shares)
-        if shared is None:
+        if resident.shares is None:
             return 0
-        lacking_bytes = self.shared_bytes - self._aside_bytes
-        return max(0, shared.for_calls_bytes(self.calls_at_once) - lacking_bytes)
+        lacking_bytes = self.shared_bytes - self.ledger.set_aside_bytes
+        return max(0, resident.shares.for_calls_bytes(self.calls_at_once) - lacking_bytes)
 
     @property
     def calls_at_once(self) -> int:
@@ -279,15 +276,12 @@ class HostGpu:
 
     def _set_aside(self) -> None:
         """Set aside what shared processes take beside their models, as far as there is room."""
-        most_bytes = self._aside_bytes + max(0, self.ledger.free_bytes)
-        aside_bytes = min(self.shared_bytes, most_bytes)
-        others_bytes = self.ledger.set_aside_bytes - self._aside_bytes
-        if not self.ledger.set_aside(others_bytes + aside_bytes):
-            self._aside_bytes = aside_bytes
+        most_bytes = self.ledger.set_aside_bytes + max(0, self.ledger.free_bytes)
+        self.ledger.set_aside(min(self.shared_bytes, most_bytes))
 
     def forget(self, resident: ModelOnGpu) -> None:
         self.unshare(resident)
-        self.ledger.release(resident.model)
+        self.ledger.release(resident.memory)
         resident.release()
         self.update_limits()
 
@@ -309,16 +303,34 @@ class HostGpu:
 
     def size_bytes(self, resident: ModelOnGpu) -> int:
         """Return the bytes that the model was granted, or will be granted."""
-        return self.ledger.models().get(resident.model, resident.reserved_bytes)
+        return resident.memory.granted_bytes or resident.reserved_bytes
+
+    def context_bytes(self, context: ContextOnGpu) -> int:
+        """Return a context's bytes; before they are measured, those of any context here."""
+        return context.memory.granted_bytes or self.ledger.context_bytes
+
+    async def obtain(self, grant: Callable[[], int], reports: NodeReports, within_s: float) -> int:
+        """Wait for memory that the scheduler frees; return the bytes lacking.
+
+        `grant` does so as well, and nothing if some are lacking.
+        """
+        short_bytes = grant()
+        if short_bytes:
+            reports.report(MemoryPressure(self.id, short_bytes))
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + within_s
+        while short_bytes and await self.change.wait(deadline_s - loop.time()):
+            short_bytes = grant()
+        return short_bytes
 
     def update_limits(self) -> None:
         """Grant measured bytes and send new limits, after memory was granted or freed."""
         loaded = [model for model in self.residents.values() if model.hosted is not None]
         for resident in loaded:
-            self.ledger.grow(resident.model, self.ledger.measured_bytes(resident.model))
+            self.ledger.grow(resident.memory, resident.memory.measured_bytes)
         self._set_aside()
         together = {resident.shares: resident for resident in loaded}
-        bytes_of = {tenant: self.together_bytes(resident) for tenant, resident in together.items()}
+        bytes_of = {shared: self.together_bytes(resident) for shared, resident in together.items()}
         for resident in loaded:
             if resident.hosted is not None:
                 resident.hosted.limit(self.limit_bytes(resident), bytes_of[resident.shares])

@@ -5,18 +5,15 @@ And what models use of a GPU while they run, which changes rarely.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
-from gpu_manager.node.leases import LeaseInForce, LeasesInForce
-from gpu_manager.node.residents import HostGpu
-from gpu_manager.runtimes.runtime import HostedModel
+from gpu_manager.devices.gpu_device import GpuDevice
 from scheduler.api import (
     METRICS,
     Configuration,
-    GpuId,
     ModelRegistered,
     ModelSpec,
     NodeReports,
@@ -37,15 +34,6 @@ class RunKind(NamedTuple):
     configuration: Configuration | None = None
     together: int = 1
 
-    @classmethod
-    def of(
-        cls, lease: LeaseInForce | None, slot: SlotId, model: ModelId, batch: int, together: int
-    ) -> "RunKind":
-        """The kind of runs under a lease; on this slot if the lease is not known any more."""
-        if lease is None:
-            return cls(slot, model, batch, None, together)
-        return cls(lease.slot, model, batch, lease.configuration, together)
-
 
 @dataclass(slots=True)
 class _Runs:
@@ -54,27 +42,30 @@ class _Runs:
     peak_bytes: int = 0
 
 
-class UsageReports:
-    """Reports what models use of a GPU as features of their profiles.
+class RunReports:
+    """Reports the means of gathered runs to the scheduler, a moment after the first run."""
 
-    What was counted while the model had its GPU to itself is not replaced by what was counted
-    beside others.
-    """
-
-    def __init__(
-        self, reports: NodeReports, gpus: Mapping[GpuId, HostGpu], leases: LeasesInForce
-    ) -> None:
+    def __init__(self, reports: NodeReports) -> None:
         self._reports = reports
-        self._gpus = gpus
-        self._leases = leases
+        self._runs: dict[RunKind, _Runs] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        # What was counted while a model had its GPU to itself is not replaced by what was counted
+        # beside others.
         self._alone: OrderedDict[ModelId, bool] = OrderedDict()
 
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        """A worker has counted these metrics, or none; the GPU knows some better."""
-        gpu, model = self._gpus[GpuId(hosted.order.gpu)], ModelId(hosted.order.model)
-        if not metrics or gpu.resident_of(hosted) is None:
-            return
-        device, alone = gpu.device, self._leases.on(gpu.id) <= 1
+    def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
+        """Add a measured call, or its part of the calls with which it ran as one."""
+        runs = self._runs.setdefault(kind, _Runs())
+        runs.number += 1
+        runs.total_s += run_s
+        runs.peak_bytes = max(runs.peak_bytes, peak_bytes)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
+
+    def used(
+        self, device: GpuDevice, model: ModelId, metrics: Sequence[float], *, alone: bool
+    ) -> None:
+        """Report a model's use of its GPU as features of its profile; the GPU knows some better."""
         if len(metrics) != len(METRICS) or (self._alone.get(model, False) and not alone):
             return
         self._alone[model] = alone
@@ -87,24 +78,6 @@ class UsageReports:
         if memory is not None:
             features["memory_utilization"] = memory
         self._reports.report(ModelRegistered(ModelSpec(model, features=features)))
-
-
-class RunReports:
-    """Reports the means of gathered runs to the scheduler, a moment after the first run."""
-
-    def __init__(self, reports: NodeReports) -> None:
-        self._reports = reports
-        self._runs: dict[RunKind, _Runs] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
-        """Add a measured call, or its part of the calls with which it ran as one."""
-        runs = self._runs.setdefault(kind, _Runs())
-        runs.number += 1
-        runs.total_s += run_s
-        runs.peak_bytes = max(runs.peak_bytes, peak_bytes)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
         if self._timer is not None:

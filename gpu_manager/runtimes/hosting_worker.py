@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import structs
 
-from common.data_handles import SECRET_BYTES, around_secret
 from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
@@ -20,22 +19,19 @@ from common.time_limits import time_limit
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import (
-    BorrowedByCall,
     EmptyHost,
     HostedId,
+    HostedModel,
     HostProcess,
-    LentData,
     LoadOrder,
     LoadSpan,
     MergedSums,
     Observer,
-    PutByWorker,
 )
 from gpu_manager.transfers.path import Moved
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker import orders
-from gpu_manager.worker.merging.records import Singly
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import Singly
 from torch_shim.errors import ConnectionLost, WireError
 
 log = logging.getLogger(__name__)
@@ -51,7 +47,7 @@ _DROPPING_S = 5.0
 Keep = Callable[[LoadOrder, ForkedWorker, int], EmptyHost]
 
 
-class WorkerHostedModel:
+class WorkerHostedModel(HostedModel):
     """One model, from the order to load it until it has left its worker, or the worker ends."""
 
     def __init__(
@@ -68,9 +64,10 @@ class WorkerHostedModel:
         self.order = order
         self._host = host
         self.worker = host.worker  # it may run other models of the tenant, too
-        self.host = HostProcess(host.worker.pid)
+        self.id = HostedId(f"{self.worker.name}.{number}")
+        self.host: HostProcess = HostProcess(host.worker.pid)
         self._observer = observer
-        self.memory_bytes = 0
+        self.memory_bytes = self.overhead_bytes = 0
         self.load_s = 0.0
         self._begin_s = begin_s
         self.load_spans = [LoadSpan("worker", begin_s, loop.time())]
@@ -83,14 +80,6 @@ class WorkerHostedModel:
         self._left: EmptyHost | None = None
         # Done when the model has left the worker, or the worker has ended.
         self.closed: asyncio.Future[str] = loop.create_future()
-
-    @property
-    def id(self) -> HostedId:
-        return HostedId(f"{self.worker.name}.{self.number}")
-
-    @property
-    def overhead_bytes(self) -> int:
-        return self._host.overhead_bytes
 
     @property
     def runs_calls(self) -> bool:
@@ -115,6 +104,7 @@ class WorkerHostedModel:
             answer = await asyncio.shield(self._loaded)
         finally:
             urgency.ignore(self._hurry)
+        self.overhead_bytes = self._host.overhead_bytes
         self.memory_bytes, self.load_s = answer.memory_bytes, answer.load_s
         self.load_spans = [*self.load_spans, *spans_of(answer, self._begin_s)]
 
@@ -135,17 +125,9 @@ class WorkerHostedModel:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        self._admitted.add(lease)
-        self._send(orders.AdmitCalls(self.number, lease, owner, several, divided, terms))
+    def admit(self, admission: orders.Admission) -> None:
+        self._admitted.add(admission.lease)
+        self.send(orders.AdmitCalls(self.number, admission))
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         if self.leaves or self.closed.done():
@@ -158,50 +140,27 @@ class WorkerHostedModel:
             await asyncio.shield(self.closed)
 
     def ask_computed(self, lease: int) -> None:
-        self._send(orders.AskComputed(self.number, lease))
+        self.send(orders.AskComputed(self.number, lease))
 
     def channel(self, session: str, function: str, end: socket.socket) -> None:
-        self._send(orders.OpenChannel(self.number, session, function), [end.fileno()])
+        self.send(orders.OpenChannel(self.number, session, function), [end.fileno()])
         end.close()
 
     def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
-        self._send(orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
+        self.send(orders.SetLimit(self.number, limit_bytes, together_bytes, 0, False))
 
-    # -- data of functions ----------------------------------------------------------------------
-
-    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
-        self._send(orders.HandOver(self.number, handle, size_bytes), [descriptor])
-
-    def withdraw(self, handle: str) -> None:
-        self._send(orders.WithdrawData(self.number, handle))
-
-    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
-        before, behind = around_secret(node, self.id)
-        handle = before, SECRET_BYTES, behind
-        self._send(orders.GrantData(self.number, *handle, size_bytes, pieces))
-
-    def recall_grant(self) -> None:
-        self._send(orders.RecallGrant(self.number))
+    def send(
+        self,
+        order: orders.WorkerOrder,
+        descriptors: Sequence[int] = (),
+        *,
+        while_leaving: bool = False,
+    ) -> None:
+        if not (self.closed.done() or (self.leaves and not while_leaving)):
+            self.worker.send_now(order, descriptors)
 
     async def heard(self) -> None:
         await self._host.heard()
-
-    def lend(self, handle: str) -> None:
-        self._send(orders.LendData(self.number, handle))
-
-    def given_back(self, handle: str) -> None:
-        """Another process uses data of the worker once less; also while the model leaves."""
-        if not self.closed.done():
-            self.worker.send_now(orders.DataGivenBack(self.number, handle))
-
-    def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
-        if found is None:
-            self._send(orders.DataBorrowed(self.number, handle, False, 0, 0, b"", b"", False))
-            return
-        size_bytes, offset, token = found.lent.size_bytes, found.lent.offset, found.lent.token
-        place = self.number, handle, True, size_bytes, offset, token
-        descriptors = [] if found.lent.descriptor is None else [found.lent.descriptor]
-        self._send(orders.DataBorrowed(*place, found.about, found.same_gpu), descriptors)
 
     # -- how it leaves --------------------------------------------------------------------------
 
@@ -285,7 +244,8 @@ class WorkerHostedModel:
         elif isinstance(order, orders.Pressure):
             self._pressures.start(self._relieve(order))
         else:
-            self._handle_data(order, descriptors)
+            for feature in self._observer.features:
+                feature.reported(self, order, descriptors)
 
     def _calls_ended(self, order: orders.CallsEnded) -> None:
         self._observer.computed(self, order.lease, order.computed_s)
@@ -294,29 +254,9 @@ class WorkerHostedModel:
         if ending is not None:
             ending.set_result(None)
 
-    def _handle_data(self, order: orders.WorkerOrder, descriptors: Sequence[int]) -> None:
-        data = self._observer.data
-        if isinstance(order, orders.HandedOver):
-            data.handed_over(self, order.handle, done=order.done)
-        elif isinstance(order, orders.BorrowData):
-            data.wanted(self, order.handle)
-        elif isinstance(order, orders.DataGivenBack):
-            data.given_back(self, order.handle)
-        elif isinstance(order, orders.DataPut):
-            _, session, handle, size_bytes, about, lifetime_s = structs.astuple(order)
-            data.was_put(self, PutByWorker(session, handle, size_bytes, about, lifetime_s))
-        elif isinstance(order, orders.GrantLeft):
-            data.grant_left(self, order.size_bytes, order.pieces)
-        elif isinstance(order, orders.DataLent):
-            data.lent(self, order.handle, _lent(order, descriptors))
-
     def _hurry(self, rank: TransferRank) -> None:
         if rank is TransferRank.AWAITED:
-            self._send(orders.HurryLoad(self.number))
-
-    def _send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
-        if not (self.leaves or self.closed.done()):
-            self.worker.send_now(order, descriptors)
+            self.send(orders.HurryLoad(self.number))
 
     def _end_calls(self, lease: int) -> "asyncio.Future[None]":
         """Order the end of a lease's calls, once; done when none is in flight."""
@@ -329,7 +269,7 @@ class WorkerHostedModel:
     async def _relieve(self, order: orders.Pressure) -> None:
         relief = await self._observer.pressure(self, order.lease, order.need_bytes)
         limits = relief.limit_bytes, relief.together_bytes
-        self._send(orders.SetLimit(self.number, *limits, order.number, relief.retry))
+        self.send(orders.SetLimit(self.number, *limits, order.number, relief.retry))
 
 
 class HostingWorker:
@@ -535,14 +475,6 @@ class HostingWorker:
         if self.suspects and self.is_open:
             await self.heard()
         return True
-
-
-def _lent(order: orders.DataLent, descriptors: Sequence[int]) -> LentData | None:
-    """What the worker lends: memory by one descriptor, or by a token of a driver."""
-    if not order.done or len(descriptors) + bool(order.token) != 1:
-        return None
-    descriptor = descriptors[0] if descriptors else None
-    return LentData(order.size_bytes, order.offset, order.token, descriptor)
 
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.

@@ -14,7 +14,7 @@ from typing import NamedTuple, NewType, Protocol
 from gpu_manager.transfers.gpu_paths import WorkerLink
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.image_requests import ImageFeed
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import Admission, WorkerOrder
 
 HostedId = NewType("HostedId", str)
 
@@ -88,77 +88,36 @@ class HostProcess:
     pid: int
 
 
-class EmptyHost(Protocol):
+class EmptyHost:
     """A process that a model has left, with its context on the GPU, until `closed` is done.
 
     It ends, or takes one more model of the same tenant.
     """
 
-    @property
-    def host(self) -> HostProcess | None:
-        """The process, if the runtime can name it."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The GPU memory that the process was left with."""
-
-    @property
-    def closed(self) -> "Future[str]":
-        """Done when the process has ended or has taken a model; the result says which."""
+    host: HostProcess | None  # if the runtime can name it
+    memory_bytes: int  # on the GPU, that the process was left with
+    closed: "Future[str]"  # done when it has ended or has taken a model; the result says which
 
     async def end(self) -> None:
         """End the process, and return when its memory is free; nothing if it has taken a model."""
+        raise NotImplementedError
 
 
-class HostedModel(Protocol):
+class HostedModel:
     """A model on a GPU, until `closed` is done."""
 
-    @property
-    def order(self) -> LoadOrder:
-        """The order by which the model was loaded."""
+    order: LoadOrder  # by which it was loaded
+    id: HostedId  # by which shims ask for channels to the model; it is never reused
+    number: int  # that the model has in orders to its worker
+    host: HostProcess | None  # its process, if the runtime can name one: for logs and the driver
+    memory_bytes: int  # on the GPU, as last measured: weights, overhead and the peak of its calls
+    overhead_bytes: int  # of the model's process on the GPU, before any model; 0 if unknown
+    load_s: float  # that loading took, from the order to the last byte in place
+    load_spans: Sequence[LoadSpan]  # the parts of the load that the runtime has measured
+    closed: "Future[str]"  # done when the model has ended; the result is the cause as text
 
-    @property
-    def id(self) -> HostedId:
-        """The name by which shims request channels to the model; it is never reused."""
-
-    @property
-    def host(self) -> HostProcess | None:
-        """The model's process, if the runtime can name one: for logs and the driver."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The model's last measured GPU memory: weights, overhead and the peak of its calls."""
-
-    @property
-    def overhead_bytes(self) -> int:
-        """The GPU memory of the model's process before it held any model; 0 if unknown."""
-
-    @property
-    def load_s(self) -> float:
-        """Seconds that loading took, from the order to the last byte in place."""
-
-    @property
-    def load_spans(self) -> Sequence[LoadSpan]:
-        """The parts of the load that the runtime has measured."""
-
-    @property
-    def closed(self) -> "Future[str]":
-        """Done when the model has ended; the result is the cause as text."""
-
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        """Admit calls under this lease on the channels of this session, and on no others.
-
-        The owner may also be a function: then on those of its session whose call comes first, or
-        of `several` ones. They run on the lease's `terms`.
-        """
+    def admit(self, admission: Admission) -> None:
+        """Admit calls under a lease on the channels of its owner, and on no others."""
 
     async def end(self, lease: int, grace_s: float = 2.0) -> None:
         """Admit no further call of the lease and return when none is in flight.
@@ -179,110 +138,39 @@ class HostedModel(Protocol):
         All models of its process may use `together_bytes` at once; 0 if it has none beside it.
         """
 
-    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
-        """Have data that functions put with the model's worker copied to memory.
+    def send(
+        self, order: WorkerOrder, descriptors: Sequence[int] = (), *, while_leaving: bool = False
+    ) -> None:
+        """Send the model's worker a feature's order about it; the caller keeps the descriptors.
 
-        `handed_over` is called when it is there. The caller keeps the descriptor.
+        A worker that has ended gets none, and no model that leaves, unless the order says so.
         """
-
-    def withdraw(self, handle: str) -> None:
-        """Let no further call use data that functions put with the model's worker."""
-
-    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
-        """Let functions put so much more with the worker without asking; `was_put` tells of it."""
-
-    def recall_grant(self) -> None:
-        """Let nothing more be put so; `grant_left` is called with what is left, behind the last."""
 
     async def heard(self) -> None:
         """Return when every report was handled that the worker has made so far, or it has ended."""
 
-    def lend(self, handle: str) -> None:
-        """Have the worker let another process open data that functions put with it.
-
-        `lent` is called with the answer; each counts as one use, until `given_back`.
-        """
-
-    def given_back(self, handle: str) -> None:
-        """Data that the worker lent is used once less."""
-
-    def borrowed(self, handle: str, found: "BorrowedByCall | None") -> None:
-        """Answer a worker that `wanted` another one's data; None if it is not to be had.
-
-        The caller keeps the descriptor.
-        """
-
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
+        raise NotImplementedError
 
     async def empty(self) -> EmptyHost | None:
         """Remove the model from the GPU, and keep its process and context; None if none stays.
 
         The model has left in any case. A process that is slow to let it go is ended.
         """
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class LentData:
-    """How a process opens data that another one lends it: `devices/lent_memory.py`.
-
-    The descriptor is None where the driver has a `token` for the memory.
-    """
-
-    size_bytes: int
-    offset: int
-    token: bytes
-    descriptor: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BorrowedByCall:
-    """What a worker is lent, its description for its reader, and whether it is of the same GPU."""
-
-    lent: LentData
-    about: bytes
-    same_gpu: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PutByWorker:
-    """Data that a session of a function has put with a worker, for the usual time without one."""
-
-    session: str
-    handle: str
-    size_bytes: int
-    about: bytes
-    lifetime_s: float | None
-
-
-class StayingData:
-    """The data of functions whose bytes workers have; this base knows none, and lends none.
-
-    All but `rescue` are reports of workers.
-    """
+class NodeFeature:
+    """What a node does with models beside hosting them. Here no hook does anything."""
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has to safety: the model is about to leave."""
 
-    def handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        """Handle the end of `hand_over`: the data was copied, or the worker has not got it."""
-
-    def was_put(self, hosted: HostedModel, put: PutByWorker) -> None:
-        """Handle data that a function has put within what was granted; here nothing was."""
-        hosted.withdraw(put.handle)
-
-    def grant_left(self, hosted: HostedModel, size_bytes: int, pieces: int) -> None:
-        """Handle the answer to `recall_grant`."""
-
-    def wanted(self, hosted: HostedModel, handle: str) -> None:
-        """Handle a worker's wish for data that another one has: `borrowed` answers."""
-        hosted.borrowed(handle, None)
-
-    def lent(self, hosted: HostedModel, handle: str, lent: LentData | None) -> None:
-        """Handle the answer to `lend`; the caller closes the descriptor."""
-
-    def given_back(self, hosted: HostedModel, handle: str) -> None:
-        """Handle the end of one use of data that this worker has borrowed."""
+    def reported(
+        self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
+    ) -> None:
+        """Handle a worker's report about the feature; the caller closes the descriptors."""
 
 
 class MergedSums(NamedTuple):
@@ -311,7 +199,7 @@ class MergedSums(NamedTuple):
 class Observer:
     """Receives the reports of hosted models, on the event loop; this base has no memory to give."""
 
-    data = StayingData()  # receives the reports about data of functions
+    features: Sequence[NodeFeature] = ()  # receive the reports about what the core does not know
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         """Record that successful calls were this session's, which has a part of its lease.

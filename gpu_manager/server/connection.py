@@ -4,19 +4,19 @@ import asyncio
 import logging
 import socket
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.tasks import BackgroundTasks, until_first
 from common.time_limits import time_limit
 from gpu_manager import errors
+from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.errors import ClientNotAllowed, NoWorker
 from gpu_manager.frame_stream import FrameStream
+from gpu_manager.node.leases import SessionKey
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
 from gpu_manager.server.connection_limits import ConnectionPlace
 from gpu_manager.server.requests import (
     AdminRequests,
-    AdmittedClient,
-    Handler,
     Services,
     ShimRequests,
     admit,
@@ -28,6 +28,7 @@ from scheduler import api as scheduling
 from scheduler.api import LeaseId
 from torch_shim.errors import BadFrame, ConnectionLost, OtherVersion
 from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.messages import Hello
 from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FailureKind, FrameKind
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,6 @@ _MOST_TASKS = 4 * _MOST_AT_ONCE
 _MOST_WITH_DESCRIPTORS = 2
 _LOOK_S = 0.5
 _MOST_DESCRIPTORS = 1
-
-
-class ClientRefusal(NamedTuple):
-    """The fields of a REFUSED frame."""
-
-    failure: FailureKind
-    message: str
-    facts: dict[str, Any]
 
 
 # The first matching class counts, so subclasses precede their bases.
@@ -72,18 +65,21 @@ _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
 )
 _FACTS = ("digest", "model", "node", "needed_bytes", "largest_bytes", "limit_bytes", "waiting")
 
+_Handler = ShimRequests | AdminRequests
+
 # Errors of a request that do not indicate a bug in the manager.
 Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
-def refusal(error: Exception) -> ClientRefusal:
+def refusal(error: Exception) -> tuple[FailureKind, str, dict[str, Any]]:
+    """Return the fields of a REFUSED frame."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )
     if isinstance(error, errors.LoadFailure) and error.out_of_memory:
         failure = FailureKind.OUT_OF_MEMORY
     facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
-    return ClientRefusal(failure, str(error), facts)
+    return failure, str(error), facts
 
 
 class ClientConnection:
@@ -103,11 +99,11 @@ class ClientConnection:
     async def serve(self) -> None:
         try:
             async with time_limit(self._services.hello_s):
-                client, hosted = await self._hello()
+                identity, hello, hosted = await self._hello()
             if hosted is not None:
-                await self._relay(client, hosted)
+                await self._relay(session_key(identity, hello.session), str(identity), hosted)
             else:
-                await self._serve_requests(client)
+                await self._serve_requests(identity, hello)
         except BadFrame as error:
             self._strangers.warn("closed the connection of %s: %s", self._peer, error)
         except ClientNotAllowed as error:
@@ -120,76 +116,71 @@ class ClientConnection:
             self._tasks.cancel()
             self._stream.close()
 
-    def lease_ended(self, lease: LeaseId) -> None:
-        """Notify the client of a lease's end; a lost notification does no harm."""
-        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
-            self._tasks.start(self._notify_lease_ended(lease), failed=self._failed)
-
     # -- HELLO ----------------------------------------------------------------------------------
 
-    async def _hello(self) -> tuple[AdmittedClient, HostedModel | None]:
-        """Return the client, and the model of a data channel; raise ClientNotAllowed."""
+    async def _hello(self) -> tuple[FunctionIdentity, Hello, HostedModel | None]:
+        """Return who it is and the model of a data channel; raise ClientNotAllowed."""
         try:
             frame = await self._stream.read()
         except OtherVersion as error:
-            await self._refuse(0, refusal(error))
+            await self._refuse(0, error)
             raise ClientNotAllowed(str(error)) from error
         frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
             raise BadFrame(f"{frame.kind.name} before HELLO")
         number, hello = read_request(frame)
         try:
-            client = admit(hello, self._services.credentials, self._stream.socket)
-            self._place.identified(client.identity.tenant)
-            hosted = self._worker(client) if hello.role == "channel" else None
+            identity = admit(hello, self._services.credentials, self._stream.socket)
+            self._services.limits.identified(self._place, identity.tenant)
+            hosted = self._worker(identity, hello) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             raise ClientNotAllowed(str(error)) from error
-        self._peer = f"{client.identity} (session {hello.session})"
+        self._peer = f"{identity} (session {hello.session})"
         self._number = number
-        return client, hosted
+        return identity, hello, hosted
 
-    def _worker(self, client: AdmittedClient) -> HostedModel:
+    def _worker(self, identity: FunctionIdentity, hello: Hello) -> HostedModel:
         """Return the worker of a data channel; raise ClientNotAllowed if it is not permitted."""
-        hosted = self._services.node.hosted(HostedId(client.hello.worker))
+        hosted = self._services.node.hosted(HostedId(hello.worker))
         tenant, digest = hosted.order.tenant, hosted.order.digest
         store = self._services.library.store
-        if tenant != client.identity.tenant or not store.allowed(str(client.identity), digest):
-            raise ClientNotAllowed(f"{client.identity} may not use worker {hosted.id}")
+        if tenant != identity.tenant or not store.allowed(str(identity), digest):
+            raise ClientNotAllowed(f"{identity} may not use worker {hosted.id}")
         return hosted
 
-    async def _relay(self, client: AdmittedClient, hosted: HostedModel) -> None:
+    async def _relay(self, session: SessionKey, function: str, hosted: HostedModel) -> None:
         """Relay bytes until either side closes; the worker checks the frames."""
         ours, workers = socket.socketpair()
         with ours:
             ours.setblocking(False)
-            key = session_key(client.identity, client.hello.session)
-            hosted.channel(key, str(client.identity), workers)
+            hosted.channel(session, function, workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
-            await relay(self._stream.socket, ours)
+            client = self._stream.socket
+            await until_first(_copy(client, ours), _copy(ours, client))
 
     # -- requests -------------------------------------------------------------------------------
 
-    async def _serve_requests(self, client: AdmittedClient) -> None:
+    async def _serve_requests(self, identity: FunctionIdentity, hello: Hello) -> None:
         services, local = self._services, self._stream.local
-        session = services.sessions.join(client.identity, client.hello.session, self)
-        handler: Handler
-        if client.hello.role == "admin":
+        session = services.sessions.join(identity, hello.session, self._lease_ended)
+        handler: _Handler
+        if hello.role == "admin":
             handler = AdminRequests(services)
         else:
             services.preparation.need()
             handler = ShimRequests(session, services, local=local)
         try:
-            hello = welcome(services.node, session, local=local)
-            await self._stream.send(FrameKind.ANSWER, [self._number, hello])
+            answer = welcome(services.node, session, local=local)
+            await self._stream.send(FrameKind.ANSWER, [self._number, answer])
             while True:
                 self._stream.set_limits(MAX_META_BYTES, handler.most_body_bytes)
                 await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()
-            services.sessions.leave(session, self)
+            services.sessions.leave(session, self._lease_ended)
 
-    async def _handle(self, frame: Frame, handler: Handler) -> None:
+    async def _handle(self, frame: Frame, handler: _Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
         with ExitStack() as held:
             held.callback(frame.close_descriptors)
@@ -217,11 +208,11 @@ class ClientConnection:
                 if self._stream.hung_up():
                     raise ConnectionLost("closed while its requests waited") from None
 
-    async def _answer(self, frame: Frame, number: int, fields: Any, handler: Handler) -> None:
+    async def _answer(self, frame: Frame, number: int, fields: Any, handler: _Handler) -> None:
         try:
             answer = await handler.handle(frame, fields)
         except Expected as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             return
         if answer is None:
             return
@@ -234,11 +225,14 @@ class ClientConnection:
         finally:
             answer.close()
 
-    async def _refuse(self, number: int, why: ClientRefusal) -> None:
-        await self._stream.send(FrameKind.REFUSED, [number, why.failure, why.message, why.facts])
+    async def _refuse(self, number: int, error: Exception) -> None:
+        await self._stream.send(FrameKind.REFUSED, [number, *refusal(error)])
 
-    async def _notify_lease_ended(self, lease: LeaseId) -> None:
-        await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+    def _lease_ended(self, lease: LeaseId) -> None:
+        """Notify the client of a lease's end; a lost notification does no harm."""
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            notice = self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+            self._tasks.start(notice, failed=self._failed)
 
     # -- tasks ----------------------------------------------------------------------------------
 
@@ -251,11 +245,6 @@ class ClientConnection:
 
 
 _PIECE_BYTES = 1 << 20
-
-
-async def relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes in both directions until either side closes; both sockets are non-blocking."""
-    await until_first(_copy(one, other), _copy(other, one))
 
 
 async def _copy(source: socket.socket, sink: socket.socket) -> None:

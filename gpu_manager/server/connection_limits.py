@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from common.telemetry.stranger_log import StrangerLog
 from gpu_manager.errors import ClientNotAllowed
@@ -16,22 +17,12 @@ _STRANGERS_SHARE, _LEAST_STRANGERS = 16, 32
 _TENANT_SHARE, _LEAST_OF_A_TENANT = 16, 64
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionPlace:
     """The place of one connection among those of strangers, later among its tenant's."""
 
-    def __init__(self, limits: "ConnectionLimits", hang_up: Callable[[], object]) -> None:
-        self.hang_up = hang_up
-        self._limits = limits
-        self.tenant: str | None = None
-
-    def identified(self, tenant: str) -> None:
-        """Record the client's tenant; raise ClientNotAllowed if it has too many connections."""
-        limits = self._limits
-        if limits.clients[tenant] >= limits.most_of_a_tenant:
-            raise ClientNotAllowed(f"{tenant} has {limits.clients[tenant]} connections already")
-        limits.unidentified.pop(self, None)
-        self.tenant = tenant
-        limits.clients[tenant] += 1
+    hang_up: Callable[[], object]
+    tenant: str | None = None
 
 
 class ConnectionLimits:
@@ -49,10 +40,18 @@ class ConnectionLimits:
         self.unidentified: dict[ConnectionPlace, None] = {}  # the oldest first
         self.clients: Counter[str] = Counter()
 
+    def identified(self, place: ConnectionPlace, tenant: str) -> None:
+        """Record a client's tenant; raise ClientNotAllowed if it has too many connections."""
+        if self.clients[tenant] >= self.most_of_a_tenant:
+            raise ClientNotAllowed(f"{tenant} has {self.clients[tenant]} connections already")
+        self.unidentified.pop(place, None)
+        place.tenant = tenant
+        self.clients[tenant] += 1
+
     @contextmanager
     def stranger(self, hang_up: Callable[[], object]) -> Iterator[ConnectionPlace]:
         """Count a new connection until the end of the block; `hang_up` ends the connection."""
-        place = ConnectionPlace(self, hang_up)
+        place = ConnectionPlace(hang_up)
         self.unidentified[place] = None
         if len(self.unidentified) > self.most_strangers:
             oldest = next(iter(self.unidentified))

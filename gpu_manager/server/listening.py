@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,39 +37,35 @@ class ListeningSocket:
 
     def __init__(self, address: Address) -> None:
         """Raise AddressInUse if another manager listens there, BadSetting for other errors."""
-        self._lock: int | None = None
-        self._file: Path | None = None
         try:
-            if not isinstance(address, UnixAddress):
-                self.socket = _tcp(address)
-                host, port = self.socket.getsockname()[:2]
-                self.address: Address = replace(address, host=host, port=port)
-                return
-            self.address = address
-            if not address.abstract:
-                address.path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock = _lock(address)
-                address.path.unlink(missing_ok=True)  # stale: its owner no longer holds the lock
-                self._file = address.path
-            self.socket = _unix(address)
+            with ExitStack() as held:
+                if isinstance(address, UnixAddress):
+                    if not address.abstract:
+                        _take_file(address, held)
+                    self.address: Address = address
+                    self.socket = _unix(address)
+                else:
+                    self.socket = _tcp(address)
+                    host, port = self.socket.getsockname()[:2]
+                    self.address = replace(address, host=host, port=port)
+                self._held = held.pop_all()
         except OSError as error:
-            self._release()
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUse(str(address)) from error
             raise BadSetting("address", str(address), error.strerror or str(error)) from error
 
     def close(self) -> None:
         self.socket.close()
-        self._release()
+        self._held.close()
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            if self._file is not None:
-                self._file.unlink(missing_ok=True)
-            assert isinstance(self.address, UnixAddress)
-            _lock_path(self.address).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+
+def _take_file(address: UnixAddress, held: ExitStack) -> None:
+    """Lock the socket's file until it and the lock's are removed; a stale one is replaced."""
+    address.path.parent.mkdir(parents=True, exist_ok=True)
+    held.callback(os.close, _lock(address))
+    held.callback(_lock_path(address).unlink, missing_ok=True)
+    address.path.unlink(missing_ok=True)  # stale: its owner no longer holds the lock
+    held.callback(address.path.unlink, missing_ok=True)
 
 
 def _tcp(address: TcpAddress | TlsAddress) -> socket.socket:

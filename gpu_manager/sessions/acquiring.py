@@ -1,45 +1,58 @@
 """Handles a session's requests for GPU time: a lease, its workers, and channels to the workers."""
 
 import asyncio
+import logging
 import socket
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from cache_manager.model.ids import ModelId, NodeId
+from cache_manager.model.ids import ModelId
 from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
+from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.attachment.scheduling import Scheduling
-from gpu_manager.errors import LeaseOver, NoWorker, UnknownImage
-from gpu_manager.node.lease_endings import sign_of_life
-from gpu_manager.node.leases import EndReason, LeaseInForce
+from gpu_manager.errors import ClientNotAllowed, LeaseOver, NoWorker, PlacedElsewhere, UnknownImage
+from gpu_manager.node.leases import EndReason, Lease
+from gpu_manager.node.leases_in_force import sign_of_life
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
-from gpu_manager.sessions.leases import (
-    LeasesElsewhere,
-    PresentedLeases,
-    TakenLease,
-    UnclaimedLeases,
-)
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
 from gpu_manager.sessions.weight_requests import Library
 from scheduler.api import (
+    BadToken,
     Estimate,
     EventRefused,
     GivenBack,
+    LeaseClaims,
     LeaseId,
+    LeaseTokens,
+    NodeId,
     Placement,
     Request,
     RequestExpired,
     RequestId,
     RequestWithdrawn,
+    addresses_for_token,
 )
 from torch_shim.errors import BadFrame
 from torch_shim.wire.messages import Acquire, Release
 
+log = logging.getLogger(__name__)
+
 _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
+# The token comes with the request, the grant from the scheduler: the grant may be this much later.
+_GRANT_DELAY_S = 2.0
+# A token's expiry limits the claim of its lease, but not the use of its request's id.
+_NEVER_EXPIRED_S = float("-inf")
+# The number of leases elsewhere remembered for a session; older ones are forgotten.
+REMEMBERED = 64
+# After this time a lease elsewhere counts as claimed, even without a report: the other node ends it
+# when the session there ends, or if no session claims it.
+UNREPORTED_S = 30.0
 
 
 class Grant(NamedTuple):
@@ -58,6 +71,7 @@ class Grant(NamedTuple):
 class _Wanted(NamedTuple):
     """What a session asked for, and the models of the digests that it named."""
 
+    session: ClientSession
     asked: Acquire
     models: tuple[ModelId, ...]
 
@@ -70,15 +84,17 @@ class Acquiring:
         node: GpuNode,
         scheduling: Scheduling,
         library: Library,
-        presented: PresentedLeases,
-        elsewhere: LeasesElsewhere,
+        tokens: LeaseTokens,
+        neighbours: Attachment | None,
     ) -> None:
+        """`neighbours` knows the other nodes of a cluster, to which sessions may be sent."""
         self._node = node
+        self._leases = node.leases
         self._scheduling = scheduling
         self._library = library
-        self._presented = presented
-        self._elsewhere = elsewhere
-        self._unclaimed = UnclaimedLeases(node, scheduling)
+        self._tokens = tokens
+        self._neighbours = neighbours
+        self._loop = asyncio.get_running_loop()
         self._stopping = False
 
     async def acquire(
@@ -88,11 +104,10 @@ class Acquiring:
         if len(set(asked.models)) < len(asked.models):
             raise BadFrame("models has a digest twice")
         models = tuple(self._library.model(session, digest) for digest in asked.models)
-        wanted = _Wanted(asked, models)
         trace = None if asked.trace is None else trace_of(asked.trace)
         work = Work(trace, function=str(session.identity))
         ABOUT.set(work)  # this task does only this work
-        granted = await self._grant(session, wanted)
+        granted = await self._grant(_Wanted(session, asked, models))
         placement = granted.placement
         work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
@@ -100,7 +115,7 @@ class Acquiring:
             answer["request"] = granted.request
         if placement.node != self._node.name:
             assert granted.request is not None, "a lease elsewhere is of a request of here"
-            located = self._elsewhere.answer(session, granted.request, placement)
+            located = self._located(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
         by_digest = zip(asked.models, map(granted.workers.__getitem__, models), strict=True)
         fresh = [worker for worker in granted.workers.values() if worker.id not in asked.workers]
@@ -115,203 +130,316 @@ class Acquiring:
 
     def stop(self) -> None:
         self._stopping = True
-        self._unclaimed.stop()
 
     def release(self, session: ClientSession, asked: Release) -> None:
-        """End a lease that the session holds; ignore leases of other sessions.
+        """End a lease that the session holds, here or elsewhere; ignore those of other sessions.
 
         Of one that several requests share, the named request gives it back, or all of the
         session's. `may_return` counts only for a lease that the session's caller was given: that
         caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        lease, request = LeaseId(asked.lease), _named(asked)
-        held = self._node.leases.get(lease)
+        request, held = _named(asked), self._leases.get(LeaseId(asked.lease))
         if held is None:
-            self._elsewhere.release(session, lease, request)
+            for part in _forget_elsewhere(session, asked):
+                self._scheduling.release(*part)
             return
-        if not held.is_for(session.key, str(session.identity)):
+        if not _is_for(held, session):
             return
         mine = held.claims_of(session.key)
         names = [name for name in mine if request in (None, name)] if held.is_divided else mine
         given = any(mine[name].given for name in names)
         given |= held.function != "" and not held.is_divided
         may_return = given and asked.may_return
-        self._node.give_back(held, names, EndReason.RELEASED, may_return=may_return)
+        self._leases.give_back(held, names, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
 
         A function must not use an address from its caller, who could send any address.
         """
-        claims = self._presented.claims(session, token)
+        claims = self._claims(session, token)
         if claims is None:
             raise LeaseOver("the token has expired")
-        addresses = claims.addresses or self._elsewhere.addresses_of(claims.node)
+        addresses = claims.addresses or self._addresses_of(claims.node)
         if not addresses and claims.node != self._node.name:
             raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, asked: Release) -> None:
-        self._elsewhere.claimed(session, LeaseId(asked.lease), _named(asked))
+        """The session has claimed a lease elsewhere: from now on the other node ends it."""
+        _forget_elsewhere(session, asked)
 
     def end_session(self, session: ClientSession) -> None:
-        for held in self._node.leases.held_by(session.key):
-            self._node.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
-        self._elsewhere.end_session(session)
+        for held in self._leases.held_by(session.key):
+            self._leases.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
+        since_s = time.monotonic() - UNREPORTED_S
+        for part, answered_s in session.elsewhere.items():
+            if answered_s > since_s:
+                self._scheduling.release(*part)
 
-    async def _grant(self, session: ClientSession, wanted: _Wanted) -> Grant:
+    def _located(
+        self, session: ClientSession, request: RequestId, placement: Placement
+    ) -> dict[str, Any]:
+        """Return a lease's node, addresses and token; raise PlacedElsewhere without addresses."""
+        neighbours, addresses = self._neighbours, self._addresses_of(placement.node)
+        if neighbours is None or not addresses:
+            self._scheduling.release(placement.lease, request)
+            raise PlacedElsewhere(placement.models[0], placement.node)
+        claims = LeaseClaims(
+            lease=placement.lease,
+            request=request,
+            function=str(session.identity),
+            node=placement.node,
+            gpu=placement.gpu,
+            slot=placement.slot,
+            term=neighbours.term,
+            expires_s=time.time() + self._leases.times.unclaimed_s,
+            addresses=addresses_for_token(addresses),
+        )
+        session.elsewhere[placement.lease, request] = time.monotonic()
+        if len(session.elsewhere) > REMEMBERED:
+            del session.elsewhere[next(iter(session.elsewhere))]
+        token = self._tokens.sign(claims)
+        return {"node": placement.node, "addresses": list(addresses), "token": token}
+
+    def _addresses_of(self, node: NodeId) -> tuple[str, ...]:
+        return () if self._neighbours is None else self._neighbours.addresses_of(node)
+
+    async def _grant(self, wanted: _Wanted) -> Grant:
         asked = wanted.asked
         if asked.again and asked.token is not None:
-            request = self._presented.request(session, asked.token)
-            return await self._reacquire(session, wanted, request)
-        if asked.lease is not None or asked.token is not None:
-            named = await self._named_lease(session, wanted)
-            if named is not None:
-                return named
-            raise LeaseOver("the lease has ended, has expired, or is for other models")
-        return await self._new_lease(session, wanted)
-
-    async def _named_lease(self, session: ClientSession, wanted: _Wanted) -> Grant | None:
-        """Return the lease that the request names; None if it is not usable for these models."""
-        asked = wanted.asked
+            return await self._reacquire(wanted, asked.token)
+        if asked.lease is None and asked.token is None:
+            return await self._new_lease(wanted)
         if asked.lease is not None:
-            lease = self._node.leases.get(LeaseId(asked.lease))
-            mine = lease is not None and lease.is_for(session.key, str(session.identity))
-            return await self._join(lease, wanted) if lease is not None and mine else None
-        assert asked.token is not None, "the request has a lease number or a token"
-        presented = await self._presented.lease(session, asked.token, wanted.models)
-        if presented is None:
+            lease = self._leases.get(LeaseId(asked.lease))
+            mine = lease is not None and _is_for(lease, wanted.session)
+            grant = await self._join(lease, wanted) if lease is not None and mine else None
+        else:
+            grant = await self._presented(wanted, asked.token)
+        if grant is None:
+            raise LeaseOver("the lease has ended, has expired, or is for other models")
+        return grant
+
+    async def _presented(self, wanted: _Wanted, token: str | None) -> Grant | None:
+        """Return the lease of a token once it is in force; None if it cannot be used for these."""
+        assert token is not None, "the request has a lease number or a token"
+        session = wanted.session
+        claims = self._claims(session, token)
+        if claims is None or claims.node != self._node.name:
             return None
-        held, request = presented
-        claim = held.claim_of(request)
+        lease, request = await self._arrived(claims.lease), claims.request
+        if lease is None or lease.ending is not None:
+            return None
+        claim = lease.claim_of(request)
+        if not set(wanted.models) <= set(lease.models):
+            # As many requests without a claim as there are GPUs would block each other.
+            if claim is not None and claim.holder is None:
+                self._leases.give_back(lease, (request,), EndReason.UNFIT)
+            return None
+        if not lease.is_free_for(session.key, request):
+            return None
         if claim is not None and claim.holder == session.key:
-            return await self._join(held, wanted)
-        asked_s = asyncio.get_running_loop().time()
-        placement = _placement(
-            held, self._node, hit=bool(self._node.loaded_now(held, wanted.models))
-        )
+            return await self._join(lease, wanted)
+        began_s, hit = self._loop.time(), bool(self._leases.loaded_now(lease, wanted.models))
+        placement = self._placement(lease, hit=hit)
         try:
             workers = await self._claim(session, placement, request, given=True)
         except NoWorker:
             return None
-        load_s = asyncio.get_running_loop().time() - asked_s
-        return Grant(placement, load_s=load_s, workers=workers)
+        return Grant(placement, load_s=self._loop.time() - began_s, workers=workers)
 
-    async def _reacquire(
-        self, session: ClientSession, wanted: _Wanted, request: RequestId
-    ) -> Grant:
-        """Acquire another lease for a request that gave its last one back too early."""
-        asked_s = asyncio.get_running_loop().time()
+    async def _arrived(self, number: LeaseId) -> Lease | None:
+        """Wait for a lease's grant; return None if the lease has ended or is not granted."""
+        leases, deadline_s = self._leases, self._loop.time() + _GRANT_DELAY_S
+        while leases.get(number) is None and leases.latest < number:
+            if not await leases.granted.wait(deadline_s - self._loop.time()):
+                break
+        lease = leases.get(number)
+        if lease is None:
+            leases.patience.asked_for(number, self._loop.time())
+        return lease
+
+    def _claims(
+        self, session: ClientSession, token: str, now_s: float | None = None
+    ) -> LeaseClaims | None:
+        """Return a token's claims about its lease, on any node; None if the token has expired.
+
+        Raise ClientNotAllowed if the token is forged, or belongs to another function.
+        """
+        try:
+            claims = self._tokens.verify(token, time.time() if now_s is None else now_s)
+        except BadToken as error:
+            if error.late:
+                log.info("a lease token of %s has expired: %s", session.identity, error)
+                return None
+            raise ClientNotAllowed(f"the lease token is not valid: {error}") from error
+        if claims.function != str(session.identity):
+            raise ClientNotAllowed(f"the lease token belongs to {claims.function}")
+        return claims
+
+    async def _reacquire(self, wanted: _Wanted, token: str) -> Grant:
+        """Acquire another lease for a token's request, which gave its last one back too early."""
+        claims = self._claims(wanted.session, token, _NEVER_EXPIRED_S)
+        assert claims is not None, "no token expires at minus infinity"
+        request, asked_s = claims.request, self._loop.time()
         try:
             placement = await self._scheduling.wanted(request)
         except (EventRefused, GivenBack) as error:
             raise LeaseOver(f"its request cannot have another lease: {error}") from error
-        queue_s = asyncio.get_running_loop().time() - asked_s
         if not set(wanted.models) <= set(placement.models):
             self._scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
-        if placement.node != self._node.name:
-            return Grant(placement, request, queue_s)
-        self._check_weights(session, wanted, placement, request)
         try:
-            workers = await self._claim(session, placement, request, given=True)
+            return await self._placed(wanted, placement, request, asked_s, given=True)
         except NoWorker as error:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
-        load_s = asyncio.get_running_loop().time() - asked_s - queue_s
-        return Grant(placement, request, queue_s, load_s, workers)
 
-    async def _new_lease(self, session: ClientSession, wanted: _Wanted) -> Grant:
+    async def _new_lease(self, wanted: _Wanted) -> Grant:
         """Acquire a new lease for the session, join one that it holds, or take one over."""
-        asked_s = asyncio.get_running_loop().time()
+        session, asked_s = wanted.session, self._loop.time()
         since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
-        request = _request(session, wanted, self._node.name, asked_s)
-        request = replace(request, arrived_s=since_s)
+        request = replace(self._request(wanted, asked_s), arrived_s=since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
-            for held in self._node.leases.held_by(session.key):
-                given = any(claim.given for claim in held.claims_of(session.key).values())
-                joined = None if given else await self._join(held, wanted)
+            for lease in self._leases.held_by(session.key):
+                given = any(claim.given for claim in lease.claims_of(session.key).values())
+                joined = None if given else await self._join(lease, wanted)
                 if joined is not None:
                     return joined
             if self._stopping:
                 raise RequestWithdrawn(request.id, "this GPU manager stops")
             try:
-                placement = await self._unclaimed.placed_or_taken(session, wanted.models, request)
+                placement = await self._placed_or_taken(wanted, request)
             except RequestExpired:
-                now_s = asyncio.get_running_loop().time()
-                session.expired_questions.expired(wanted.models, since_s, now_s)
+                session.expired_questions.expired(wanted.models, since_s, self._loop.time())
                 raise
-            placed_s = asyncio.get_running_loop().time()
-            if isinstance(placement, TakenLease):
-                taken = _placement(placement.held, self._node, hit=True)
-                return Grant(taken, queue_s=placed_s - asked_s, workers=placement.workers)
-            if placement.node != self._node.name:
-                return Grant(placement, request.id, placed_s - asked_s)
+            if isinstance(placement, Lease):
+                workers = self._leases.loaded_now(placement, wanted.models)
+                taken = self._placement(placement, hit=True)
+                return Grant(taken, queue_s=self._loop.time() - asked_s, workers=workers)
             try:
-                self._check_weights(session, wanted, placement, request.id)
-                workers = await self._claim(session, placement, request.id)
+                return await self._placed(wanted, placement, request.id, asked_s)
             except NoWorker as error:
                 lost = error
-                continue
-            load_s = asyncio.get_running_loop().time() - placed_s
-            return Grant(placement, request.id, placed_s - asked_s, load_s, workers)
         raise lost
 
-    def _check_weights(
+    async def _placed_or_taken(self, wanted: _Wanted, request: Request) -> Placement | Lease:
+        """Wait for a lease of this request, or for one here that the session then has claimed.
+
+        The caller of a function may have a lease for a call that waits for a thread, while the
+        calls that have the threads wait for a GPU, behind it: nobody would compute until it is
+        given up. It is passed on once it is unclaimed for a moment, to a session that has waited
+        for as long: most calls come at once for theirs. The request of that session ends.
+        """
+        leases, session = self._leases, wanted.session
+        placing = self._loop.create_task(self._scheduling.acquire(request))
+        try:
+            await asyncio.wait({placing}, timeout=leases.times.pass_on_s)
+            while not placing.done():
+                lease = leases.take_over(session.key, str(session.identity), wanted.models)
+                if lease is not None:
+                    self._withdraw(placing, request)
+                    return lease
+                either = (placing, leases.offered)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self._withdraw(placing, request)
+            raise
+        return placing.result()
+
+    def _withdraw(self, placing: asyncio.Task[Placement], request: Request) -> None:
+        """End a request that is no longer needed, whether or not it has a lease by now."""
+
+        def ended(task: asyncio.Task[Placement]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                self._scheduling.release(task.result().lease, request.id)
+
+        placing.cancel()
+        placing.add_done_callback(ended)
+
+    async def _placed(
         self,
-        session: ClientSession,
         wanted: _Wanted,
         placement: Placement,
         request: RequestId,
-    ) -> None:
-        """Raise UnknownImage if weights were dropped meanwhile; the session then resends them."""
+        asked_s: float,
+        *,
+        given: bool = False,
+    ) -> Grant:
+        """Claim the lease that a request was placed with, unless it is on another node.
+
+        Raise UnknownImage if weights were dropped meanwhile; the session then resends them.
+        """
+        placed_s = self._loop.time()
+        grant = Grant(placement, request, placed_s - asked_s)
+        if placement.node != self._node.name:
+            return grant
         try:
             for digest in wanted.asked.models:
-                self._library.model(session, digest)
+                self._library.model(wanted.session, digest)
         except UnknownImage:
             self._scheduling.release(placement.lease, request)
             raise
+        workers = await self._claim(wanted.session, placement, request, given=given)
+        return grant._replace(load_s=self._loop.time() - placed_s, workers=workers)
 
-    async def _join(self, held: LeaseInForce, wanted: _Wanted) -> Grant | None:
+    async def _join(self, lease: Lease, wanted: _Wanted) -> Grant | None:
         """Return a lease that the session holds already; None if not usable for these models.
 
         The session needs another channel for another thread; or its worker has died, which this
         manager may not have noticed yet, so the worker is checked for a sign of life.
         """
-        workers = self._node.loaded_now(held, wanted.models)
+        workers = self._leases.loaded_now(lease, wanted.models)
         if not workers:
             return None
         unknown = [worker for worker in workers.values() if worker.id not in wanted.asked.workers]
         await asyncio.gather(*(sign_of_life(worker) for worker in unknown))
-        if self._node.loaded_now(held, wanted.models) != workers:
+        if self._leases.loaded_now(lease, wanted.models) != workers:
             return None
-        return Grant(_placement(held, self._node, hit=True), workers=workers)
+        return Grant(self._placement(lease, hit=True), workers=workers)
 
     async def _claim(
-        self,
-        session: ClientSession,
-        placement: Placement,
-        request: RequestId,
-        *,
-        given: bool = False,
+        self, session: ClientSession, placement: Placement, request: RequestId, *, given: bool
     ) -> dict[ModelId, HostedModel]:
         """Wait for the workers of a new lease and claim it; give it back if that fails."""
+        leases, number, model = self._leases, placement.lease, placement.models[0]
         try:
-            workers = await self._node.when_loaded(placement, request)
+            workers = await leases.when_loaded(placement, request)
             if self._stopping:
-                raise NoWorker(placement.models[0], "this GPU manager stops")
-            claimed = self._node.claim(
-                placement.lease, session.key, workers.values(), request, given=given
-            )
-            if not claimed:
-                raise NoWorker(placement.models[0], "its lease has ended, or is another session's")
+                raise NoWorker(model, "this GPU manager stops")
+            if not leases.claim(number, session.key, workers.values(), request, given=given):
+                raise NoWorker(model, "its lease has ended, or is another session's")
         except BaseException:
-            held = self._node.leases.get(placement.lease)
-            claim = None if held is None else held.claim_of(request)
-            if held is not None and claim is not None and claim.holder in (None, session.key):
-                self._node.give_back(held, (request,), EndReason.RELEASED)
+            lease = leases.get(number)
+            claim = None if lease is None else lease.claim_of(request)
+            if lease is not None and claim is not None and claim.holder in (None, session.key):
+                leases.give_back(lease, (request,), EndReason.RELEASED)
             raise
         return workers
+
+    def _request(self, wanted: _Wanted, now_s: float) -> Request:
+        """Return the scheduler's request; a client's request id gets the function's prefix."""
+        session, asked, left_s = wanted.session, wanted.asked, wanted.asked.deadline_s
+        own = f"{session.identity}/{asked.request}"
+        return Request(
+            id=RequestId(fresh_request_id(session.key) if asked.request is None else own),
+            function=str(session.identity),
+            models=wanted.models,
+            batch=asked.batch,
+            deadline_s=None if left_s is None else now_s + left_s,
+            near=self._node.name,
+            own=True,
+            goes_on=asked.goes_on,
+        )
+
+    def _placement(self, lease: Lease, *, hit: bool) -> Placement:
+        node, slot, estimate = self._node.name, lease.live.slot, Estimate(0.0, 0.0)
+        return Placement(lease.id, lease.gpu, node, slot, lease.models, hit, estimate)
+
+
+def _is_for(lease: Lease, session: ClientSession) -> bool:
+    return lease.is_for(session.key, str(session.identity))
 
 
 def _named(asked: Release) -> RequestId | None:
@@ -319,25 +447,13 @@ def _named(asked: Release) -> RequestId | None:
     return None if asked.request is None else RequestId(asked.request)
 
 
-def _request(session: ClientSession, wanted: _Wanted, near: NodeId, now_s: float) -> Request:
-    """Return the request for the scheduler; a client's request id gets the function's prefix."""
-    asked, left_s = wanted.asked, wanted.asked.deadline_s
-    own = f"{session.identity}/{asked.request}"
-    return Request(
-        id=RequestId(fresh_request_id(session.key) if asked.request is None else own),
-        function=str(session.identity),
-        models=wanted.models,
-        batch=asked.batch,
-        deadline_s=None if left_s is None else now_s + left_s,
-        near=near,
-        own=True,
-        goes_on=asked.goes_on,
-    )
-
-
-def _placement(held: LeaseInForce, node: GpuNode, *, hit: bool) -> Placement:
-    estimate = Estimate(0.0, 0.0)
-    return Placement(held.id, held.gpu, node.name, held.slot, held.models, hit, estimate)
+def _forget_elsewhere(session: ClientSession, asked: Release) -> list[tuple[LeaseId, RequestId]]:
+    """Forget a lease elsewhere, of all requests if none is named; return what was known."""
+    lease, request = LeaseId(asked.lease), _named(asked)
+    parts = [part for part in session.elsewhere if part[0] == lease and request in (None, part[1])]
+    for part in parts:
+        del session.elsewhere[part]
+    return parts
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:

@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 from gpu_manager.worker import orders
 from gpu_manager.worker.calls.call import CallAnswer
-from gpu_manager.worker.merging.records import MergeCounts
 from gpu_manager.worker.usage import ModelUsage
 
 _INTERVAL_S = 0.02  # between two reports about calls of one lease
-_MERGES_INTERVAL_S = 0.5
-_MOST_NEVER = 512  # programs and reasons why they are never merged, in one report: as below
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
 Tell = Callable[[orders.WorkerOrder], None]
@@ -74,39 +71,6 @@ class CallSums:
 def _is_like(before: orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
     found = before.lease, before.session, before.batch, before.together
     return found == (lease, session, answer.batch, answer.together)
-
-
-class MergeSums:
-    """Reports what was counted of calls that waited together, now and then."""
-
-    def __init__(self, model: int, counts: MergeCounts, tell: Tell) -> None:
-        self._model = model
-        self._counts = counts
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._told = MergeCounts()
-        self._told_s = 0.0
-
-    def note(self) -> None:
-        if time.monotonic() - self._told_s > _MERGES_INTERVAL_S:
-            self.flush()
-
-    def flush(self) -> None:
-        with self._lock:
-            self._told_s = time.monotonic()
-            now = self._counts.changes_since(MergeCounts())
-            added = now.changes_since(self._told)
-            if not added:
-                return
-            self._told = now
-            never = [str(part) for pair in added.forbidden.items() for part in pair]
-            sums = added.groups, added.calls, added.compared
-            reasons, singly = list(map(str, added.singly)), list(added.singly.values())
-            some, more = never[:_MOST_NEVER], never[_MOST_NEVER:]
-            self._tell(orders.CallsMerged(self._model, *sums, reasons, singly, some))
-            for begin in range(0, len(more), _MOST_NEVER):
-                some = more[begin : begin + _MOST_NEVER]
-                self._tell(orders.CallsMerged(self._model, 0, 0, 0, [], [], some))
 
 
 class MemoryRequests:

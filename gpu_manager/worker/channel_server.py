@@ -8,8 +8,9 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,9 +22,8 @@ from gpu_manager.devices.worker_device import SharedArea, WorkerDevice
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, read_call
-from gpu_manager.worker.data import MOST_HANDLE_CHARACTERS as MOST_HANDLE
-from gpu_manager.worker.data import BorrowedData, GrantedPuts
 from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.features import AnswerFrame
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
@@ -32,7 +32,7 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.messages import Done, Fetch, Publish, Take
+from torch_shim.wire.messages import Done, Fetch
 from torch_shim.wire.programs import unpack
 from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 
@@ -81,8 +81,7 @@ class CallObservers(NamedTuple):
     ran: Callable[[int, str, CallAnswer], None]  # also whose, of a lease that is divided
     note: Callable[[str, str], None]  # and the trace that it is about, if that is known
     lost: Callable[[], object] = lambda: None  # the worker cannot use its GPU any more
-    borrow: Callable[[str], BorrowedData | None] = lambda _: None  # data of another worker
-    puts: GrantedPuts | None = None  # without asking the manager
+    frames: Mapping[FrameKind, AnswerFrame] = {}  # that features answer
 
 
 # Where a result's bytes are put: the arena if there is room, else a file or the frame's body.
@@ -189,9 +188,9 @@ class ChannelServer:
             FrameKind.DROP: self._drop,
             FrameKind.FETCH: self._fetch,
             FrameKind.SHARE: self._share_block,
-            FrameKind.PUBLISH: self._publish,
-            FrameKind.TAKE: self._take,
         }
+        for kind, answer in reports.frames.items():
+            self._handlers[kind] = partial(self._done_by, answer)
         self._ending = False
 
     def serve(self) -> None:
@@ -268,44 +267,6 @@ class ChannelServer:
         self._executor.share_block(self._state.kept, key, _map_arena(frame, size_bytes))
         self._done()
 
-    def _publish(self, frame: Frame) -> None:
-        kept, puts, data = self._state.kept, self._reports.puts, self._executor.data
-        asked: Publish = frame.meta
-        if asked.handle:
-            data.publish(kept, asked.key, asked.epoch, asked.handle, asked.about)
-            self._done()
-        elif puts is None:
-            raise CallRefused(FailureKind.NO_ROOM, "the manager has to be asked")
-        else:
-            what = asked.key, asked.epoch, asked.about, asked.lifetime_s
-            self._done(handle=puts.put(self._session, kept, *what))
-
-    def _take(self, frame: Frame) -> None:
-        data, kept = self._executor.data, self._state.kept
-        asked: Take = frame.meta
-        if asked.handle:
-            size_bytes, about = self._take_by_handle(asked.handle, asked.key)
-            self._done(size_bytes, about=about)
-            return
-        descriptor = _one_descriptor(frame)
-        data.take_file(kept, descriptor, asked.key, asked.start, asked.size_bytes)
-        self._done()
-
-    def _take_by_handle(self, handle: str, key: int) -> tuple[int, bytes]:
-        data, kept = self._executor.data, self._state.kept
-        try:
-            return data.take(kept, handle, key)
-        except CallRefused as refused:
-            elsewhere = refused.failure is FailureKind.NO_DATA and len(handle) <= MOST_HANDLE
-            borrowed = self._reports.borrow(handle) if elsewhere else None
-            if borrowed is None:
-                raise
-        try:
-            return data.take_borrowed(kept, borrowed, key)
-        finally:
-            if borrowed.lent.descriptor >= 0:
-                os.close(borrowed.lent.descriptor)
-
     def _define(self, frame: Frame) -> None:
         number, digest = frame.meta
         self._state.define(number, self._programs.get(digest, frame.body))
@@ -329,8 +290,11 @@ class ChannelServer:
             size = self._executor.fetch(kept, asked.key, asked.epoch, room)
             self._send(FrameKind.DONE, Done(size, delivery.file_number), delivery)
 
-    def _done(self, size_bytes: int = 0, handle: str = "", about: bytes = b"") -> None:
-        self._wire.send(FrameKind.DONE, Done(size_bytes, 0, handle, about))
+    def _done(self, answer: Done = Done()) -> None:  # noqa: B008 - it never changes
+        self._wire.send(FrameKind.DONE, answer)
+
+    def _done_by(self, answer: AnswerFrame, frame: Frame) -> None:
+        self._done(answer(self._session, self._state.kept, frame))
 
     def _leave(self) -> None:
         """Send the function what only this worker has, since the worker ends."""
@@ -384,7 +348,7 @@ def _lost_context(error: BaseException | None) -> ContextLost | None:
     return error
 
 
-def _one_descriptor(frame: Frame) -> int:
+def one_descriptor(frame: Frame) -> int:
     if len(frame.descriptors) != 1:
         raise BadFrame(f"{frame.kind.name} comes with one descriptor")
     return frame.descriptors[0]
@@ -392,7 +356,7 @@ def _one_descriptor(frame: Frame) -> int:
 
 def _map_arena(frame: Frame, size_bytes: int) -> memoryview:
     """The shim's shared memory; one that could shrink under a call is refused."""
-    descriptor = _one_descriptor(frame)
+    descriptor = one_descriptor(frame)
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         if seals & _ARENA_SEALS != _ARENA_SEALS or os.fstat(descriptor).st_size != size_bytes:

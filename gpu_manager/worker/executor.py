@@ -1,22 +1,18 @@
-"""The calls of one model and what they have in common: one at a time, or several as one."""
+"""The calls of one model, one at a time, and what they have in common."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.lent_memory import IDLE_S
+from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
 from gpu_manager.devices.worker_device import DeviceImage, SharedArea, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Deliver, GraphCall
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.model_memory import AskRelief, ModelMemory
 from gpu_manager.worker.calls.single_call import SingleCalls
-from gpu_manager.worker.data import DataInWorker
-from gpu_manager.worker.merging.call_line import CallInLine, CallLine
-from gpu_manager.worker.merging.likeness import Likenesses
-from gpu_manager.worker.merging.merged_calls import MergedCalls
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, ChannelState, KeptStorages
 from gpu_manager.worker.program.inputs import InputReader
@@ -24,7 +20,10 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.wire.messages import SentTensor
 from torch_shim.wire.protocol import FailureKind
 
-_MOST_LINES = 64  # of calls, by slots, before those are forgotten in which nobody stands
+# Calls a function with some arguments when a call has the turn of its slots, model and process.
+InTurn = Callable[..., CallAnswer]
+# Answers a call when it has its turn, or has another call's turn answer it.
+RunCall = Callable[[ChannelCall, InTurn], CallAnswer]
 
 
 class Executor:
@@ -37,31 +36,37 @@ class Executor:
         ask_relief: AskRelief,
         together: CallsTogether,
     ) -> None:
-        """`together` is the process's: it lets in the calls of all models, and has their data."""
+        """`together` is the process's: it lets in the calls of all models."""
         self.device = device
         self.images: dict[str, DeviceImage] = {}
-        self._together = together
-        self._gate = threading.Lock()
-        self.data = DataInWorker(device, self._gate, together.published)
-        self.memory = ModelMemory(device, self.data, self._gate, ask_relief, together)
+        self.gate = threading.Lock()  # held while a call of the model runs
+        self.memory = ModelMemory(device, self.gate, ask_relief, together)
         self.sessions = self.memory.sessions
         self.single = SingleCalls(device, leases, self.memory, self.images)
-        self.merged = MergedCalls(self.single)
+        self._together = together
         self._leases = leases
-        self._likenesses = Likenesses()
-        self._lines: dict[tuple[int, ...], CallLine] = {}  # by the slots of their leases
-        self._trimming: threading.Timer | None = None
+        self._run: RunCall = self._run_singly
+        self._trimming = IdleTimer(IDLE_S, self._trim_files)
+
+    def extend(self, park: Callable[[], None], run: RunCall | None) -> None:
+        """Have a feature park what it has where memory is short, and run the calls, if it does.
+
+        There was no call yet.
+        """
+        self.memory.also_parks(park)
+        if run is not None:
+            self._run = run
 
     def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
         """Prepare an area instead of the former one; not during a call, which may be recorded."""
-        with self._gate:
+        with self.gate:
             if former is not None:
                 former.close()
             return self.device.share(area) if len(area) else None
 
     def share_block(self, kept: KeptStorages, key: int, memory: memoryview) -> None:
         """Prepare a block of a function's memory, so that calls may name it."""
-        with self._gate:
+        with self.gate:
             kept.blocks.add(key, memory, self.device.share)
 
     def bind(
@@ -71,31 +76,26 @@ class Executor:
         program: BuiltProgram,
         kept: KeptStorages,
     ) -> Binding:
-        with self._gate:
+        with self.gate:
             reader = InputReader(self.device, self.images, kept)
             return reader.binding(number, described, program.inputs)
 
     def forget(self, kept: KeptStorages, keys: list[int]) -> None:
-        with self._gate:
+        with self.gate:
             kept.drop(keys)
         self._give_up_idle_files()
 
     def forget_session(self, kept: KeptStorages) -> None:
-        with self._gate:
+        with self.gate:
             kept.clear()
 
     def _give_up_idle_files(self) -> None:
         """Have the files that no function reads be given up, unless they are used again soon."""
-        if self._trimming is None and self.sessions.any_free_file():
-            later = threading.Timer(IDLE_S, self._trim_files)
-            later.daemon = True
-            with contextlib.suppress(RuntimeError):  # no room for a thread: the next call tries
-                later.start()
-                self._trimming = later
+        if not self._trimming.is_due and self.sessions.any_free_file():
+            self._trimming.ask()
 
     def _trim_files(self) -> None:
-        with self._gate:
-            self._trimming = None
+        with self.gate:
             self.sessions.trim_files(time.monotonic() - IDLE_S)
         self._give_up_idle_files()
 
@@ -103,7 +103,7 @@ class Executor:
         self, kept: KeptStorages, key: int, epoch: int, room: Callable[[int], memoryview]
     ) -> int:
         """Copy a kept storage to memory of its size, which `room` gives; return the size."""
-        with self._gate:
+        with self.gate:
             held = kept.find(key, epoch)
             if held is None:
                 raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
@@ -115,43 +115,32 @@ class Executor:
     def call(
         self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
     ) -> CallAnswer:
-        """Run a call, alone or as one with others; CallRefused where it cannot be answered."""
-        terms = self._leases.terms(call.lease)
-        waiting = CallInLine(ChannelCall(call, channel, body, deliver, terms))
-        line = self.line(terms.slots)
+        """Run a call; CallRefused where it cannot be answered."""
+        asked = ChannelCall(call, channel, body, deliver, self._leases.terms(call.lease))
         try:
-            if not line.stand(waiting):
-                return waiting.outcome()
-            try:
-                with self._together.slots.turn(terms.slots):
-                    return self._answer(waiting, line)
-            finally:
-                line.leave()
+            return self._run(asked, self._in_turn)
         finally:
             self.memory.keep_within_limit()
             self.device.after_call()
             self._give_up_idle_files()
 
-    def line(self, slots: tuple[int, ...] = ()) -> CallLine:
-        """The line of calls whose leases have these slots, or the whole GPU."""
-        line = self._lines.get(slots)
-        if line is None:
-            if len(self._lines) > _MOST_LINES:
-                self._lines = {known: each for known, each in self._lines.items() if len(each)}
-            line = self._lines.setdefault(slots, CallLine(self._likenesses.of))
-        return line
+    def _run_singly(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
+        asked_s = time.perf_counter()
+        return in_turn(asked, self.single.run, asked, asked_s)
 
-    def _answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
-        """Answer a call that has its line's turn and its slots, perhaps with others of the line.
+    def _in_turn(
+        self, asked: ChannelCall, work: Callable[..., CallAnswer], *arguments: Any
+    ) -> CallAnswer:
+        """Do the work of a call, or of several, when its slots, its model and its process are free.
 
         What emulated slots take beyond the computing passes while the model's calls on other slots
         compute.
         """
-        call = first.asked.call
-        with self._gate, self._together.call(call.needs):
-            self.single.use_terms(first.asked.terms)
-            answer = self.merged.answer(first, line)
-            owed_s = self.single.take_owed_s()
-        if owed_s:
-            time.sleep(owed_s)
-        return answer
+        with self._together.slots.turn(asked.terms.slots):
+            with self.gate, self._together.call(asked.call.needs):
+                self.single.use_terms(asked.terms)
+                answer = work(*arguments)
+                owed_s = self.single.take_owed_s()
+            if owed_s:
+                time.sleep(owed_s)
+            return answer

@@ -22,7 +22,6 @@ from gpu_manager.cuda.context import CudaContext
 from gpu_manager.cuda.stream import CudaStream
 from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.devices.image_file import Arrival, ImageFile
-from gpu_manager.devices.lent_memory import LentStorage
 from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.emulated.memory_pool import MemoryPool
@@ -31,7 +30,10 @@ from gpu_manager.transfers.path import PathSpeed
 from gpu_manager.worker import orders
 from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.calls.calls_together import CallsTogether
+from gpu_manager.worker.data.feature import PassedData
+from gpu_manager.worker.features import WorkerFeature, WorkerSpace
 from gpu_manager.worker.hosted_model import HostedModel
+from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.sandbox import give_up_rights
 from torch_shim.errors import WireError
@@ -53,6 +55,11 @@ def live(
         os._exit(0)
 
 
+_FEATURES: tuple[type[WorkerFeature], ...] = (
+    Merging,
+    PassedData,
+)
+
 _GATES = 2  # to the GPU and from it
 # Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.
 _CHANNEL_STACK_BYTES = 2 << 20
@@ -72,35 +79,19 @@ class _WorkerLife:
         self._together = CallsTogether()
         self._garbage = SharedCollection()
         self._models: dict[int, HostedModel] = {}
+        space = WorkerSpace(self._tell, self._setup.background)
+        self._features = [feature(space) for feature in _FEATURES]
         threading.excepthook = self._broke
         threading.stack_size(_CHANNEL_STACK_BYTES)
 
     def obey(self) -> None:
         """Carry out orders until the manager hangs up."""
-        published = self._together.published
-        handlers: dict[type[orders.WorkerOrder], Callable[..., None]] = {
-            orders.Warm: self._setup.warm,
-            orders.EndCalls: self._end,
-            orders.SetLimit: self._limit,
-            orders.DropModel: self._drop,
-            orders.LendData: self._lend,
-            # Also of a model that is leaving, which waits for it.
-            orders.DataGivenBack: lambda order: published.given_back(order.handle),
-        }
-        of_models: dict[type[orders.WorkerOrder], Callable[[HostedModel, Any], object]] = {
-            orders.AdmitCalls: HostedModel.admit,
-            orders.AskComputed: lambda model, order: model.tell_computed(order.lease),
-            orders.WithdrawData: lambda _, order: published.withdraw(order.handle),
-            orders.GrantData: lambda model, order: model.puts.grant(order),
-            orders.RecallGrant: lambda model, _: self._setup.background(model.puts.recall),
-            orders.HurryLoad: lambda model, _: model.urgency.hurry(),
-        }
-        with_descriptors: dict[type[orders.WorkerOrder], Callable[..., None]] = {
+        handlers: dict[type[orders.WorkerOrder], Callable[[Any, Frame], object]] = {
+            orders.Warm: lambda order, _: self._setup.warm(order),
             orders.Assign: self._assign,
             orders.LoadImage: self._load,
-            orders.OpenChannel: self._serve,
-            orders.HandOver: self._hand_over,
-            orders.DataBorrowed: self._borrowed,
+            orders.SetLimit: self._limit,
+            orders.DropModel: lambda order, _: self._drop(order),
         }
         while True:
             try:
@@ -110,22 +101,23 @@ class _WorkerLife:
                 break
             if isinstance(order, orders.StopWorker):
                 break
-            if type(order) in with_descriptors:
-                with_descriptors[type(order)](order, frame)
-            elif type(order) in of_models:
-                self._tell_model(order, of_models[type(order)])
-            else:
-                handlers[type(order)](order)
+            handlers.get(type(order), self._tell_model)(order, frame)
         for model in self._models.values():
             model.leave()
 
     # -- orders ---------------------------------------------------------------------------------
 
-    def _tell_model(self, order: Any, tell: Callable[[HostedModel, Any], object]) -> None:
-        """Tell it to the order's model, unless that has left; nothing refers to it afterwards."""
+    def _tell_model(self, order: Any, frame: Frame) -> None:
+        """Have the order's model carry it out, unless that has left; nothing refers to it then."""
         model = self._models.get(order.model)
         if model is not None:
-            tell(model, order)
+            model.orders[type(order)](order, frame)
+            return
+        frame.close_descriptors()
+        if isinstance(order, orders.EndCalls):
+            self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
+        for feature in self._features:
+            feature.answer_for_left(order)
 
     def _assign(self, order: orders.Assign, frame: Frame) -> None:
         gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
@@ -154,63 +146,15 @@ class _WorkerLife:
             self._tell,
             lambda: os._exit(1),
             urgency,
+            self._features,
         )
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
-    def _end(self, order: orders.EndCalls) -> None:
-        model = self._models.get(order.model)
-        if model is None:
-            self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
-        else:
-            model.leases.end(order.lease)
-
-    def _limit(self, order: orders.SetLimit) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            if order.together_bytes:
-                self._setup.device.limit_together(order.together_bytes)
-            model.limit(order)
-
-    def _serve(self, order: orders.OpenChannel, frame: Frame) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.serve(order, frame)
-            return
-        frame.close_descriptors()
-
-    def _hand_over(self, order: orders.HandOver, frame: Frame) -> None:
-        model = self._models.get(order.model)
-        if model is not None and len(frame.descriptors) == 1:
-            (descriptor,) = frame.descriptors
-            self._setup.background(partial(model.hand_over, order, descriptor))
-            return
-        frame.close_descriptors()
-        self._tell(orders.HandedOver(order.model, order.handle, False))
-
-    def _lend(self, order: orders.LendData) -> None:
-        model = self._models.get(order.model)
-        if model is None:
-            self._lent(order, None)
-        else:
-            self._setup.background(lambda: self._lent(order, model.lend(order)))
-
-    def _lent(self, order: orders.LendData, lent: LentStorage | None) -> None:
-        if lent is None:
-            self._tell(orders.DataLent(order.model, order.handle, False, 0, 0, b""))
-            return
-        size_bytes, offset, token, descriptor = lent
-        answer = orders.DataLent(order.model, order.handle, True, size_bytes, offset, token)
-        self._tell(answer, [descriptor] if descriptor >= 0 else [])
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def _borrowed(self, order: orders.DataBorrowed, frame: Frame) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.borrowing.answer(order, frame.descriptors)
-            return
-        frame.close_descriptors()  # and the manager knows that the model has left
+    def _limit(self, order: orders.SetLimit, frame: Frame) -> None:
+        if order.together_bytes and order.model in self._models:
+            self._setup.device.limit_together(order.together_bytes)
+        self._tell_model(order, frame)
 
     def _drop(self, order: orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""
@@ -385,8 +329,8 @@ class WorkerSetup:
             model.note_settled()
         executor.single.share = order.gpu_share
         executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
-        if order.merged:
-            executor.merged.most = order.merged
+        for part in model.parts:
+            part.loaded(order)
         executor.memory.peak_bytes = device.used_bytes()
         transfer = [begin_s, end_s]
         self._tell(

@@ -6,6 +6,7 @@ sent, so whatever comes back from one is read typed, and within bounds.
 """
 
 import math
+from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, Union
 
 from msgspec import Meta, Struct, msgpack, structs
@@ -140,19 +141,25 @@ class LeaseTerms(NamedTuple):
 USUAL_TERMS = LeaseTerms()
 
 
-class AdmitCalls(WorkerOrder):
-    """Manager to worker: calls of this session under this lease may run.
+class Admission(NamedTuple):
+    """Calls of this session under this lease may run, on its terms.
 
     If the owner is a function, those of its session whose call comes first, or of `several`. Of a
     lease that is `divided` each session has a part of its own, and is admitted by itself.
     """
 
-    model: Count
     lease: Count
     owner: str
-    several: bool
-    divided: bool
-    terms: LeaseTerms
+    several: bool = False
+    divided: bool = False
+    terms: LeaseTerms = USUAL_TERMS
+
+
+class AdmitCalls(WorkerOrder):
+    """Manager to worker: let these calls in."""
+
+    model: Count
+    admission: Admission
 
 
 class CallsClaimed(WorkerOrder):
@@ -246,6 +253,30 @@ class CallsRan(WorkerOrder):
     together: Count
     metrics: list[Amount]
     session: str
+
+
+class Singly(StrEnum):
+    """Why a call ran singly although others like it might have waited."""
+
+    OFF = "off"
+    RANDOM = "random"
+    PARTS = "control_flow"
+    NESTED = "own_vmap"
+    EXACT = "deterministic"
+    REPEATED = "repeated"
+    NOTHING_SENT = "nothing_sent"
+    UNKNOWN = "not_seen_before"
+    WRITES = "writes"
+    ALIASES = "shared_outputs"
+    VALUES = "depends_on_values"
+    NO_RULE = "no_batching_rule"
+    DIFFERS = "differs"
+    SHAPES = "other_shapes"
+    SLOWER = "slower"
+    MEMORY = "memory"
+    FAILED = "failed_merged"
+    LEFT_OVER = "left_over"
+    TOO_MANY = "too_many_programs"
 
 
 class CallsMerged(WorkerOrder):

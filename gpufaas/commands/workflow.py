@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway_ext.errors import BadWorkflowFile
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gpufaas.errors import CommandError
 from gpufaas.options.shared import Commands, add_verb

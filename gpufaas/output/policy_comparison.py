@@ -8,8 +8,8 @@ from pathlib import Path
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import numbers
 from scheduler import policies
-from scheduler.core.recording import Beginning, RecordedStep
 from scheduler.model.errors import BadRecording
+from scheduler.recording import Beginning, RecordedStep
 from scheduler.sim.comparison import Comparison, Outlook, TrafficFigures, compare
 
 Choice = tuple[str, Mapping[str, float]]

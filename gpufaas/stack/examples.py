@@ -1,14 +1,14 @@
-"""Deploys and calls the functions of stack.yml and their workflow; prints times and placement."""
+"""Deploys and calls the functions of stack.yml; prints times and placement."""
 
 import asyncio
-import json
 import secrets
 import shutil
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from gpufaas.child_programs import killed_at_end
 from gpufaas.errors import CommandError
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.output.request_text import request_text
-from gpufaas.output.workflow_text import workflow_text
 from gpufaas.remote.scheduler_api import SchedulerApi, request_story
 from gpufaas.stack.part_commands import StackPlan
 from gpufaas.stack.supervisor import Part
+from gpufaas.stack.workflow_example import show_workflow
 from scheduler.service.access import ApiRole, token
 
 _STACK = Path("stack.yml")
@@ -33,6 +33,9 @@ _TRIES = 3
 _ACCEPTED = {200, 202}
 _OK = 200
 _SHOWN = 160
+
+# What features show of the examples: whether all went well.
+_MORE: Sequence[Callable[..., Awaitable[bool]]] = (show_workflow,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class _Example:
 
 
 async def show_examples(plan: StackPlan) -> bool:
-    """Deploy and invoke all examples, then their workflow; whether every call succeeded.
+    """Deploy and invoke all examples, then what features show; whether every call succeeded.
 
     If the gateway breaks a request off, as one that is started again does, all begins again.
     """
@@ -92,7 +95,8 @@ async def _show_once(plan: StackPlan) -> bool:
         succeeded = [
             await _invoke_example(session, credentials, scheduler, example) for example in examples
         ]
-        succeeded.append(await show_workflow(session, credentials))
+        call = partial(_example_call, session)
+        succeeded += [await show(session, credentials, call) for show in _MORE]
         print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
     return all(succeeded)
 
@@ -217,6 +221,13 @@ async def _call(
     return content
 
 
+async def _example_call(
+    session: aiohttp.ClientSession, path: str, handler: Path, when: str
+) -> str | None:
+    """As `_call`, with the first body of a handler's example.json."""
+    return await _call(session, path, example_body(handler), when)
+
+
 def _call_id(name: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
 
@@ -240,33 +251,6 @@ async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str],
             trouble = status.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
             raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
         await asyncio.sleep(0.2)
-
-
-_WORKFLOW = Path("workflow.yml")
-_WORKFLOW_NAME = "describe-picture"
-# The workflow takes what this function takes.
-_WORKFLOW_INPUT = Path("functions", "classify")
-_STORED = 202
-
-
-async def show_workflow(session: aiohttp.ClientSession, credentials: Mapping[str, str]) -> bool:
-    """Whether the workflow's call succeeded; True without a workflow.yml here."""
-    if not _WORKFLOW.is_file():
-        return True
-    async with session.post(
-        "/system/workflows", data=_WORKFLOW.read_bytes(), headers=credentials
-    ) as answer:
-        if answer.status != _STORED:
-            raise CommandError(f"{_WORKFLOW}: {await answer.text()}")
-    path, body = f"/workflow/{_WORKFLOW_NAME}", example_body(_WORKFLOW_INPUT)
-    content = await _call(session, path, body, "all its stages")
-    if content is None:
-        return False
-    print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
-    async with session.get(f"/system/workflow/{_WORKFLOW_NAME}", headers=credentials) as answer:
-        workflow = json.loads(await answer.read())
-    print("\n".join(f"  {line}" for line in workflow_text(workflow).splitlines()), flush=True)
-    return True
 
 
 def example_body(handler: Path) -> bytes:

@@ -7,7 +7,6 @@ by hand, without a trace, so that a call costs little more than its bytes.
 import argparse
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from torch_shim.remote.inputs import NAME_OF
 from torch_shim.remote.program import RemoteProgram
-from torch_shim.remote.single_operators import run_there
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import NoTorchFunction, become_cuda
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Slice, Tuple
@@ -160,7 +158,7 @@ def check(number: int, lease_for: Any) -> None:
     for _ in range(_CALLS):
         expected = _run(program, inputs.plain)
         with NoTorchFunction():
-            got = remote.run(inputs.handles, lease_for, partial(run_there, lease_for))
+            got = remote.run(inputs.handles, lease_for)
         outputs = [become_cuda(found) if type(found) is torch.Tensor else found for found in got]
         written = _Tensors(bases.plain + expected, bases.handles + outputs)
         _compare(written)

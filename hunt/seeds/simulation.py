@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway_ext.jobs import worker as job_worker
-from gateway_ext.jobs.jetstream import link as nats_link
-from gateway_ext.jobs.jetstream import queue as jetstream_queue
 from gateway_ext.jobs.sqlite import queue as sqlite_queue
+from gateway_ext.shared_jobs import link as nats_link
+from gateway_ext.shared_jobs import queue as jetstream_queue
 from hunt.seeds.event_journal import EventJournal, JournalLogs
 from hunt.seeds.faults import Faults
 from hunt.seeds.machines import Machine, Runnable

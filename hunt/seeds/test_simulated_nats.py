@@ -8,13 +8,13 @@ import pytest
 from nats.js.api import StreamConfig
 
 from gateway_ext.errors import QueueAway
-from gateway_ext.jobs.jetstream.requests import (
+from gateway_ext.shared_jobs.requests import (
     NatsRequests,
     RecordConflict,
     StreamsFull,
     StreamWatch,
 )
-from gateway_ext.jobs.jetstream.streams import ensure_stream
+from gateway_ext.shared_jobs.streams import ensure_stream
 from tests.kit.simulation.simulated_nats import SimulatedNats
 from tests.kit.simulation.simulated_nats_client import SimulatedNatsClient
 from tests.kit.simulation.simulated_stage import Stage

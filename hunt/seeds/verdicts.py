@@ -58,8 +58,8 @@ class Verdicts:
         core = office.core
         if core.requests:
             yield f"the core has requests: {sorted(core.requests)[:5]}"
-        if core.placer.leases:
-            yield f"the core has leases: {sorted(core.placer.leases)[:5]}"
+        if core.leases:
+            yield f"the core has leases: {sorted(core.leases)[:5]}"
         programs: list[NodeProgram | GatewayProgram] = [*self._nodes, *self._gateways]
         for program in programs:
             if not program.serves:
@@ -140,7 +140,7 @@ def _of_gateway(gateway: GatewayProgram) -> Iterator[str]:
     for function in gateway.functions:
         if function.inflight or function.waiting:
             yield f"{gateway.name}: {function.inflight} calls of {function.id} in flight"
-    if kept := gateway.leasing.kept_leases:
+    if kept := gateway.pool.kept_leases:
         yield f"{gateway.name} keeps {kept} leases"
     counts = gateway.jobs.tally
     if counts.calls or counts.callbacks:

@@ -15,7 +15,7 @@ from common.stream_upgrade import dial
 from common.telemetry.traces import TraceContext
 from common.time_limits import time_limit
 from scheduler.client.scheduler_urls import SchedulerUrls
-from scheduler.model.errors import BadValue, SchedulerUnreachable
+from scheduler.model.errors import BadValue, SchedulerError, SchedulerUnreachable
 from scheduler.model.events import LeaseUsed
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import LeaseId, Request, RequestId
@@ -25,7 +25,6 @@ from scheduler.wire.caller_stream import (
     MOST_LEASES,
     PATH,
     SILENCE_S,
-    AskAgain,
     AskLease,
     CallerUp,
     Cancel,
@@ -59,12 +58,15 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
 
+Answered = Callable[[Granted | SchedulerError], None]
+
+
 class _Question(NamedTuple):
     """An unanswered question; `make` makes its message, for a stream at this time."""
 
     request: RequestId
-    make: Callable[[float], AskLease | AskAgain]
-    answer: asyncio.Future[Granted]
+    make: Callable[[float], AskLease]
+    answered: Answered
     asked_s: float
 
 
@@ -121,10 +123,10 @@ class LeaseClient:
         """Let leases stand from now on; this keeper is told which are wanted back."""
         self._keeper = keeper
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
-        """Wait for a lease, for this trace; cancelling the task cancels the request.
+    def ask(self, request: Request, trace: TraceContext | None, answered: Answered) -> int:
+        """Ask for a lease, for this trace; the answer comes later, unless it is withdrawn.
 
-        Raises RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
+        It is RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
         EventRefused if the request is invalid, SchedulerUnreachable if no scheduler leads.
         """
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
@@ -136,23 +138,20 @@ class LeaseClient:
             sent = relative(request, arrived_s, now_s)
             return AskLease(call, sent, parent, state, keeps)
 
-        return await self._ask(call, request.id, make)
+        self._repeated.asked(request.id)
+        now_s = time.monotonic()
+        self._questions[call] = _Question(request.id, make, answered, now_s)
+        self._send(make(now_s))
+        return call
 
-    async def wanted(self, request: RequestId) -> Granted:
-        """Wait for another lease after one that was released with `may_return`."""
-        call = next(self._numbers)
-        return await self._ask(call, request, lambda _: AskAgain(call, request))
+    def withdraw(self, question: int) -> None:
+        """Take a question back that has no answer, and end its request."""
+        self.cancel(self._questions.pop(question).request)
 
-    def release(
-        self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
-    ) -> None:
-        """The holder no longer needs the GPU, or (with `may_return`) may need it again later.
-
-        Of a lease that several requests have, only the named one gives it back.
-        """
-        if not may_return:
-            self._drop(lease, request)
-        self._say(GiveBack(lease, may_return, request))
+    def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
+        """The holder no longer needs the GPU; of a lease that several have, the named request."""
+        self._drop(lease, request)
+        self._say(GiveBack(lease, request))
 
     def _drop(self, lease: LeaseId, request: RequestId | None) -> None:
         """Hold a lease no more; of one that others share, only this request's part."""
@@ -205,32 +204,14 @@ class LeaseClient:
 
     # -- questions --------------------------------------------------------------------------------
 
-    async def _ask(
-        self, call: int, request: RequestId, make: Callable[[float], AskLease | AskAgain]
-    ) -> Granted:
-        answer: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        self._repeated.asked(request)
-        now_s = time.monotonic()
-        self._questions[call] = _Question(request, make, answer, now_s)
-        self._send(make(now_s))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.cancel(request)  # also if the lease was granted a moment ago
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._drop(answer.result().placement.lease, request)
-            raise
-        finally:
-            self._questions.pop(call, None)
-
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
             self._line.send(pack(message))
 
     def _end_questions(self, why: str, before_s: float) -> None:
-        for question in self._questions.values():
-            if question.asked_s <= before_s and not question.answer.done():
-                question.answer.set_exception(SchedulerUnreachable(why))
+        for call, question in list(self._questions.items()):
+            if question.asked_s <= before_s and self._questions.pop(call, None) is not None:
+                question.answered(SchedulerUnreachable(why))
 
     # -- the stream -------------------------------------------------------------------------------
 
@@ -333,18 +314,18 @@ class LeaseClient:
 
     def _grant(self, granted: Granted) -> None:
         lease = granted.placement.lease
-        question = self._questions.get(granted.call)
-        if question is None or question.answer.done():
-            return  # it was cancelled, and so is its request
+        question = self._questions.pop(granted.call, None)
+        if question is None:
+            return  # it was withdrawn, and so is its request
         self._held.setdefault(lease, {})[question.request] = None
         if len(self._held) > MOST_LEASES:
             del self._held[next(iter(self._held))]
-        question.answer.set_result(granted)
+        question.answered(granted)
 
     def _refuse(self, refused: Refused) -> None:
-        question = self._questions.get(refused.call)
-        if question is not None and not question.answer.done():
-            question.answer.set_exception(error_of(refused.refusal))
+        question = self._questions.pop(refused.call, None)
+        if question is not None:
+            question.answered(error_of(refused.refusal))
 
 
 # A leader may die while a release that it took still waits for its node's stream, this long; and

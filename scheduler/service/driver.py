@@ -1,18 +1,18 @@
 """The core on real time: takes events from callers and nodes, and carries out what it decides."""
 
+import time
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import Logger
 from types import MappingProxyType
 from typing import NamedTuple
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from common.clock import Cancellable, Clock
-from scheduler.api import AcquireAnswer, Acquired, AcquireEnded, Placement
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
-from scheduler.model import events
+from scheduler.model import errors, events
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -27,25 +27,21 @@ from scheduler.model.actions import (
     Refuse,
     SetTimer,
 )
-from scheduler.model.errors import (
-    EventRefused,
-    GivenBack,
-    ModelsTooLarge,
-    OverQuota,
-    QueueFull,
-    RequestEnded,
-    RequestExpired,
-    RequestFailed,
-    RequestWithdrawn,
+from scheduler.model.values import (
+    AfterLoss,
+    LeaseId,
+    Placement,
+    Request,
+    RequestId,
+    RequestOutcome,
+    SlotId,
 )
-from scheduler.model.events import DeadlinePassed, Event, GpuJoined, NodeSnapshot, RunFailed
-from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome, SlotId
 from scheduler.service.event_log import DecisionLog
 from scheduler.service.survey import gpus_of
 from scheduler.wire.cluster_status import DecisionCounts, Status
-from scheduler.wire.node_link import NodeLink
+from scheduler.wire.node_link import NodeLink, hand_over, placement_of
 
-Observer = Callable[[float, Event, Sequence[Action]], None]
+Observer = Callable[[float, events.Event, Sequence[Action]], None]
 
 _STOPPING = "the scheduler is stopping"
 
@@ -53,12 +49,26 @@ _STOPPING = "the scheduler is stopping"
 class _Reported(NamedTuple):
     """An event, and the callback for its refusal, or None once it was handled."""
 
-    event: Event
-    handled: Callable[[EventRefused | None], None] | None = None
+    event: events.Event
+    handled: Callable[[errors.EventRefused | None], None] | None = None
+
+
+class MonotonicClock:
+    """The machine's monotonic time: a loop's own may be coarse (uvloop counts milliseconds)."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
+        return get_running_loop().call_later(max(0.0, when_s - time.monotonic()), callback)
 
 
 def nobody_keeps(_lease: LeaseId) -> None:
     """Without callers' streams no request names a caller that keeps leases."""
+
+
+def as_reported(snapshot: events.NodeSnapshot) -> Iterable[events.Event]:
+    return (snapshot,)
 
 
 class Driver:
@@ -75,13 +85,18 @@ class Driver:
         log: Logger,
         observer: Observer | None = None,
         recall: Callable[[LeaseId], None] = nobody_keeps,
+        restore: Callable[[events.NodeSnapshot], Iterable[events.Event]] = as_reported,
     ) -> None:
-        """`recall` tells the caller that keeps a lease to give it back."""
+        """`recall` tells the caller that keeps a lease to give it back.
+
+        `restore` adds to a node's report what an earlier leader knew of the node.
+        """
         self._core = core
         self._clock = clock
         self._log = log
         self._observer = observer
         self._recall = recall
+        self._restore = restore
         self._events: deque[_Reported] = deque()
         self._handling = False
         self._closed = False
@@ -106,18 +121,19 @@ class Driver:
         """Always: for nodes in this process."""
         return not self._closed
 
-    def detach(self, node: NodeId, running: AfterLoss = AfterLoss.FAIL) -> None:
-        """The node is gone with its GPUs; `running` is for requests that hold leases there.
-
-        A request that waits again holds no lease: its caller has to acquire it again, or cancel it.
-        """
+    def detach(self, node: NodeId) -> None:
+        """The node is gone with its GPUs; requests that hold leases there fail."""
         if node in self._links:
             self._log.info("node %s is detached", node)
-            self._links.lose(node, running)
+            self._links.lose(node)
             self._drain()
 
-    def report(self, event: Event) -> None:
-        self._submit(_Reported(event))
+    def report(self, event: events.Event) -> None:
+        if isinstance(event, events.NodeSnapshot):
+            for restored in self._restore(event):
+                self._submit(_Reported(restored))
+        else:
+            self._submit(_Reported(event))
 
     # -- callers --------------------------------------------------------------------------------
 
@@ -129,7 +145,7 @@ class Driver:
         """
         event = events.RequestArrived(request)
         if self._gives_back(request.id):
-            raise EventRefused(event, "it has given its lease back")
+            raise errors.EventRefused(event, "it has given its lease back")
         return await self._placement(request, event)
 
     async def wanted(self, request: RequestId) -> Placement:
@@ -140,7 +156,7 @@ class Driver:
         event = events.LeaseWanted(request)
         pending = self._core.requests.get(request)
         if pending is None:
-            raise EventRefused(event, "this request has ended")
+            raise errors.EventRefused(event, "this request has ended")
         return await self._placement(pending.request, event)
 
     def release(
@@ -190,7 +206,7 @@ class Driver:
             gpus=gpus_of(self._core),
             nodes=self._links.nodes(),
             waiting=waiting,
-            waiting_locally=placer.queued - waiting - self._core.cluster.held,
+            waiting_locally=self._core.cluster.queued - waiting - self._core.cluster.held,
             counts=self.counts(),
         )
 
@@ -212,49 +228,54 @@ class Driver:
         self._timers.close()
         self._contention.close()
         for request in self._callers.requests():
-            self._callers.answer(AcquireEnded(request, RequestOutcome.CANCELLED, _STOPPING))
+            self._callers.answer(request, Finish(request, RequestOutcome.CANCELLED, _STOPPING))
         for event, handled in self._events:
             if handled is not None:
-                handled(EventRefused(event, _STOPPING))
+                handled(errors.EventRefused(event, _STOPPING))
         self._events.clear()
 
     # -- waiting --------------------------------------------------------------------------------
 
-    async def _placement(self, request: Request, event: Event) -> Placement:
+    async def _placement(self, request: Request, event: events.Event) -> Placement:
         if self._closed:
-            raise RequestWithdrawn(request.id, _STOPPING)
-        call = self._callers.join(request.id)
+            raise errors.RequestWithdrawn(request.id, _STOPPING)
+        waiter, together = self._callers.join(request.id)
+
+        def handled(refused: errors.EventRefused | None) -> None:
+            if refused is not None and not waiter.done():  # it is raised in this task alone
+                waiter.set_exception(refused)
+
         try:
-            self._submit(_Reported(event, call.handled))
-            answer = await call.waiter
+            self._submit(_Reported(event, handled))
+            answer = await waiter
         except CancelledError:
-            if self._callers.leave(request.id, call):
+            if self._callers.leave(request.id, waiter, together):
                 self.report(events.RequestCancelled(request.id))
             raise
         except BaseException:
-            self._callers.leave(request.id, call)
+            self._callers.leave(request.id, waiter, together)
             raise
-        if isinstance(answer, AcquireEnded):
+        if isinstance(answer, Finish):
             raise error_of(request, answer, self._core)
-        return answer.placement
+        return answer
 
     def _gives_back(self, request: RequestId) -> bool:
         """Whether the request holds no lease any more, or one whose end was ordered."""
         pending = self._core.requests.get(request)
         if pending is None or pending.lease is None:
             return False
-        lease = self._core.placer.leases.get(pending.lease)
+        lease = self._core.leases.get(pending.lease)
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
 
-    async def _ask(self, event: Event) -> None:
-        answered: Future[EventRefused | None] = get_running_loop().create_future()
+    async def _ask(self, event: events.Event) -> None:
+        answered: Future[errors.EventRefused | None] = get_running_loop().create_future()
 
-        def handled(refused: EventRefused | None) -> None:
+        def handled(refused: errors.EventRefused | None) -> None:
             if not answered.done():  # else the caller has gone
                 answered.set_result(refused)
 
         if self._closed:
-            raise EventRefused(event, _STOPPING)
+            raise errors.EventRefused(event, _STOPPING)
         self._submit(_Reported(event, handled))
         refused = await answered
         if refused is not None:
@@ -277,14 +298,14 @@ class Driver:
                 self._lose_nodes()
                 if self._events:
                     self._handle(self._events.popleft())
-                elif not self._contention.notify(waiting=self._core.placer.contending > 0):
+                elif not self._contention.notify(waiting=self._core.cluster.contending > 0):
                     break
         finally:
             self._handling = False
 
     def _handle(self, reported: _Reported) -> None:
         event, now = reported.event, self._clock.now_s()
-        refused: EventRefused | None = None
+        refused: errors.EventRefused | None = None
         if self._from_stranger(event):
             actions: list[Action] = [Refuse(event, "this node is not attached")]
         else:
@@ -294,18 +315,20 @@ class Driver:
                 self._observer(now, event, actions)
         for action in actions:
             if isinstance(action, Refuse):
-                refused = EventRefused(event, action.reason)
+                refused = errors.EventRefused(event, action.reason)
             self._journal.decided(action)
             self._carry_out(action)
         if reported.handled is not None:
             reported.handled(refused)
 
-    def _from_stranger(self, event: Event) -> bool:
+    def _from_stranger(self, event: events.Event) -> bool:
         """Whether the event brings GPUs of a node that is not attached."""
-        if isinstance(event, GpuJoined):
+        if isinstance(event, events.GpuJoined):
             return event.gpu.node not in self._links
         return (
-            isinstance(event, NodeSnapshot) and bool(event.gpus) and event.node not in self._links
+            isinstance(event, events.NodeSnapshot)
+            and bool(event.gpus)
+            and event.node not in self._links
         )
 
     # -- carrying out -----------------------------------------------------------------------------
@@ -322,8 +345,7 @@ class Driver:
             self._end_lease(action.slot, action)
         elif isinstance(action, Finish):
             self._timers.ended(action.request)
-            ended = AcquireEnded(action.request, action.outcome, action.reason, action.again_s)
-            self._callers.answer(ended)
+            self._callers.answer(action.request, action)
         elif isinstance(action, SetTimer):
             self._timers.set(action)
         elif isinstance(action, Recall):
@@ -334,18 +356,9 @@ class Driver:
         if not self._links.give(action.node, action):
             self._undelivered.add(action.lease)
             return
-        placement = Placement(
-            lease=action.lease,
-            gpu=action.gpu,
-            node=action.node,
-            slot=action.slot,
-            models=action.models,
-            hit=action.hit,
-            estimate=action.estimate,
-            stands=action.stands,
-        )
+        placement = placement_of(action)
         for request in action.requests:
-            self._callers.answer(Acquired(request, placement))
+            self._callers.answer(request, placement)
 
     def _order(self, gpu_id: GpuId, order: Prepare | Demote | EndContext) -> None:
         gpu = self._core.cluster.gpus.get(gpu_id)
@@ -362,28 +375,26 @@ class Driver:
     def _lose_nodes(self) -> None:
         """Report lost nodes to the core before any other event, so that it places nothing there."""
         while self._links.lost:
-            node, running = self._links.lost.popitem()
-            losses = self._losses(node, running)
+            losses = self._losses(self._links.lost.pop())
             self._events.extendleft(_Reported(event) for event in reversed(losses))
 
-    def _losses(self, node: NodeId, running: AfterLoss) -> list[Event]:
+    def _losses(self, node: NodeId) -> list[events.Event]:
         """The events of a lost node; requests whose lease was never delivered wait again."""
-        leases = self._core.placer.leases
+        leases = self._core.leases
         self._undelivered &= leases.keys()
-        losses: list[Event] = []
-        if running is AfterLoss.FAIL:
-            losses += [
-                RunFailed(lease.id, f"node {node} was lost")
-                for lease in leases.values()
-                if lease.slot.gpu.spec.node == node
-                and lease.requests
-                and lease.id not in self._undelivered
-            ]
-        losses.append(NodeSnapshot(node, (), (), AfterLoss.REQUEUE))
-        return losses
+        failures = [
+            events.RunFailed(lease.id, f"node {node} was lost")
+            for lease in leases.values()
+            if lease.slot.gpu.spec.node == node
+            and lease.requests
+            and lease.id not in self._undelivered
+        ]
+        return [*failures, events.NodeSnapshot(node, (), (), AfterLoss.REQUEUE)]
 
 
-Waiter = Future[AcquireAnswer]
+# A lease, or how the request ended without one.
+Answer = Placement | Finish
+Waiter = Future[Answer]
 
 
 class WaitingCallers:
@@ -395,51 +406,31 @@ class WaitingCallers:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, request: RequestId) -> "CallerWait":
+    def join(self, request: RequestId) -> tuple[Waiter, list[Waiter]]:
+        """One task's wait, and the waits of all that joined for the same answer."""
         waiter: Waiter = get_running_loop().create_future()
         together = self._waiting.setdefault(request, [])
         together.append(waiter)
-        return CallerWait(waiter, together)
+        return waiter, together
 
-    def answer(self, answer: AcquireAnswer) -> None:
+    def answer(self, request: RequestId, answer: Answer) -> None:
         """Answer all tasks that wait for the request; a later task waits for the next answer."""
-        for waiter in self._waiting.pop(answer.request, ()):
+        for waiter in self._waiting.pop(request, ()):
             if not waiter.done():
                 waiter.set_result(answer)
 
-    def leave(self, request: RequestId, call: "CallerWait") -> bool:
+    def leave(self, request: RequestId, waiter: Waiter, together: list[Waiter]) -> bool:
         """Remove a waiting task; whether its request is left without a waiting or answered task."""
-        call.together.remove(call.waiter)
-        if call.together or call.ended:
-            return False
-        if self._waiting.get(request) is call.together:
+        together.remove(waiter)
+        answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
+        if together or (answered and isinstance(waiter.result(), Finish)):
+            return False  # others wait, or it had ended before the task was resumed
+        if self._waiting.get(request) is together:
             del self._waiting[request]
         return True
 
     def requests(self) -> list[RequestId]:
         return list(self._waiting)
-
-
-class CallerWait:
-    """One task's wait, and the waits of all that joined for the same answer."""
-
-    __slots__ = ("together", "waiter")
-
-    def __init__(self, waiter: Waiter, together: list[Waiter]) -> None:
-        self.waiter = waiter
-        self.together = together
-
-    def handled(self, refused: EventRefused | None) -> None:
-        """Raise a refusal in this task alone."""
-        if refused is not None and not self.waiter.done():
-            self.waiter.set_exception(refused)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the request had ended before the task was resumed."""
-        waiter = self.waiter
-        answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
-        return answered and isinstance(waiter.result(), AcquireEnded)
 
 
 REPEAT_S = 0.1
@@ -451,7 +442,7 @@ class NodeLinks:
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._links: dict[NodeId, NodeLink] = {}
-        self.lost: dict[NodeId, AfterLoss] = {}
+        self.lost: list[NodeId] = []
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self._links
@@ -463,19 +454,20 @@ class NodeLinks:
     def attach(self, node: NodeId, link: NodeLink) -> None:
         self._links[node] = link
 
-    def lose(self, node: NodeId, running: AfterLoss) -> None:
-        """Send this node no more orders; `running` says what becomes of its leases' requests."""
+    def lose(self, node: NodeId) -> None:
+        """Send this node no more orders."""
         self._links.pop(node, None)
-        self.lost.setdefault(node, running)
+        if node not in self.lost:
+            self.lost.append(node)
 
     def give(self, node: NodeId, order: Order) -> bool:
         """Hand one order over; False if the node is lost, also if the link fails now."""
         link = self._links.get(node)
         if link is None:
-            self.lose(node, AfterLoss.FAIL)
+            self.lose(node)
             return False
         try:
-            _hand_over(link, order)
+            hand_over(link, order)
         except Exception:  # noqa: BLE001 - a fault of one link must not stop the other nodes
             self._failed(node, order)
             return False
@@ -496,22 +488,7 @@ class NodeLinks:
 
     def _failed(self, node: NodeId, order: object) -> None:
         self._log.exception("node %s is lost: its link failed at %s", node, order)
-        self.lose(node, AfterLoss.FAIL)
-
-
-def _hand_over(link: NodeLink, order: Order) -> None:
-    if isinstance(order, Dispatch):
-        link.grant(order)
-    elif isinstance(order, Prepare):
-        link.prepare(order)
-    elif isinstance(order, EndLease):
-        link.end_lease(order)
-    elif isinstance(order, Demote):
-        link.demote(order)
-    elif isinstance(order, EndContext):
-        link.end_context(order)
-    else:
-        link.demote_stored(order)
+        self.lose(node)
 
 
 class Contention:
@@ -564,7 +541,7 @@ class Contention:
 class Timers:
     """Reports every event at its time; an event that is set twice is reported once."""
 
-    def __init__(self, clock: Clock, report: Callable[[Event], None]) -> None:
+    def __init__(self, clock: Clock, report: Callable[[events.Event], None]) -> None:
         self._clock = clock
         self._report = report
         self._set: dict[SetTimer, Cancellable] = {}
@@ -576,7 +553,7 @@ class Timers:
     def set(self, order: SetTimer) -> None:
         if order in self._set:
             return
-        if isinstance(order.event, DeadlinePassed):
+        if isinstance(order.event, events.DeadlinePassed):
             self._deadlines[order.event.request] = order
         self._set[order] = self._clock.call_at(order.at_s, lambda: self._due(order))
 
@@ -594,26 +571,26 @@ class Timers:
 
     def _due(self, order: SetTimer) -> None:
         del self._set[order]
-        if isinstance(order.event, DeadlinePassed):
+        if isinstance(order.event, events.DeadlinePassed):
             self._deadlines.pop(order.event.request, None)
         self._report(order.event)
 
 
-def error_of(request: Request, ended: AcquireEnded, core: Core) -> RequestEnded:
+def error_of(request: Request, ended: Finish, core: Core) -> errors.RequestEnded:
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
-        wait_s = core.placer.expected_wait_s(request.function)
-        return QueueFull(request.id, reason, core.placer.queued, wait_s)
+        wait_s = core.lifecycle.expected_wait_s(request.function)
+        return errors.QueueFull(request.id, reason, core.cluster.queued, wait_s)
     if outcome is RequestOutcome.OVER_QUOTA:
-        return OverQuota(request.id, reason, ended.again_s or 0.0)
+        return errors.OverQuota(request.id, reason, ended.again_s or 0.0)
     if outcome is RequestOutcome.TOO_LARGE:
         cluster = core.cluster
         needed_bytes = cluster.bundle(request.models).bytes
-        return ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
+        return errors.ModelsTooLarge(request.id, reason, needed_bytes, cluster.largest_bytes)
     if outcome is RequestOutcome.EXPIRED:
-        return RequestExpired(request.id, reason, request.deadline_s)
+        return errors.RequestExpired(request.id, reason, request.deadline_s)
     if outcome is RequestOutcome.CANCELLED:
-        return RequestWithdrawn(request.id, reason)
+        return errors.RequestWithdrawn(request.id, reason)
     if outcome is RequestOutcome.FAILED:
-        return RequestFailed(request.id, reason)
-    return GivenBack(request.id, "its last lease was released for good")
+        return errors.RequestFailed(request.id, reason)
+    return errors.GivenBack(request.id, "its last lease was released for good")

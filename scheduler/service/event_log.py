@@ -17,7 +17,6 @@ from scheduler.model.actions import (
     Refuse,
     Taken,
 )
-from scheduler.model.events import Event
 from scheduler.model.values import LeaseId, RequestOutcome
 from scheduler.wire.cluster_status import DecisionCounts
 
@@ -53,14 +52,10 @@ class DecisionLog:
         self._refusals = 0
         self._finished: Counter[RequestOutcome] = Counter()
 
-    def happened(self, event: Event) -> None:
+    def happened(self, event: events.Event) -> None:
         level = _LEVELS.get(type(event), DEBUG)
         if self._log.isEnabledFor(level):
             self._log.log(level, "%s", event)
-
-    def refused(self, event: Event, reason: str) -> None:
-        self._refusals += 1
-        self._log.warning("refused %.500s: %s", event, reason)
 
     def decided(self, action: Action) -> None:
         """One action is about to be carried out."""
@@ -96,7 +91,8 @@ class DecisionLog:
         elif isinstance(action, Recall):
             self._log.debug("lease %d is recalled", action.lease, extra={"lease": action.lease})
         elif isinstance(action, Refuse):
-            self.refused(action.event, action.reason)
+            self._refusals += 1
+            self._log.warning("refused %.500s: %s", action.event, action.reason)
 
     def counts(self) -> DecisionCounts:
         return DecisionCounts(

@@ -28,13 +28,13 @@ from scheduler.service.leadership.election import (
     term_at,
     watch_rivals,
 )
-from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
+from scheduler.service.leadership.policy_in_force import PolicyInForce
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
 from scheduler.service.settings import Settings
-from scheduler.service.streams.callers import CallerLeases, CallerLines, CallerStreams
+from scheduler.service.streams.callers import CallerLeases, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.service.terms import KeptTerms, owner_rows
 from scheduler.service.views.page_feed import waiting_functions
@@ -155,9 +155,10 @@ class SchedulerService:
         async with self.lead(candidacy.term, candidacy, recovered, buckets):
             assert self.reign is not None, "it leads"
             async with TaskGroup() as tasks:
-                policy = follow_policy(store, self.reign.policy, lambda: candidacy.fence, log)
                 watching = watch_rivals(store, candidacy, term_at, log)
-                beside = [tasks.create_task(work) for work in (policy, watching)]
+                beside = [
+                    tasks.create_task(work) for work in (self.reign.policy.follow(), watching)
+                ]
                 await candidacy.lost.wait()
                 for task in beside:
                     task.cancel()
@@ -172,12 +173,13 @@ class SchedulerService:
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         recovered = recovered or Recovered()
-        choice = recovered.begin_with(self._configured())
-        settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
-        lines = CallerLines(self.leases)
+        settings = self.settings
+        configured = PolicyChoice(settings.policy, settings.parameters, CONFIGURATION)
+        choice = recovered.begin_with(configured)
+        settings = replace(settings, policy=choice.name, parameters=choice.parameters)
         office = Office(
             *(settings, term, self.meters, recovered, self._recorder, self._sink, buckets),
-            recall=lines.recall,
+            recall=self.leases.recall,
         )
         fence = partial(_fence_of, candidacy)
         fenced = partial(self._fenced, candidacy)
@@ -189,8 +191,8 @@ class SchedulerService:
                 fenced=fenced,
                 now_s=office.clock.now_s,
             ),
-            CallerStreams(office, lines, self.meters, self.signed, self._elsewhere, fenced),
-            PolicyInForce(choice, office.decide_by),
+            CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
+            PolicyInForce(choice, office.decide_by, self._store, fence, log),
             KeptTerms(self._store, office.terms, fence, log),
             self._keeper(office, candidacy),
         )
@@ -240,9 +242,6 @@ class SchedulerService:
             self._billed_under = fence
         return await write_use(self._store, buckets, fence)
 
-    def _configured(self) -> PolicyChoice:
-        return PolicyChoice(self.settings.policy, self.settings.parameters, CONFIGURATION)
-
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
         async with aclosing(leaders(self._store)) as changes:
@@ -264,8 +263,8 @@ class SchedulerService:
         """What an answer has beside the placement: term, addresses and a signed token."""
         reign = self._reigning()
         office = reign.office
-        term, lease = office.term, office.core.placer.leases.get(placement.lease)
-        addresses = reign.streams.addresses(placement.node)
+        term, lease = office.term, office.core.leases.get(placement.lease)
+        addresses = reign.streams.addresses.get(placement.node, ())
         shared = lease is not None and lease.is_shared  # each of its requests shows its own token
         claims = LeaseClaims(
             lease=placement.lease,
@@ -284,7 +283,7 @@ class SchedulerService:
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
-        await self._reigning().policy.choose(self._store, policy, parameters)
+        await self._reigning().policy.choose(policy, parameters)
 
     async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
         """Put an owner's terms in force, here and after a restart; None: no longer."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning, RecordedStep, digest
+from scheduler.model import events
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -25,25 +25,8 @@ from scheduler.model.actions import (
     Taken,
 )
 from scheduler.model.errors import BadRecording
-from scheduler.model.events import (
-    Event,
-    GpuSnapshot,
-    LeaseReleased,
-    LeaseWanted,
-    LiveLease,
-    LoadFailed,
-    ModelDemoted,
-    ModelLoaded,
-    NodeSnapshot,
-    RequestArrived,
-    RequestCancelled,
-    RunFailed,
-    RunFinished,
-    SlotFreed,
-    StageDue,
-    TimerFired,
-)
 from scheduler.model.values import AfterLoss, LeaseId, ModelLoad, Request, RequestId, RequestOutcome
+from scheduler.recording import Beginning, RecordedStep, digest
 from scheduler.sim.recorded_world import (
     RecordedHold,
     RecordedRequest,
@@ -117,8 +100,8 @@ class TrafficWatch:
     _arrived_s: dict[RequestId, float] = field(default_factory=dict)
     _given: set[LeaseId] = field(default_factory=set)
 
-    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        if isinstance(event, RequestArrived):
+    def __call__(self, now: float, event: events.Event, actions: Sequence[Action]) -> None:
+        if isinstance(event, events.RequestArrived):
             self._arrives(event.request, now)
         for action in actions:
             if isinstance(action, Dispatch):
@@ -293,7 +276,7 @@ def _elsewhere(watch: TrafficWatch, happened: TrafficWatch) -> int:
 
 # Timers in a row that only set the next one; fewer lie between two events of the world.
 _MOST_TIMERS = 100_000
-Observer = Callable[[float, Event, Sequence[Action]], None]
+Observer = Callable[[float, events.Event, Sequence[Action]], None]
 
 
 class Rerun:
@@ -336,10 +319,10 @@ class Rerun:
             self._now, _, happen = heappop(self._due)
             happen()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         actions = self._core.handle(event, self._now)
         self._watch(self._now, event, actions)
-        in_vain = isinstance(event, TimerFired | StageDue) and all(
+        in_vain = isinstance(event, events.TimerFired | events.StageDue) and all(
             isinstance(each, SetTimer) for each in actions
         )
         self._timers_in_vain = self._timers_in_vain + 1 if in_vain else 0
@@ -354,20 +337,20 @@ class Rerun:
 
     # -- from outside ---------------------------------------------------------------------------
 
-    def _happens(self, event: Event) -> None:
-        self._handle(self._reported(event) if isinstance(event, NodeSnapshot) else event)
+    def _happens(self, event: events.Event) -> None:
+        self._handle(self._reported(event) if isinstance(event, events.NodeSnapshot) else event)
 
     def _ask(self, recorded: RecordedRequest) -> None:
         """Send the request, unless it retries one that ended better here than in the recording."""
         earlier = recorded.retry_of
         if earlier is not None and self._outcomes.get(earlier) in (None, RequestOutcome.COMPLETED):
             return
-        self._handle(RequestArrived(recorded.request))
+        self._handle(events.RequestArrived(recorded.request))
         if recorded.cancelled_after_s is not None:
-            gone = partial(self._handle, RequestCancelled(recorded.request.id))
+            gone = partial(self._handle, events.RequestCancelled(recorded.request.id))
             self._at(self._now + recorded.cancelled_after_s, gone)
 
-    def _reported(self, event: NodeSnapshot) -> NodeSnapshot:
+    def _reported(self, event: events.NodeSnapshot) -> events.NodeSnapshot:
         """A node's report, adapted: known GPUs as they are in this run, new GPUs as recorded."""
         gpus = []
         for snapshot in event.gpus:
@@ -414,9 +397,9 @@ class Rerun:
         reported = self._times.reported_loads.of((load.model, load.source))
         load_s = self._load_s(action, load) if reported is None else reported
         size_bytes = self._times.memory_bytes.get(load.model)
-        self._handle(ModelLoaded(action.gpu, load.model, load_s, load.source, size_bytes))
+        self._handle(events.ModelLoaded(action.gpu, load.model, load_s, load.source, size_bytes))
 
-    def _failure(self, failed: LoadFailed, action: Prepare) -> LoadFailed:
+    def _failure(self, failed: events.LoadFailed, action: Prepare) -> events.LoadFailed:
         """The failure; waiting requests may retry only as often as recorded, or never stop."""
         model = failed.model
         self._failed[model] = self._failed.get(model, 0) + 1
@@ -429,7 +412,7 @@ class Rerun:
         self._loading.pop((gpu, model), None)
         tier, found = self._times.tier(model), self._core.cluster.gpus.get(gpu)
         if tier is not None and found is not None:
-            demoted = ModelDemoted(found.spec.node, None, model, tier)
+            demoted = events.ModelDemoted(found.spec.node, None, model, tier)
             self._at(self._now, partial(self._handle, demoted))
 
     def _end(self, lease: LeaseId) -> None:
@@ -445,7 +428,7 @@ class Rerun:
     def _free(self, lease: LeaseId) -> None:
         live = self._live(lease)
         if live is not None:
-            self._handle(SlotFreed(live.slot.id, lease))
+            self._handle(events.SlotFreed(live.slot.id, lease))
 
     # -- what a caller does ---------------------------------------------------------------------
 
@@ -455,7 +438,7 @@ class Rerun:
         holds = [hold for each in action.requests if (hold := self._next_hold(each)) is not None]
         hold = max(holds, key=lambda each: each.held_s) if holds else None
         self._holds[action.lease] = hold
-        lease = self._core.placer.leases[action.lease]
+        lease = self._core.leases[action.lease]
         ready_s = self._ready_s(action, hold)
         if lease.beside:  # its slot serves others until then
             self._at(ready_s, partial(self._join, action))
@@ -471,7 +454,7 @@ class Rerun:
         self._hold(action, max([self._now, *others]))
 
     def _hold(self, action: Dispatch, ready_s: float) -> None:
-        lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
+        lease, hold = self._core.leases[action.lease], self._holds[action.lease]
         if hold is None:
             batch = sum(pending.request.batch for pending in lease.requests)
             usual_s = self._times.hold_s(lease.models, batch)
@@ -480,19 +463,20 @@ class Rerun:
             )  # of similar requests, or estimated
             self._over_s[action.lease] = ready_s + held_s
             self._at(
-                ready_s + held_s, partial(self._of_lease, action.lease, LeaseReleased(action.lease))
+                ready_s + held_s,
+                partial(self._of_lease, action.lease, events.LeaseReleased(action.lease)),
             )
             return
         gpu_type = lease.slot.gpu.spec.gpu_type
         slower_s = self._times.slower_by_s(hold.runs, hold.gpu_type, gpu_type)
         for run in hold.runs:
             run_s = self._times.run_s(run, hold.gpu_type, gpu_type)
-            ran = RunFinished(action.slot, run.model, run.batch, run_s, run.peak_bytes)
+            ran = events.RunFinished(action.slot, run.model, run.batch, run_s, run.peak_bytes)
             after_s = run.after_s + run_s - run.run_s
             self._at(ready_s + after_s, partial(self._of_lease, action.lease, ran))
         over_s = self._over_s[action.lease] = ready_s + max(0.0, hold.held_s + slower_s)
         if hold.failure is not None:
-            failed = RunFailed(action.lease, hold.failure.reason, hold.failure.requests)
+            failed = events.RunFailed(action.lease, hold.failure.reason, hold.failure.requests)
             failed_s = ready_s + hold.failure.after_s
             self._at(failed_s, partial(self._of_lease, action.lease, failed))
         self._then(action, hold, over_s)
@@ -503,13 +487,13 @@ class Rerun:
         if not hold.released:
             self._at(over_s, partial(self._end if hold.failure is not None else self._free, lease))
             return
-        released = LeaseReleased(lease, hold.may_return)
+        released = events.LeaseReleased(lease, hold.may_return)
         self._at(over_s, partial(self._of_lease, lease, released))
         if hold.wanted_after_s is not None:
             for request in action.requests:
                 self._at(over_s + hold.wanted_after_s, partial(self._want, request))
         elif hold.may_return and hold.done_after_s is not None:
-            done = LeaseReleased(lease)
+            done = events.LeaseReleased(lease)
             self._at(over_s + hold.done_after_s, partial(self._handle, done))
 
     def _next_hold(self, request: RequestId) -> RecordedHold | None:
@@ -528,25 +512,25 @@ class Rerun:
 
     def _want(self, request: RequestId) -> None:
         if request in self._core.requests:
-            self._handle(LeaseWanted(request))
+            self._handle(events.LeaseWanted(request))
 
-    def _of_lease(self, lease: LeaseId, event: Event) -> None:
+    def _of_lease(self, lease: LeaseId, event: events.Event) -> None:
         if self._live(lease) is not None:
             self._handle(event)
 
     def _live(self, lease: LeaseId) -> ActiveLease | None:
-        return self._core.placer.leases.get(lease)
+        return self._core.leases.get(lease)
 
     def _finish(self, action: Finish) -> None:
         self._outcomes[action.request] = action.outcome
 
 
-def _as_it_is(gpu: Gpu) -> GpuSnapshot:
+def _as_it_is(gpu: Gpu) -> events.GpuSnapshot:
     """The report that this GPU's manager would send now."""
     residents = tuple((model, each.bytes) for model, each in gpu.cache.residents.items())
     leases = tuple(
-        LiveLease(lease.id, slot.id, lease.models, tuple(each.id for each in lease.requests))
+        events.LiveLease(lease.id, slot.id, lease.models, tuple(each.id for each in lease.requests))
         for slot in gpu.slots
         for lease in slot.leases.values()
     )
-    return GpuSnapshot(gpu.spec, residents, leases, loading=tuple(gpu.loads))
+    return events.GpuSnapshot(gpu.spec, residents, leases, loading=tuple(gpu.loads))

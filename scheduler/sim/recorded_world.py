@@ -14,32 +14,10 @@ from msgspec import structs
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning
+from scheduler.model import events
 from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare, Taken
-from scheduler.model.events import (
-    DeadlinePassed,
-    Event,
-    GpuDraining,
-    GpuLost,
-    LeaseComputed,
-    LeaseReleased,
-    LeaseUsed,
-    LeaseWanted,
-    LoadFailed,
-    ModelDemoted,
-    ModelLoaded,
-    NodeSilent,
-    NodeSnapshot,
-    PolicySet,
-    RecallPassed,
-    RequestArrived,
-    RequestCancelled,
-    RunFailed,
-    RunFinished,
-    SlotFreed,
-    TimerFired,
-)
 from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome
+from scheduler.recording import Beginning
 
 
 class MeasuredRun(NamedTuple):
@@ -119,7 +97,7 @@ class RecordedTimes:
     endings: KeyedMeans = field(default_factory=KeyedMeans)
     memory_bytes: dict[ModelId, int] = field(default_factory=dict)
     loaded: set[ModelId] = field(default_factory=set)
-    failed_loads: dict[ModelId, LoadFailed] = field(default_factory=dict)
+    failed_loads: dict[ModelId, events.LoadFailed] = field(default_factory=dict)
     failures: Counter[ModelId] = field(default_factory=Counter)
     tiers: dict[ModelId, Counter[Tier]] = field(default_factory=dict)
     callers_wait: bool = True
@@ -173,8 +151,8 @@ class RecordedWorld:
 
     beginning: Beginning
     requests: dict[RequestId, RecordedRequest] = field(default_factory=dict)
-    outside: list[tuple[float, Event]] = field(default_factory=list)
-    policies: list[tuple[float, PolicySet]] = field(default_factory=list)
+    outside: list[tuple[float, events.Event]] = field(default_factory=list)
+    policies: list[tuple[float, events.PolicySet]] = field(default_factory=list)
     times: RecordedTimes = field(default_factory=RecordedTimes)
 
 
@@ -308,7 +286,7 @@ class FollowedLease:
 # A holder that uses the GPU waits for its model. If more than this share of the holders released
 # their lease before the model was loaded, holders do not wait, and long holds have other reasons.
 _FEW = 0.1
-_LEAVING = (GpuLost, GpuDraining, NodeSilent, NodeSnapshot)
+_LEAVING = (events.GpuLost, events.GpuDraining, events.NodeSilent, events.NodeSnapshot)
 
 
 class _Loading:
@@ -341,22 +319,22 @@ class RecordingReader:
         self._beside: set[LeaseId] = set()
         self._last_end_s = self._end_s = float("-inf")
         self._of_events: dict[type, Callable[[Any, float], None]] = {
-            RequestArrived: self._arrived,
-            RequestCancelled: self._cancelled,
-            LeaseReleased: self._released,
-            LeaseUsed: _of_its_own,
-            LeaseComputed: _of_its_own,
-            RecallPassed: _of_its_own,
-            LeaseWanted: self._wanted,
-            SlotFreed: self._freed,
-            ModelLoaded: self._loaded,
-            LoadFailed: self._load_failed,
-            ModelDemoted: self._demoted,
-            RunFinished: self._ran,
-            RunFailed: self._failed,
-            PolicySet: lambda event, at_s: self._world.policies.append((at_s, event)),
-            DeadlinePassed: _of_its_own,
-            TimerFired: _of_its_own,
+            events.RequestArrived: self._arrived,
+            events.RequestCancelled: self._cancelled,
+            events.LeaseReleased: self._released,
+            events.LeaseUsed: _of_its_own,
+            events.LeaseComputed: _of_its_own,
+            events.RecallPassed: _of_its_own,
+            events.LeaseWanted: self._wanted,
+            events.SlotFreed: self._freed,
+            events.ModelLoaded: self._loaded,
+            events.LoadFailed: self._load_failed,
+            events.ModelDemoted: self._demoted,
+            events.RunFinished: self._ran,
+            events.RunFailed: self._failed,
+            events.PolicySet: lambda event, at_s: self._world.policies.append((at_s, event)),
+            events.DeadlinePassed: _of_its_own,
+            events.TimerFired: _of_its_own,
         }
         self._of_actions: dict[type, Callable[[Any, float], None]] = {
             Prepare: self._prepared,
@@ -366,7 +344,7 @@ class RecordingReader:
             Finish: self._finished,
         }
 
-    def take(self, at_s: float, event: Event, actions: Sequence[Action]) -> None:
+    def take(self, at_s: float, event: events.Event, actions: Sequence[Action]) -> None:
         self._end_s = at_s
         self._of_events.get(type(event), self._outside)(event, at_s)
         for action in actions:
@@ -407,7 +385,7 @@ class RecordingReader:
 
     # -- callers --------------------------------------------------------------------------------
 
-    def _arrived(self, event: RequestArrived, at_s: float) -> None:
+    def _arrived(self, event: events.RequestArrived, at_s: float) -> None:
         before = event.request.id
         recorded = self._named(event.request, at_s)
         if recorded is None:
@@ -428,13 +406,13 @@ class RecordingReader:
         self._world.requests[name] = recorded
         return recorded
 
-    def _cancelled(self, event: RequestCancelled, at_s: float) -> None:
+    def _cancelled(self, event: events.RequestCancelled, at_s: float) -> None:
         name = self._names.of(event.request)
         if name is not None:
             recorded = self._world.requests[name]
             recorded.cancelled_after_s = at_s - recorded.at_s
 
-    def _released(self, event: LeaseReleased, at_s: float) -> None:
+    def _released(self, event: events.LeaseReleased, at_s: float) -> None:
         seen = self._seen.get(event.lease)
         if seen is None:
             self._outside(event, at_s)
@@ -445,7 +423,7 @@ class RecordingReader:
         elif not event.may_return and seen.done_after_s is None:
             seen.done_after_s = at_s - seen.released_s
 
-    def _goes_on(self, seen: FollowedLease, event: LeaseReleased, at_s: float) -> bool:
+    def _goes_on(self, seen: FollowedLease, event: events.LeaseReleased, at_s: float) -> bool:
         """Whether others have the lease after one of its requests has given it back."""
         if event.request is None or len(seen.names) == 1:
             return False
@@ -454,7 +432,7 @@ class RecordingReader:
             seen.given_back_s.setdefault(name, at_s)
         return len(seen.given_back_s) < len(seen.names)
 
-    def _wanted(self, event: LeaseWanted, at_s: float) -> None:
+    def _wanted(self, event: events.LeaseWanted, at_s: float) -> None:
         name = self._names.of(event.request)
         seen = None if name is None else self._last.get(name)
         if seen is not None and seen.released_s is not None and seen.wanted_after_s is None:
@@ -462,10 +440,10 @@ class RecordingReader:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def _outside(self, event: Event, at_s: float) -> None:
+    def _outside(self, event: events.Event, at_s: float) -> None:
         self._world.outside.append((at_s, event))
 
-    def _freed(self, event: SlotFreed, at_s: float) -> None:
+    def _freed(self, event: events.SlotFreed, at_s: float) -> None:
         self._live.pop(event.lease, None)
         for waiting in self._live.values():
             if event.lease in waiting.behind and waiting.released_s is None:
@@ -478,7 +456,7 @@ class RecordingReader:
         elif seen.freed_s is None:
             seen.freed_s = at_s
 
-    def _loaded(self, event: ModelLoaded, at_s: float) -> None:
+    def _loaded(self, event: events.ModelLoaded, at_s: float) -> None:
         times = self._world.times
         loading = self._loading.pop((event.gpu, event.model), None)
         if loading is not None:
@@ -499,11 +477,11 @@ class RecordingReader:
 
     def _computing_with(self, lease: LeaseId) -> set[LeaseId]:
         """The leases that compute where a lease is to compute that was loaded beside them."""
-        own = self._core.placer.leases.get(lease)
+        own = self._core.leases.get(lease)
         others = {} if own is None else own.slot.leases
         return {other for other, held in others.items() if other != lease and not held.beside}
 
-    def _load_failed(self, event: LoadFailed, at_s: float) -> None:
+    def _load_failed(self, event: events.LoadFailed, at_s: float) -> None:
         times = self._world.times
         loading = self._loading.pop((event.gpu, event.model), None)
         times.failures[event.model] += 1
@@ -516,13 +494,13 @@ class RecordingReader:
                 seen.awaits.clear()
                 seen.awaited = False  # whether its holder would have waited is unknown
 
-    def _demoted(self, event: ModelDemoted, at_s: float) -> None:
+    def _demoted(self, event: events.ModelDemoted, at_s: float) -> None:
         if event.gpu is not None:  # lost without an order, for example with its worker
             self._outside(event, at_s)
             return
         self._world.times.tiers.setdefault(event.model, Counter())[event.tier] += 1
 
-    def _ran(self, event: RunFinished, at_s: float) -> None:
+    def _ran(self, event: events.RunFinished, at_s: float) -> None:
         slot = self._core.cluster.slots.get(event.slot)
         if slot is None:
             return
@@ -536,7 +514,7 @@ class RecordingReader:
                     seen.runs.append((at_s, run))
                 return
 
-    def _failed(self, event: RunFailed, at_s: float) -> None:
+    def _failed(self, event: events.RunFailed, at_s: float) -> None:
         seen = self._seen.get(event.lease)
         if seen is not None and seen.failure is None:
             seen.failure = RecordedFailure(at_s, event.reason, event.requests)
@@ -604,5 +582,5 @@ class RecordingReader:
         return "" if found is None else found.spec.gpu_type
 
 
-def _of_its_own(event: Event, at_s: float) -> None:
+def _of_its_own(event: events.Event, at_s: float) -> None:
     """Ignore what depends on decisions: the core's own timers, and reports of kept leases."""

@@ -71,10 +71,8 @@ class Store(Protocol):
         No key may be in both `puts` and `deletes`. At most MAX_CHANGES keys.
         """
 
-    def watch(
-        self, prefix: str, from_revision: int | None = None
-    ) -> AsyncGenerator[KeyChanges, None]:
-        """Changes to keys under the prefix from this revision on, or first all keys, then changes.
+    def watch(self, prefix: str) -> AsyncGenerator[KeyChanges, None]:
+        """First all keys under the prefix, then changes.
 
         The watch never ends, also after an outage of the datastore. If the changes are no longer
         available (compacted), it yields all keys again (`complete`). Close it: `aclosing`.

@@ -91,11 +91,9 @@ class EtcdStore:
             mean_bytes = sum(len(entry.value) for entry in answer.kvs) // len(answer.kvs)
             limit = max(1, min(_LISTED_AT_ONCE, _LISTED_BYTES // max(1, mean_bytes)))
 
-    async def watch(
-        self, prefix: str, from_revision: int | None = None
-    ) -> AsyncGenerator[KeyChanges, None]:
+    async def watch(self, prefix: str) -> AsyncGenerator[KeyChanges, None]:
         assert self._beating is not None, "a watch needs the heartbeat: `async with store`"
-        wanted = from_revision
+        wanted: int | None = None
         while not self._closed:
             try:
                 if wanted is None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from scheduler.model.errors import DatastoreError, Fenced, LeaseGone
 from scheduler.store.datastore import MAX_CHANGES, Fence, KeyChanges, Listing, StoreLease
 
-_HISTORY = 10_000  # revisions that watches may go back to
-
 
 @dataclass(frozen=True, slots=True)
 class _StoredValue:
@@ -29,12 +27,11 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._revision = 0
-        self._compacted = 0
         self._entries: dict[str, _StoredValue] = {}
-        self._history: dict[int, dict[str, bytes | None]] = {}
         self._leases: dict[StoreLease, _GrantedLease] = {}
         self._latest_lease = 0
-        self._changed = asyncio.Event()
+        # By watch what it has not yielded yet; None ends it.
+        self._watches: list[asyncio.Queue[KeyChanges | None]] = []
         self._closed = False
 
     @property
@@ -57,23 +54,19 @@ class MemoryStore:
         self._check()
         return self._listing(prefix)
 
-    async def watch(
-        self, prefix: str, from_revision: int | None = None
-    ) -> AsyncGenerator[KeyChanges, None]:
-        after = None if from_revision is None else from_revision - 1
-        while not self._closed:
-            if after is None or after < self._compacted:
-                listing = self._listing(prefix)
-                after = listing.revision
-                yield KeyChanges(listing.revision, listing.values, complete=True)
-            elif after < self._revision:
-                after += 1
-                history = self._history[after].items()
-                changes = {key: value for key, value in history if key.startswith(prefix)}
-                if changes:
-                    yield KeyChanges(after, changes)
-            else:
-                await self._changed.wait()
+    async def watch(self, prefix: str) -> AsyncGenerator[KeyChanges, None]:
+        if self._closed:
+            return
+        written: asyncio.Queue[KeyChanges | None] = asyncio.Queue()
+        self._watches.append(written)
+        try:
+            yield KeyChanges(*self._listing(prefix), complete=True)
+            while (changes := await written.get()) is not None:
+                values = {k: value for k, value in changes.values.items() if k.startswith(prefix)}
+                if values:
+                    yield KeyChanges(changes.revision, values)
+        finally:
+            self._watches.remove(written)
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -112,12 +105,6 @@ class MemoryStore:
                 raise Fenced(fence.key, fence.revision)
         self._apply(puts, deleted, lease)
 
-    def compact(self) -> None:
-        """Forget all changes up to now; watches that lag behind yield all keys again."""
-        self._compacted = self._revision
-        self._history.clear()
-        self._wake()
-
     # -- leases ---------------------------------------------------------------------------------
 
     async def grant(self, ttl_s: int) -> StoreLease:
@@ -144,7 +131,7 @@ class MemoryStore:
         self._closed = True
         for lease in self._leases.values():
             lease.expiry.cancel()
-        self._wake()
+        self._tell(None)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -179,11 +166,7 @@ class MemoryStore:
             self._entries[key] = _StoredValue(value, created, lease)
             if lease is not None:
                 self._leases[lease].keys.add(key)
-        self._history[self._revision] = changes
-        if len(self._history) > _HISTORY:
-            self._compacted = min(self._history)
-            del self._history[self._compacted]
-        self._wake()
+        self._tell(KeyChanges(self._revision, changes))
 
     def _expire_later(self, lease: StoreLease, ttl_s: int) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(ttl_s, self._end_lease, lease)
@@ -196,6 +179,6 @@ class MemoryStore:
         self._apply({}, sorted(granted.keys))
         del self._leases[lease]
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _tell(self, changes: KeyChanges | None) -> None:
+        for watch in self._watches:
+            watch.put_nowait(changes)

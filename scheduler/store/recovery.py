@@ -13,8 +13,9 @@ from cache_manager.model.request_rates import IdleGaps
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import SchedulerError
-from scheduler.model.events import GpuSnapshot, NodeSnapshot, PinAsked
+from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, PinAsked
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.store.datastore import Store
 from scheduler.store.stored_records import (
@@ -50,14 +51,14 @@ class Recovered:
         for model, model_profile in self.profiles.items():
             core.cluster.profiles.restore(model, model_profile)
         for model, gaps in self.gaps.items():
-            core.placer.exits.remember(model, gaps)
+            core.layer(StagedExit).remember(model, gaps)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
         """The administrator's choice, if there is one; else the configured policy."""
         stored = self.policy
         return stored if stored is not None and stored.chosen_by == ADMINISTRATOR else configured
 
-    def take(self, snapshot: NodeSnapshot) -> tuple[NodeSnapshot, list[PinAsked]]:
+    def take(self, snapshot: NodeSnapshot) -> list[Event]:
         """A node's first report, with its residents in their recorded order, and recorded pins.
 
         The manager knows which models are resident; the datastore knows in which order they were
@@ -75,7 +76,7 @@ class Recovered:
             residents = sorted(state.residents, key=partial(_rank, ranks, unlisted))
             gpus.append(replace(state, residents=tuple(residents)))
             pins += [PinAsked(m, state.gpu.id) for m, _ in residents if m in pinned]
-        return replace(snapshot, gpus=tuple(gpus)), pins
+        return [replace(snapshot, gpus=tuple(gpus)), *pins]
 
 
 def _rank(ranks: Mapping[ModelId, int], unlisted: int, resident: tuple[ModelId, int]) -> int:

@@ -46,21 +46,13 @@ class AskLease(Message, frozen=True):
     keeps: bool = False
 
 
-class AskAgain(Message, frozen=True):
-    """Up: asks for another lease, after one that was given back early."""
-
-    call: int
-    request: RequestId
-
-
 class GiveBack(Message, frozen=True):
-    """Up: the caller needs the lease no longer, or (with `may_return`) perhaps again.
+    """Up: the caller needs the lease no longer.
 
     Of a lease that several requests have, only the named one gives it back; without a name, all.
     """
 
     lease: LeaseId
-    may_return: bool = False
     request: RequestId | None = None
 
 
@@ -154,7 +146,7 @@ class Alive(Message, frozen=True):
     """Down: the leader lives."""
 
 
-CallerUp = Present | AskLease | AskAgain | GiveBack | Holds | Ran | Cancel | ToldTerms | MetTerm
+CallerUp = Present | AskLease | GiveBack | Holds | Ran | Cancel | ToldTerms | MetTerm
 CallerDown = Leads | SentAway | Granted | Refused | Recalled | Alive
 _UP: msgpack.Decoder[CallerUp] = msgpack.Decoder(CallerUp)
 _DOWN: msgpack.Decoder[CallerDown] = msgpack.Decoder(CallerDown)

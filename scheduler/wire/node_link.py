@@ -2,7 +2,16 @@
 
 from typing import Protocol
 
-from scheduler.model.actions import Demote, DemoteStored, Dispatch, EndContext, EndLease, Prepare
+from scheduler.model.actions import (
+    Demote,
+    DemoteStored,
+    Dispatch,
+    EndContext,
+    EndLease,
+    Order,
+    Prepare,
+)
+from scheduler.model.values import Placement
 
 
 class NodeLink(Protocol):
@@ -42,3 +51,32 @@ class NodeLink(Protocol):
 
         Sent on every change, and repeated while requests wait.
         """
+
+
+def hand_over(link: NodeLink, order: Order) -> None:
+    if isinstance(order, Dispatch):
+        link.grant(order)
+    elif isinstance(order, Prepare):
+        link.prepare(order)
+    elif isinstance(order, EndLease):
+        link.end_lease(order)
+    elif isinstance(order, Demote):
+        link.demote(order)
+    elif isinstance(order, EndContext):
+        link.end_context(order)
+    else:
+        link.demote_stored(order)
+
+
+def placement_of(order: Dispatch) -> Placement:
+    """Return what each caller of a granted lease gets."""
+    return Placement(
+        lease=order.lease,
+        gpu=order.gpu,
+        node=order.node,
+        slot=order.slot,
+        models=order.models,
+        hit=order.hit,
+        estimate=order.estimate,
+        stands=order.stands,
+    )

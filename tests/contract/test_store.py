@@ -1,9 +1,8 @@
 """What every datastore must do: the one in memory, and etcd itself."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from secrets import token_hex
 
 import pytest
@@ -21,35 +20,23 @@ from tests.kit.waiting import PATIENCE_S, eventually
 _LEASE_S = 2  # the shortest that an etcd grants
 
 
-@dataclass
-class Stage:
-    """A store that is empty, and the means to compact it."""
-
-    store: Store
-    compact: Callable[[], Awaitable[None]]
-
-
 @asynccontextmanager
-async def _memory() -> AsyncIterator[Stage]:
+async def _memory() -> AsyncIterator[Store]:
     store = MemoryStore()
-
-    async def compact() -> None:
-        store.compact()
-
     try:
-        yield Stage(store, compact)
+        yield store
     finally:
         await store.close()
 
 
 @asynccontextmanager
-async def _etcd(world: EtcdWorld) -> AsyncIterator[Stage]:
+async def _etcd(world: EtcdWorld) -> AsyncIterator[Store]:
     """Once it is connected to: on a slow machine a connection may fail that is being made."""
     settings = replace(world.settings(), prefix=f"/{token_hex(8)}/")
     async with EtcdStore(settings, LOG) as store:
         await patiently(lambda: store.get("any"))
         await eventually(lambda: store.healthy, "the heartbeat is written")
-        yield Stage(store, partial(patiently, world.compact))
+        yield store
 
 
 def _wait_for_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +55,7 @@ def server(request: pytest.FixtureRequest) -> EtcdWorld | None:
 
 
 @pytest.fixture
-async def stage(server: EtcdWorld | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+async def store(server: EtcdWorld | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
     _wait_for_etcd(monkeypatch)
     async with _memory() if server is None else _etcd(server) as prepared:
         yield prepared
@@ -85,22 +72,22 @@ async def _next(found: AsyncIterator[KeyChanges]) -> KeyChanges:
         return await anext(found)
 
 
-async def test_get_answers_what_was_put_when_it_was(stage: Stage) -> None:
-    await stage.store.put("models/bert", b"{}")
-    assert await stage.store.get("models/bert") == b"{}"
-    assert await stage.store.get("models/gpt") is None
+async def test_get_answers_what_was_put_when_it_was(store: Store) -> None:
+    await store.put("models/bert", b"{}")
+    assert await store.get("models/bert") == b"{}"
+    assert await store.get("models/gpt") is None
 
 
-async def test_put_answers_a_higher_revision_every_time(stage: Stage) -> None:
-    first = await stage.store.put("a", b"1")
-    assert await stage.store.put("a", b"1") > first
+async def test_put_answers_a_higher_revision_every_time(store: Store) -> None:
+    first = await store.put("a", b"1")
+    assert await store.put("a", b"1") > first
 
 
-async def test_list_answers_the_prefix_alone_in_the_order_of_keys(stage: Stage) -> None:
+async def test_list_answers_the_prefix_alone_in_the_order_of_keys(store: Store) -> None:
     for key in ("models/b", "model", "models0"):
-        await stage.store.put(key, key.encode())
-    revision = await stage.store.put("models/a", b"models/a")
-    listing = await stage.store.list("models/")
+        await store.put(key, key.encode())
+    revision = await store.put("models/a", b"models/a")
+    listing = await store.list("models/")
     assert list(listing.values.items()) == [
         ("models/a", b"models/a"),
         ("models/b", b"models/b"),
@@ -108,185 +95,162 @@ async def test_list_answers_the_prefix_alone_in_the_order_of_keys(stage: Stage) 
     assert listing.revision >= revision
 
 
-async def test_list_answers_more_keys_than_one_answer_of_the_server_has(stage: Stage) -> None:
+async def test_list_answers_more_keys_than_one_answer_of_the_server_has(store: Store) -> None:
     keys = [f"models/m{number:05}" for number in range(2500)]
     for first in range(0, len(keys), MAX_CHANGES):
-        await stage.store.write(dict.fromkeys(keys[first : first + MAX_CHANGES], b"{}"))
-    assert list((await stage.store.list("models/")).values) == keys
+        await store.write(dict.fromkeys(keys[first : first + MAX_CHANGES], b"{}"))
+    assert list((await store.list("models/")).values) == keys
 
 
-async def test_list_answers_large_values_whole_beside_small_ones(stage: Stage) -> None:
+async def test_list_answers_large_values_whole_beside_small_ones(store: Store) -> None:
     values = {f"bills/{n:02}": bytes([n]) * (300_000 if n % 3 == 2 else 10) for n in range(40)}
     for key, value in values.items():
-        await stage.store.put(key, value)
-    assert (await stage.store.list("bills/")).values == values
+        await store.put(key, value)
+    assert (await store.list("bills/")).values == values
 
 
 async def test_a_deleted_key_is_gone_when_it_was_there_and_nothing_happens_when_not(
-    stage: Stage,
+    store: Store,
 ) -> None:
-    await stage.store.put("a", b"1")
-    await stage.store.delete("a")
-    await stage.store.delete("a")
-    assert await stage.store.get("a") is None
+    await store.put("a", b"1")
+    await store.delete("a")
+    await store.delete("a")
+    assert await store.get("a") is None
 
 
-async def test_a_key_is_deleted_with_a_value_when_it_has_that_value_alone(stage: Stage) -> None:
-    await stage.store.put("a", b"1")
-    await stage.store.put("ab", b"2")
-    await stage.store.delete("a", b"2")
-    await stage.store.delete("b", b"")
-    assert await stage.store.get("a") == b"1"
-    await stage.store.delete("a", b"1")
-    assert await stage.store.get("a") is None
-    assert await stage.store.get("ab") == b"2"
+async def test_a_key_is_deleted_with_a_value_when_it_has_that_value_alone(store: Store) -> None:
+    await store.put("a", b"1")
+    await store.put("ab", b"2")
+    await store.delete("a", b"2")
+    await store.delete("b", b"")
+    assert await store.get("a") == b"1"
+    await store.delete("a", b"1")
+    assert await store.get("a") is None
+    assert await store.get("ab") == b"2"
 
 
-async def test_create_writes_nothing_when_the_key_is_there(stage: Stage) -> None:
-    await _creation(stage.store, "leader", b"me")
-    assert await stage.store.create("leader", b"you") is None
-    assert await stage.store.get("leader") == b"me"
+async def test_create_writes_nothing_when_the_key_is_there(store: Store) -> None:
+    await _creation(store, "leader", b"me")
+    assert await store.create("leader", b"you") is None
+    assert await store.get("leader") == b"me"
 
 
 async def test_create_answers_a_higher_revision_when_the_key_was_deleted_between(
-    stage: Stage,
+    store: Store,
 ) -> None:
-    first = await _creation(stage.store, "leader")
-    await stage.store.delete("leader")
-    assert await _creation(stage.store, "leader") > first
+    first = await _creation(store, "leader")
+    await store.delete("leader")
+    assert await _creation(store, "leader") > first
 
 
-async def test_write_puts_and_deletes_when_its_fence_holds(stage: Stage) -> None:
-    fence = Fence("leader", await _creation(stage.store, "leader"))
-    await stage.store.put("leader", b"later value, same key")
-    await stage.store.put("old", b"")
-    await stage.store.write({"a": b"1", "b": b"2"}, ["old", "never there"], fence)
-    assert (await stage.store.list("a")).values == {"a": b"1"}
-    assert (await stage.store.list("b")).values == {"b": b"2"}
-    assert await stage.store.get("old") is None
+async def test_write_puts_and_deletes_when_its_fence_holds(store: Store) -> None:
+    fence = Fence("leader", await _creation(store, "leader"))
+    await store.put("leader", b"later value, same key")
+    await store.put("old", b"")
+    await store.write({"a": b"1", "b": b"2"}, ["old", "never there"], fence)
+    assert (await store.list("a")).values == {"a": b"1"}
+    assert (await store.list("b")).values == {"b": b"2"}
+    assert await store.get("old") is None
 
 
 async def test_write_is_refused_and_changes_nothing_when_its_fence_was_made_anew(
-    stage: Stage,
+    store: Store,
 ) -> None:
-    fence = Fence("leader", await _creation(stage.store, "leader"))
-    await stage.store.delete("leader")
+    fence = Fence("leader", await _creation(store, "leader"))
+    await store.delete("leader")
     with pytest.raises(Fenced):
-        await stage.store.write({"a": b"1"}, (), fence)
-    await _creation(stage.store, "leader")
+        await store.write({"a": b"1"}, (), fence)
+    await _creation(store, "leader")
     with pytest.raises(Fenced, match=f"'leader' .* revision {fence.revision}$"):
-        await stage.store.write({"a": b"1"}, (), fence)
-    assert await stage.store.get("a") is None
+        await store.write({"a": b"1"}, (), fence)
+    assert await store.get("a") is None
 
 
-async def test_write_takes_as_many_keys_as_it_promises(stage: Stage) -> None:
-    fence = Fence("leader", await _creation(stage.store, "leader"))
-    await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES)}, (), fence)
-    assert len((await stage.store.list("m/")).values) == MAX_CHANGES
+async def test_write_takes_as_many_keys_as_it_promises(store: Store) -> None:
+    fence = Fence("leader", await _creation(store, "leader"))
+    await store.write({f"m/{i}": b"" for i in range(MAX_CHANGES)}, (), fence)
+    assert len((await store.list("m/")).values) == MAX_CHANGES
     with pytest.raises(AssertionError):
-        await stage.store.write({f"m/{i}": b"" for i in range(MAX_CHANGES + 1)})
+        await store.write({f"m/{i}": b"" for i in range(MAX_CHANGES + 1)})
 
 
-async def test_a_watch_begins_with_all_keys_when_no_revision_is_given(stage: Stage) -> None:
-    await stage.store.put("models/a", b"1")
-    async with aclosing(stage.store.watch("models/")) as found:
+async def test_a_watch_begins_with_all_keys(store: Store) -> None:
+    await store.put("models/a", b"1")
+    async with aclosing(store.watch("models/")) as found:
         first = await _next(found)
         assert (first.values, first.complete) == ({"models/a": b"1"}, True)
-        await stage.store.put("else", b"")
-        await stage.store.put("models/b", b"2")
-        await stage.store.delete("models/a")
+        await store.put("else", b"")
+        await store.put("models/b", b"2")
+        await store.delete("models/a")
         second, third = await _next(found), await _next(found)
     assert (second.values, second.complete) == ({"models/b": b"2"}, False)
     assert (third.values, third.complete) == ({"models/a": None}, False)
     assert first.revision < second.revision < third.revision
 
 
-async def test_a_watch_gives_every_change_since_the_revision_when_one_is_given(
-    stage: Stage,
-) -> None:
-    await stage.store.put("a", b"1")
-    listing = await stage.store.list("a")
-    await stage.store.put("a", b"2")
-    await stage.store.put("a", b"3")
-    async with aclosing(stage.store.watch("a", listing.revision + 1)) as found:
-        assert (await _next(found)).values == {"a": b"2"}
-        assert (await _next(found)).values == {"a": b"3"}
-
-
-async def test_a_watch_gives_one_write_at_once(stage: Stage) -> None:
-    listing = await stage.store.list("")
-    await stage.store.write({"m/a": b"1", "m/b": b"2"})
-    async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
+async def test_a_watch_gives_one_write_at_once(store: Store) -> None:
+    async with aclosing(store.watch("m/")) as found:
+        await _next(found)
+        await store.write({"m/a": b"1", "m/b": b"2"})
         assert (await _next(found)).values == {"m/a": b"1", "m/b": b"2"}
 
 
-async def test_a_watch_begins_anew_when_the_changes_it_wants_were_compacted(stage: Stage) -> None:
-    await stage.store.put("m/a", b"1")
-    listing = await stage.store.list("m/")
-    await stage.store.delete("m/a")
-    await stage.store.put("m/b", b"2")
-    await stage.compact()
-    async with aclosing(stage.store.watch("m/", listing.revision + 1)) as found:
-        changes = await _next(found)
-        assert (changes.values, changes.complete) == ({"m/b": b"2"}, True)
-        await stage.store.put("m/c", b"3")
-        assert (await _next(found)).values == {"m/c": b"3"}
-
-
-async def test_keys_vanish_when_their_lease_is_revoked(stage: Stage) -> None:
-    lease = await stage.store.grant(60)
-    await stage.store.create("mine", b"1", lease)
-    await stage.store.write({"mine too": b"2"}, lease=lease)
-    await stage.store.put("not mine", b"3")
-    async with aclosing(stage.store.watch("mine")) as found:
+async def test_keys_vanish_when_their_lease_is_revoked(store: Store) -> None:
+    lease = await store.grant(60)
+    await store.create("mine", b"1", lease)
+    await store.write({"mine too": b"2"}, lease=lease)
+    await store.put("not mine", b"3")
+    async with aclosing(store.watch("mine")) as found:
         await _next(found)
-        await stage.store.revoke(lease)
+        await store.revoke(lease)
         assert (await _next(found)).values == {"mine": None, "mine too": None}
-    assert await stage.store.get("not mine") == b"3"
-    await stage.store.revoke(lease)
+    assert await store.get("not mine") == b"3"
+    await store.revoke(lease)
 
 
-async def test_a_key_outlives_its_lease_when_it_was_written_again_without(stage: Stage) -> None:
-    lease = await stage.store.grant(60)
-    await stage.store.put("a", b"1", lease)
-    await stage.store.put("a", b"2")
-    await stage.store.revoke(lease)
-    assert await stage.store.get("a") == b"2"
+async def test_a_key_outlives_its_lease_when_it_was_written_again_without(store: Store) -> None:
+    lease = await store.grant(60)
+    await store.put("a", b"1", lease)
+    await store.put("a", b"2")
+    await store.revoke(lease)
+    assert await store.get("a") == b"2"
 
 
-async def test_a_lease_ends_with_its_keys_when_it_is_not_refreshed(stage: Stage) -> None:
-    lease, revision = await _written_in_time(stage.store)
-    async with aclosing(stage.store.watch("a", revision)) as found:
+async def test_a_lease_ends_with_its_keys_when_it_is_not_refreshed(store: Store) -> None:
+    async with aclosing(store.watch("a")) as found:
+        await _next(found)
+        lease = await _written_in_time(store)
         assert (await _next(found)).values == {"a": b"1"}
         assert (await _next(found)).values == {"a": None}
-    assert not await stage.store.refresh(lease)
+    assert not await store.refresh(lease)
 
 
-async def test_a_lease_is_refreshed_while_it_lasts(stage: Stage) -> None:
-    lease = await stage.store.grant(600)
-    assert await stage.store.refresh(lease)
+async def test_a_lease_is_refreshed_while_it_lasts(store: Store) -> None:
+    lease = await store.grant(600)
+    assert await store.refresh(lease)
 
 
-async def _written_in_time(store: Store) -> tuple[StoreLease, int]:
+async def _written_in_time(store: Store) -> StoreLease:
     """A key under a lease that ends soon: on a slow machine one may have ended before."""
     while True:
         lease = await store.grant(_LEASE_S)
         with suppress(LeaseGone):
-            return lease, await store.put("a", b"1", lease)
+            await store.put("a", b"1", lease)
+            return lease
 
 
-async def test_nothing_is_written_under_a_lease_when_it_is_gone(stage: Stage) -> None:
+async def test_nothing_is_written_under_a_lease_when_it_is_gone(store: Store) -> None:
     with pytest.raises(LeaseGone, match="lease 1267 is gone"):
-        await stage.store.put("a", b"1", StoreLease(0x1267))
-    assert not await stage.store.refresh(StoreLease(0x1267))
-    assert await stage.store.get("a") is None
+        await store.put("a", b"1", StoreLease(0x1267))
+    assert not await store.refresh(StoreLease(0x1267))
+    assert await store.get("a") is None
 
 
 async def test_a_store_is_healthy_when_it_is_there_and_refuses_when_it_was_closed(
-    stage: Stage,
+    store: Store,
 ) -> None:
-    assert stage.store.healthy
-    await stage.store.close()
-    await stage.store.close()
+    assert store.healthy
+    await store.close()
+    await store.close()
     with pytest.raises(DatastoreError):
-        await stage.store.get("a")
+        await store.get("a")

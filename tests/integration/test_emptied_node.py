@@ -25,10 +25,11 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.process import ProcessRuntime
-from gpu_manager.runtimes.runtime import HostedModel, StayingData
+from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.store import WeightStore
+from gpu_manager.worker.orders import Admission
 from scheduler.api import (
     ContextKept,
     Demote,
@@ -47,7 +48,7 @@ from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually, wait_until
 from tests.kit.worlds.caller import Caller, program, step
-from tests.kit.worlds.gpu_node import GPU, OWNER
+from tests.kit.worlds.gpu_node import GPU, OWNER, granted_bytes
 from tests.kit.worlds.ordered_node import ReportRecord
 from tests.kit.worlds.worker_machine import children_of
 from torch_shim.wire.image_digests import lay_out
@@ -108,7 +109,7 @@ class LiveNode:
     async def first_numbers(self, hosted: HostedModel, count: int) -> list[int]:
         """Twice the first weights, by the model's worker."""
         ours, theirs = socket.socketpair()
-        hosted.admit(7, "s")
+        hosted.admit(Admission(7, "s"))
         hosted.channel("s", "f", theirs)
         source = [0, hosted.order.digest, *hosted.order.table[0]]
         with Caller(ours) as caller:
@@ -121,10 +122,11 @@ class LiveNode:
         """The ledger has at least what each process measured, and exactly what was kept."""
         ledger = self.gpu.ledger
         hosted = {found.order.model: found.memory_bytes for found in self.runtime.hosted}
-        assert set(ledger.models()) == set(hosted)
-        assert all(ledger.models()[ModelId(model)] >= hosted[model] for model in hosted)
+        granted = granted_bytes(self.gpu)
+        assert set(granted) == set(hosted)
+        assert all(granted[ModelId(model)] >= hosted[model] for model in hosted)
         empty_bytes = sum(found.memory_bytes for found in self.runtime.empty)
-        assert ledger.granted_bytes == sum(ledger.models().values()) + empty_bytes
+        assert ledger.granted_bytes == sum(granted.values()) + empty_bytes
         hosts = {found.host for found in self.runtime.hosted}
         assert self.gpu.processes() == hosts | {found.host for found in self.runtime.empty}
 
@@ -140,13 +142,11 @@ async def live_node() -> AsyncIterator[LiveNode]:
         device, GpuSpec(GPU, NodeId("node"), device.memory_bytes), Ledger(device.memory_bytes)
     )
     store, catalogue, record = WeightStore(TierIndex("lru", 1 << 30)), Catalogue(), ReportRecord()
-    node = GpuNode(
-        NodeSettings("node", ()), [gpu], store, catalogue, record, StayingData(), lambda *_: None
-    )
+    node = GpuNode(NodeSettings("node", ()), [gpu], store, catalogue, record, (), lambda *_: None)
     runtime = ProcessRuntime(node, ["cpu"])
     runtime.prepare()
     node.start(runtime)
-    library = Library(NodeId("node"), store, catalogue, record, 0)
+    library = Library(node.weights, store, catalogue, record, 0)
     try:
         yield LiveNode(node, gpu, runtime, library, record)
     finally:

@@ -84,7 +84,7 @@ def test_model_from_disk_is_called_when_its_weights_arrived_beside_its_context(
     assert parts["transfer"].begin_s < parts["context"].end_s
     (gpu,) = node.run(lambda found: list(found.manager.node.gpus.values()))
     assert (gpu.spec.context_bytes, gpu.ledger.context_bytes) == (CONTEXT_BYTES, CONTEXT_BYTES)
-    (measured,) = [gpu.ledger.measured_bytes(name) for name in gpu.ledger.models()]
+    (measured,) = [resident.memory.measured_bytes for resident in gpu.residents.values()]
     assert measured >= CONTEXT_BYTES + 4 * MIB
     it.close()
     image.close()

@@ -19,6 +19,7 @@ from tests.kit.nodes.manager_client import SealedWeights, model
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient, alive
 from tests.kit.waiting import wait_until
+from tests.kit.worlds.gpu_node import granted_bytes
 
 # A load of the other model takes so long that a test may be held up meanwhile.
 LOAD_S, COLD_MIB = 6.0, 64
@@ -140,7 +141,7 @@ def test_books_are_even_when_loads_beside_runs_have_ended() -> None:
             (core,) = node.status().gpus
             there = {each.model: each.memory_bytes for each in core.residents}
             assert not any(slot.leases for slot in core.slots)
-            return gpu.ledger.models(), there
+            return granted_bytes(gpu), there
 
         granted, counted = stage.node.run(books)
         assert granted == counted

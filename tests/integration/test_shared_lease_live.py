@@ -117,7 +117,7 @@ def test_two_instances_share_a_lease_of_two_slots_and_each_has_its_own_end(tmp_p
     with shared(tmp_path) as it:
         held = it.node.run(lambda node: node.manager.node.leases.get(it.placement.lease))
         assert held is not None
-        assert (len(held.more_slots), held.requests) == (1, NAMES)
+        assert (len(held.live.more_slots), held.report().requests) == (1, NAMES)
         assert call_together(it) == [
             [[10.0 * number + each + 1.0] * 4 for each in range(CALLS)] for number in range(2)
         ]

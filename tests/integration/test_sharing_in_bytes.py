@@ -12,6 +12,7 @@ from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.waiting import wait_until
+from tests.kit.worlds.gpu_node import granted_bytes
 
 _WEIGHTS_BYTES = 8 * MIB
 _STORED = 'gpufaas_node_weights_bytes{kind="memory"}'
@@ -27,8 +28,9 @@ def shared() -> Iterator[SealedWeights]:
 def _granted(node: EmbeddedNode) -> list[int]:
     """The bytes of the GPU's memory that each model was granted."""
     (gpu,) = node.manager.node.gpus.values()
-    assert gpu.ledger.granted_bytes == sum(gpu.ledger.models().values())
-    return sorted(gpu.ledger.models().values())
+    granted = sorted(granted_bytes(gpu).values())
+    assert gpu.ledger.granted_bytes == sum(granted)
+    return granted
 
 
 def _stored_bytes(node: EmbeddedNode) -> float:

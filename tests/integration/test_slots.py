@@ -13,12 +13,13 @@ import pytest
 
 from cache_manager import eviction
 from common.telemetry.metrics import Values
-from gpu_manager.node.leases import LeaseTimes, terms_of
+from gpu_manager.node.leases import LeaseTimes
 from gpu_manager.node.settings import EmulatedTimes
 from gpu_manager.worker.orders import LeaseTerms
 from gpufaas import embedded_node
 from gpufaas.embedded_node import EmbeddedNode
 from scheduler.cluster.view import View
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import Decision, Place
@@ -58,7 +59,7 @@ def divided(
     """A node whose scheduler gives every lease so many slots."""
 
     def core(_: str, rule: str) -> Core:
-        return Core(FixedSlots(slots, configuration), eviction.make(rule))
+        return compose(FixedSlots(slots, configuration), eviction.make(rule))
 
     monkeypatch.setattr(embedded_node, "make_core", core)
     with node_thread(
@@ -169,7 +170,7 @@ def test_a_lease_says_how_many_of_its_calls_run_as_one_and_with_how_many_threads
 def granted(node: EmbeddedNode) -> list[LeaseTerms]:
     """The terms of all leases in force."""
     leases, gpus = node.manager.node.leases, node.manager.node.gpus
-    return [terms_of(lease, gpus[lease.gpu].spec) for lease in leases]
+    return [lease.terms(gpus[lease.gpu].spec) for lease in leases]
 
 
 def test_a_worker_that_dies_frees_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:

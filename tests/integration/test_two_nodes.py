@@ -10,7 +10,6 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import load_secret
 from gpufaas.stack.held_ports import HeldPort
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.access import ApiRole, token
 from scheduler.wire.caller_stream import Granted
@@ -18,6 +17,7 @@ from tests.kit.network.certificates import self_signed
 from tests.kit.nodes.manager_client import model
 from tests.kit.processes.two_nodes import TwoNodes
 from tests.kit.waiting import eventually, wait_until
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 pytestmark = pytest.mark.group("two_nodes", seconds=100)
 
@@ -171,12 +171,12 @@ async def test_each_request_uses_its_own_lease_when_two_are_given_at_once(
     assert {lease for _, lease in again}.isdisjoint(it.placement.lease for it in granted)
 
 
-def calling(cluster: TwoNodes) -> LeaseClient:
+def calling(cluster: TwoNodes) -> WaitingCaller:
     """The scheduler, as a gateway talks to it."""
-    return LeaseClient([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
+    return WaitingCaller([cluster.url], token(load_secret(cluster.secret), ApiRole.CALLER))
 
 
-async def placed(client: LeaseClient, wanted: ModelId) -> list[Granted]:
+async def placed(client: WaitingCaller, wanted: ModelId) -> list[Granted]:
     """Leases for two requests of the program's at once."""
     wishes = [Request(RequestId(name), "team/program", (wanted,)) for name in ("r1", "r2")]
     return list(await asyncio.gather(*map(client.acquire, wishes)))

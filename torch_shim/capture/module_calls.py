@@ -16,8 +16,8 @@ from torch.utils import checkpoint as checkpoints
 from torch_shim.capture.root_modules import Root, RootCall, Roots, root_of_module
 from torch_shim.capture.traces.background import BackgroundTracer, at_imports, pauses
 from torch_shim.collector_pause import without_collections
-from torch_shim.data import put_and_get
 from torch_shim.leases import request_context
+from torch_shim.leases.managers import Nodes
 from torch_shim.patching import CPU, assigned, redirect
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
@@ -51,7 +51,8 @@ class ModuleCalls:
             report.write_at_exit(settings.stats)
         report.expect_modules()
 
-    def install(self) -> None:
+    def install(self) -> Callable[[], Nodes] | None:
+        """Return what the process's sessions are had from, which a fork and a reset make anew."""
         native, local, is_tracing = (
             self._native,
             self._roots.local,
@@ -69,10 +70,9 @@ class ModuleCalls:
         redirect(Module, "_apply", self._apply)
         redirect(torch, "compile", self._compile)
         _install_checkpoints(self._roots)
-        if self._roots.has_manager:
-            put_and_get.connect(self._roots.nodes)
         os.register_at_fork(after_in_child=self._after_fork)
         _installed.append(self)
+        return self._roots.nodes if self._roots.has_manager else None
 
     def import_tracing(self) -> None:
         """Import Dynamo, and make what captures."""
@@ -172,9 +172,9 @@ class ModuleCalls:
         if not _on_gpu(module):
             return None
         if isinstance(module, torch.jit.ScriptModule):
-            report.local_call(
-                "TorchScript runs as it is", operators_of_script(module), "a scripted module"
-            )
+            graph = getattr(module, "inlined_graph", None)
+            operators = 0 if graph is None else _operators_in(graph)
+            report.local_call("TorchScript runs as it is", operators, "a scripted module")
             return None
         if any(map(torch.nn.parameter.is_lazy, module.parameters())):
             return None  # the first call creates the parameters, with random values
@@ -234,10 +234,9 @@ def _on_gpu(module: Module) -> bool:
     return any(isinstance(tensor, CudaTensor) for tensor in module.buffers())
 
 
-def install(settings: ShimSettings) -> None:
-    """Intercept calls of modules, unless the settings disable capture."""
-    if settings.capture:
-        ModuleCalls(settings).install()
+def install(settings: ShimSettings) -> Callable[[], Nodes] | None:
+    """Intercept calls of modules, unless the settings disable capture; return the sessions."""
+    return ModuleCalls(settings).install() if settings.capture else None
 
 
 # What a process does that instances are forked from.
@@ -319,11 +318,6 @@ class OperatorCount(TorchFunctionMode):
         del types
         self.operators += getattr(func, "__name__", "") not in _READS
         return func(*args, **(kwargs or {}))
-
-
-def operators_of_script(module: torch.jit.ScriptModule) -> int:
-    graph = getattr(module, "inlined_graph", None)
-    return _operators_in(graph) if graph is not None else 0
 
 
 def _operators_in(block: Any) -> int:

@@ -1,12 +1,18 @@
-"""Finds the lease for a call: its request's own, else one that this process acquires."""
+"""Finds the lease for a call: its request's own, else one that this process acquires.
 
+A request presents its token, and a call uses what the token names. One rule holds where the worker
+or the manager says that this lease is not in force: the call asks by what the request has, and if
+that is refused as well, this process acquires a lease without the request's.
+"""
+
+import functools
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch_shim.errors import RemoteFailure, WireError
@@ -64,23 +70,6 @@ class ClaimedLease:
     def __init__(self) -> None:
         self.session: ManagerSession | None = None
         self.leases: dict[str, ModelLease] = {}
-
-
-class StandingClaims:
-    """Claimed leases that serve several requests, by the token that all of these bring."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._claims: OrderedDict[str, ClaimedLease] = OrderedDict()
-
-    def of(self, token: str) -> ClaimedLease:
-        """What this process has claimed by this token: at first, nothing."""
-        with self._lock:
-            claimed = self._claims.setdefault(token, ClaimedLease())
-            self._claims.move_to_end(token)
-            if len(self._claims) > _MOST_CLAIMS:
-                self._claims.popitem(last=False)
-            return claimed
 
 
 # After this many consecutive requests with the same number of calls, that number is predicted.
@@ -144,22 +133,22 @@ class PresentedLease:
         given: RequestLease,
         nodes: Nodes,
         habits: Habits | None,
-        claimed: "ClaimedLease | None" = None,
+        claimed: ClaimedLease | None = None,
     ) -> None:
         """Without habits the lease is kept until the request ends, or longer.
 
         `claimed` is what an earlier request with the same token has claimed.
         """
         # `given` itself is not stored: it is the weak key under which this object is kept.
-        self._shown, self._claims = given.token, given.claims
+        self._token, self._claims = given.token, given.claims
         self._models = given.models  # grows as the request calls more of them
         self._nodes = nodes
         self._habits = habits
         self.asking = threading.Lock()
         self._claimed = ClaimedLease() if claimed is None else claimed
-        # Further models' leases are acquired by the token or by a lease number: one of them is set.
-        self._token: str | None = given.token
-        self._joined: int | None = None
+        # By what leases are asked for: the token, or the number of a lease that came later.
+        self._named: dict[str, Any] = {"token": given.token}
+        self._ahead = given.claims.lease  # may be used without asking; 0: none
         self._counting = threading.Lock()
         self._calls = 0
         self._running = 0
@@ -208,39 +197,49 @@ class PresentedLease:
     # -- inside ------------------------------------------------------------------------------
 
     def _lease_for(self, batch: int, bring: Bring) -> SessionLease:
-        session = self._claimed.session
+        claimed = self._claimed
+        session = claimed.session
         if session is None:
-            session = self._claimed.session = self._nodes.holder(self._shown, self._claims.node)
+            session = claimed.session = self._nodes.holder(self._token, self._claims.node)
         model = bring(session)
-        lease = self._claimed.leases.get(model.digest)
-        if lease is None:
-            lease = self._ahead(session, model.digest)
+        lease = claimed.leases.get(model.digest)
+        if lease is None and self._ahead:
+            lease = session.lease_ahead(self._ahead, self._claims.gpu, model.digest)
+            if lease is not None:
+                lease = claimed.leases.setdefault(model.digest, lease)
         if lease is not None and session.holds(lease):
             return SessionLease(session, model, lease, self)
         with self.asking:
             return self._acquire(batch, bring)
 
-    def _ahead(self, session: ManagerSession, digest: str) -> ModelLease | None:
-        """The token's lease as it will be found, unless it was given back; None: acquire it."""
-        if self._token != self._shown or self._returned is not None or not self._claims.lease:
-            return None
-        lease = session.lease_ahead(self._claims.lease, self._claims.gpu, digest)
-        return None if lease is None else self._claimed.leases.setdefault(digest, lease)
-
     def _acquire(self, batch: int, bring: Bring) -> SessionLease:
-        """Acquire the model's lease, unless another thread has done so since; `asking` is held."""
-        if self._returned is not None:
-            self._reacquire(self._returned, batch, bring)
-        session = self._claimed.session
+        """Acquire the model's lease, unless another thread has done so since; `asking` is held.
+
+        If the lease was given back after a wrong prediction, the request gets another one, on any
+        node.
+        """
+        claimed, again = self._claimed, self._returned is not None
+        if self._returned is not None and self._habits is not None:
+            self._habits.note_wrong_guess(self._returned)
+            self._returned, claimed.leases = None, {}
+        session = claimed.session
         assert session is not None, "the session is set before the first lease is acquired"
         model = bring(session)
-        lease = self._claimed.leases.get(model.digest)
-        if lease is None or not session.holds(lease):
-            if lease is not None:
-                session.forget_worker(self._claims.gpu, model.digest)
-            lease = session.acquire_here(model.digest, batch, self._token, lease=self._joined)
-            self._claimed.leases[model.digest] = lease
-        return SessionLease(session, model, lease, self)
+        former = claimed.leases.get(model.digest)
+        if former is not None:
+            if session.holds(former):
+                return SessionLease(session, model, former, self)
+            session.forget_worker(self._claims.gpu, model.digest)
+        acquired = session.acquire(model.digest, batch, again=again, **self._named)
+        if isinstance(acquired, LeaseElsewhere):
+            held = _follow(self._nodes, session, acquired, batch, bring)
+            claimed.session, self._named = held.session, {"token": acquired.token}
+        else:
+            held = SessionLease(session, model, acquired)
+            if again:
+                self._named = {"lease": acquired.number}
+        claimed.leases[held.model.digest] = held.lease
+        return held._replace(presented=self)
 
     def _is_last(self) -> bool:
         habits = self._habits if self._returns and self._claimed.leases else None
@@ -249,52 +248,25 @@ class PresentedLease:
     def _give_back(self) -> None:
         session, leases = self._claimed.session, list(self._claimed.leases.values())
         assert session is not None, "a call was answered"
-        self._returned, self._returns = frozenset(self._models), False
+        self._returned, self._returns, self._ahead = frozenset(self._models), False, 0
         try:
             session.give_back(leases, self._claims.request)
         except WireError as error:
             log.info("a lease was not given back, because it has ended: %s", error)
-
-    def _reacquire(self, returned: frozenset[str], batch: int, bring: Bring) -> None:
-        """After a wrong prediction, acquire another lease for the same request, on any node."""
-        assert self._habits is not None, "without habits no lease is given back"
-        self._habits.note_wrong_guess(returned)
-        self._returned, self._claimed.leases = None, {}
-        session = self._claimed.session
-        assert session is not None, "a call was answered"
-        digest = bring(session).digest
-        lease = session.acquire(digest, batch, self._token, again=True)
-        if isinstance(lease, LeaseElsewhere):
-            self._follow(session, lease, batch, bring)
-        else:
-            self._claimed.leases[digest] = lease
-            self._token, self._joined = None, lease.number
-
-    def _follow(
-        self, session: ManagerSession, elsewhere: LeaseElsewhere, batch: int, bring: Bring
-    ) -> None:
-        try:
-            there = self._nodes.reach(elsewhere.addresses, elsewhere.node)
-            digest = bring(there).digest
-            lease = there.acquire_here(digest, batch, elsewhere.token)
-        except (RemoteFailure, WireError):
-            session.release(elsewhere.number, self._claims.request)
-            raise
-        session.report_claimed(elsewhere.number, self._claims.request)
-        self._claimed.session, self._token = there, elsewhere.token
-        self._claimed.leases[digest] = lease
 
 
 class ProcessLeases:
     """The leases of this process. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._habits = Habits()
         self._lock = threading.Lock()
+        # Without the model's image, with which weights stay alive.
         self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
         self._acquiring: dict[str, threading.Lock] = {}
-        self._standing = StandingClaims()
+        # What was claimed by tokens of leases that stand: several requests bring the same one.
+        self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(_nothing_claimed)
         self._presented: WeakKeyDictionary[RequestLease, PresentedLease] = WeakKeyDictionary()
 
     def lease_for(self, batch: int, bring: Bring) -> SessionLease:
@@ -304,24 +276,20 @@ class ProcessLeases:
         """
         given = request_context.current()
         presented = None if given is None else self.presented_by(given).lease_for(batch, bring)
-        session_lease = presented or self._acquired_lease(batch, bring)
-        if session_lease.lease.peer.has_unused:
-            self._nodes.sweep_later()
-        return session_lease
-
-    @property
-    def requests(self) -> int:
-        return len(self._presented)
+        held = presented or self._acquired_lease(batch, bring)
+        if held.lease.peer.has_unused:
+            self.nodes.sweep_later()
+        return held
 
     def presented_by(self, given: RequestLease) -> PresentedLease:
         """A request's presented lease is created at its first call."""
         with self._lock:
             presented = self._presented.get(given)
             if presented is None:
-                standing = given.claims.stands
-                claimed = self._standing.of(given.token) if standing else None
-                habits = None if standing else self._habits
-                presented = PresentedLease(given, self._nodes, habits, claimed)
+                stands = given.claims.stands
+                claimed = self.claimed_by(given.token) if stands else None
+                habits = None if stands else self._habits
+                presented = PresentedLease(given, self.nodes, habits, claimed)
                 self._presented[given] = presented
                 given.at_end(presented.request_ended)
             return presented
@@ -329,10 +297,10 @@ class ProcessLeases:
     # -- a lease that this process acquires -------------------------------------------------------
 
     def _acquired_lease(self, batch: int, bring: Bring) -> SessionLease:
-        model = bring(self._nodes.own)
-        session_lease = self._in_force(model.digest, bring)
-        if session_lease is not None:
-            return session_lease
+        model = bring(self.nodes.own)
+        held = self._in_force(model.digest, bring)
+        if held is not None:
+            return held
         with self._lock:
             acquiring = self._acquiring.setdefault(model.digest, threading.Lock())
         # The thread that asks does so for all; when its call's time is up, another one asks on.
@@ -340,11 +308,11 @@ class ProcessLeases:
         if not acquiring.acquire(timeout=-1 if left_s is None else left_s):
             raise RemoteFailure(FailureKind.EXPIRED, "the call's time is up")
         try:
-            session_lease = self._in_force(model.digest, bring)
-            if session_lease is None:
-                session_lease = self._acquire(model, batch, bring)
-                self._acquired[model.digest] = session_lease.session, session_lease.lease
-            return session_lease
+            held = self._in_force(model.digest, bring)
+            if held is None:
+                held = self._acquire(model, batch, bring)
+                self._acquired[model.digest] = held.session, held.lease
+            return held
         finally:
             acquiring.release()
 
@@ -357,16 +325,15 @@ class ProcessLeases:
 
     def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> SessionLease:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
-        own = self._nodes.own
+        own = self.nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             # Work of before would be lost if the request were refused for now.
             lease = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
             if isinstance(lease, ModelLease):
                 return SessionLease(own, model, lease)
             try:
-                return self._follow(lease, batch, bring)
+                return _follow(self.nodes, own, lease, batch, bring)
             except (RemoteFailure, WireError) as error:
-                own.release(lease.number, request_context.claims_of(lease.token).request)
                 if isinstance(error, RemoteFailure) and error.failure != FailureKind.LEASE:
                     raise
                 log.warning("lease %d on node %s is unusable: %s", lease.number, lease.node, error)
@@ -375,13 +342,25 @@ class ProcessLeases:
             time.sleep(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _follow(self, elsewhere: LeaseElsewhere, batch: int, bring: Bring) -> SessionLease:
-        session = self._nodes.reach(elsewhere.addresses, elsewhere.node)
-        model = bring(session)
-        lease = session.acquire_here(model.digest, batch, elsewhere.token)
-        request = request_context.claims_of(elsewhere.token).request
-        self._nodes.own.report_claimed(elsewhere.number, request)
-        return SessionLease(session, model, lease)
+
+def _nothing_claimed(_token: str) -> ClaimedLease:
+    return ClaimedLease()
+
+
+def _follow(
+    nodes: Nodes, session: ManagerSession, elsewhere: LeaseElsewhere, batch: int, bring: Bring
+) -> SessionLease:
+    """Claim a lease on the node where the scheduler granted it; release it if that fails."""
+    request = request_context.claims_of(elsewhere.token).request
+    try:
+        there = nodes.reach(elsewhere.addresses, elsewhere.node)
+        model = bring(there)
+        lease = there.acquire_here(model.digest, batch, elsewhere.token)
+    except (RemoteFailure, WireError):
+        session.release(elsewhere.number, request)
+        raise
+    session.report_claimed(elsewhere.number, request)
+    return SessionLease(there, model, lease)
 
 
 def _unusable(elsewhere: LeaseElsewhere, error: Exception) -> RemoteFailure:

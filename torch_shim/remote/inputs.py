@@ -3,8 +3,8 @@
 import itertools
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ import torch
 
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
+from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.weights import ModelImage
 from torch_shim.wire.messages import FromArea, FromImage, FromKept, SentTensor
@@ -19,7 +20,6 @@ from torch_shim.wire.protocol import MOST_BINDINGS, aligned
 from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,
-    LentPages,
     SharedBlock,
     block_of,
     layout_of,
@@ -31,30 +31,16 @@ from torch_shim.wire.worker_peer import Content, DataChannel, WorkerPeer
 # Smaller storages are sent with every call: referring to a kept copy would cost as much.
 KEEP_FROM_BYTES = 4096
 
-NAME_OF = {
-    getattr(torch, name): name
-    for name in [
-        "float32",
-        "float64",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    ]
-    if hasattr(torch, name)
-}
+_DTYPES = names(
+    "bfloat16 bool complex64 complex128 float16 float32 float64 float8_e4m3fn float8_e5m2 int8 "
+    "int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+NAME_OF = {getattr(torch, name): name for name in sorted(_DTYPES) if hasattr(torch, name)}
 _WIDEST_ELEMENT_BYTES = 16
+
+# Have a worker keep a storage's content from where else that lies, if it can: features add to it.
+Taker = Callable[[torch.UntypedStorage, int, Content, WorkerPeer, DataChannel], bool]
+takers: list[Taker] = []
 
 
 @dataclass(slots=True)
@@ -136,7 +122,7 @@ class Shipment:
         mark = write_epochs.mark_of(value)
         held = None if mark is None else self._kept.epochs.get(mark.key)
         if mark is not None and held is not None and number in self._sent:
-            content = (mark.epoch, write_epochs.version_of(value))
+            content = write_epochs.content_of(value)
             more = mark.key not in self._changed  # the worker counts a storage once in a call
             self._changed.add(mark.key)
             self._kept.epochs[mark.key] = (content, held[1] + more)
@@ -171,27 +157,12 @@ class Shipment:
     ) -> tuple[torch.Tensor, Layout, _ByteRun | FromKept]:
         """Return the tensor to send (perhaps a compact copy) and the source of its bytes."""
         layout = layout_of(value)
-        size = storage.nbytes()
         key, content = 0, (0, 0)
-        if size >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):  # writes to others go unseen
-            mark = write_epochs.marked(value)
-            mark.held_by(self._peer)  # it may keep a copy
-            content = (mark.epoch, write_epochs.version_of(value))
-            held = self._kept.epochs.get(mark.key)
-            if mark.untracked:
-                pass
-            elif held is not None and held[0] == content:
-                return value, layout, FromKept(mark.key, held[1])
-            elif number in self._written or self._kept.sent.get(mark.key) == content:
-                key = mark.key  # unchanged since the last call: keep it now
-            else:
-                self._kept.sent[mark.key] = content
-            if origins_noted and self._take_data(storage, mark.key, content):
-                return value, layout, FromKept(mark.key, 0)
-            lacks = absent_of(value)
-            if lacks is not None:  # the worker has other bytes than this one needs
-                with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
-                lacks.bring(self._channel if with_peer else None)
+        # Writes to others than handles go unseen.
+        if storage.nbytes() >= KEEP_FROM_BYTES and isinstance(value, CudaTensor):
+            kept, key, content = self._kept_there(number, value, storage)
+            if kept is not None:
+                return value, layout, kept
         dtype, shape, strides, offset = layout
         span = span_of(shape, strides)
         block = block_of(storage)
@@ -206,30 +177,36 @@ class Shipment:
         if not alone:
             start -= start % _WIDEST_ELEMENT_BYTES
         if key:
-            start, stop = 0, size
+            start, stop = 0, storage.nbytes()
         run = self._runs.get(id(storage))
         if run is None:
             run = self._runs[id(storage)] = _ByteRun(storage, start, stop, key, content, block)
         run.start, run.stop = min(run.start, start), max(run.stop, stop)
         return value, layout, run
 
-    def _take_data(self, storage: torch.UntypedStorage, key: int, content: Content) -> bool:
-        """Have the worker use another function's data where that lies; whether it does."""
-        origin = origin_of(storage, content)
-        if origin is None:
-            return False
-        handle, size, peer = origin.handle, origin.size_bytes, self._peer
-        file = origin.located()
-        places: list[tuple[int, int] | None] = [] if file is None else [file]
-        if origin.process == peer.process:
-            places.insert(0, None)  # the same memory
-        elif not places and peer.can_take(handle, origin.process):
-            places.append(None)
-        for place in places:
-            if peer.take_data(handle, key, size, self._channel, place, content):
-                origin.taken.append((peer, key))
-                return True
-        return False
+    def _kept_there(
+        self, number: int, value: torch.Tensor, storage: torch.UntypedStorage
+    ) -> tuple[FromKept | None, int, Content]:
+        """Return what the worker keeps of a storage, or the key to keep it by if it is sent."""
+        mark, key = write_epochs.marked(value), 0
+        mark.held_by(self._peer)  # it may keep a copy
+        content = mark.epoch, write_epochs.version_of(value)
+        held = self._kept.epochs.get(mark.key)
+        if not mark.untracked:
+            if held is not None and held[0] == content:
+                return FromKept(mark.key, held[1]), 0, content
+            if number in self._written or self._kept.sent.get(mark.key) == content:
+                key = mark.key  # unchanged since the last call: keep it now
+            else:
+                self._kept.sent[mark.key] = content
+        for take in takers:
+            if take(storage, mark.key, content, self._peer, self._channel):
+                return FromKept(mark.key, 0), 0, content
+        lacks = absent_of(value)
+        if lacks is not None:  # the worker has other bytes than this one needs
+            with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
+            lacks.bring(self._channel if with_peer else None)
+        return None, key, content
 
     def _describe(
         self,
@@ -333,49 +310,3 @@ def _describe(value: Any, model: ModelImage) -> SentTensor | None:
     source = FromImage(model.digest, place.offset, place.size_bytes)
     shape, strides = list(value.size()), list(value.stride())
     return SentTensor(source, NAME_OF[value.dtype], shape, strides, int(value.storage_offset()))
-
-
-# Storages that came from another function's data: workers take the same data without a copy.
-#
-# An origin holds as long as nobody has written to the storage here.
-
-_ORIGIN = "_gpufaas_data"
-
-# How many origins were noted: while none was, calls need not look for one.
-origins_noted = 0
-
-
-@dataclass(slots=True)
-class DataOrigin:
-    """Where a storage's bytes lie: with a worker's `process`, in a file from `start` on, or both.
-
-    `content` is the storage's epoch and version when it had these bytes; `taken` are the workers
-    that use the data, each by its key there.
-    """
-
-    handle: str
-    size_bytes: int
-    process: str = ""
-    start: int = 0
-    file: LentPages | None = None
-    content: Content = (0, 0)
-    taken: list[tuple[WorkerPeer, int]] = field(default_factory=list)
-
-    def located(self) -> tuple[int, int] | None:
-        file = self.file
-        return None if file is None or file.descriptor < 0 else (file.descriptor, self.start)
-
-
-def note_origin(tensor: torch.Tensor, origin: DataOrigin) -> None:
-    """Record where the bytes of a tensor's storage came from; it has just been made."""
-    global origins_noted  # noqa: PLW0603 - one number for the whole process
-    mark = write_epochs.marked(tensor)
-    origin.content = mark.epoch, write_epochs.version_of(tensor)
-    write_epochs.storage_of(tensor).__dict__[_ORIGIN] = origin
-    origins_noted += 1
-
-
-def origin_of(storage: torch.UntypedStorage, content: Content) -> DataOrigin | None:
-    """Return where a storage's present content came from, if it came from data."""
-    origin: Any = storage.__dict__.get(_ORIGIN)
-    return origin if isinstance(origin, DataOrigin) and origin.content == content else None

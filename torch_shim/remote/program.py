@@ -1,12 +1,19 @@
-"""Runs one graph call on a worker: binds the weights, sends the inputs, reads the results."""
+"""Runs graph calls on a worker, and operators between graphs.
+
+A call goes through four steps, which pass one value on: `_bind` finds a lease, the weights among
+the arguments and a channel to the lease's worker, `_ship` lays the other inputs out, `_wait` sends
+the call and waits for the answer, `_receive` makes tensors of it. `Tries` alone says what is done
+when one of them fails.
+"""
 
 import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,7 +21,7 @@ from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, W
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import SessionLease
 from torch_shim.process_report import report
-from torch_shim.raised_failures import CRASHES
+from torch_shim.raised_failures import CRASHES, error_of
 from torch_shim.remote.call_settings import (
     arithmetic_to_send,
     autocast_to_send,
@@ -38,19 +45,24 @@ from torch_shim.remote.results import (
     view,
 )
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import RunThere, absent_of, waiting
-from torch_shim.tensors.handles import CudaParameter
-from torch_shim.wire.current_call import CallTiming
+from torch_shim.tensors.absent_bytes import absent_of, waiting
+from torch_shim.tensors.dispatch import Operator
+from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.manager_session import ModelLease
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
-from torch_shim.wire.programs import Program, digest_of
+from torch_shim.wire.programs import (
+    Ellipse,
+    Named,
+    Program,
+    ProgramStep,
+    Ref,
+    Slice,
+    Tuple,
+    digest_of,
+)
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import flat
 from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
-
-# How often one call may resend what a worker has lost before the call fails.
-MOST_RESENDS = 5
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
@@ -61,9 +73,12 @@ MOST_ARENA_RESULTS = 4 << 20
 
 _programs = itertools.count(1)
 
+# Returns a lease for a batch size, and a new one when the former has ended.
+LeaseFor = Callable[[int], SessionLease]
+
 
 class RemoteProgram:
-    """A program that workers run, with measurements of its earlier calls."""
+    """A program that workers run, with what its earlier calls have shown."""
 
     def __init__(self, program: Program, operators: int) -> None:
         self.number = next(_programs)
@@ -72,245 +87,238 @@ class RemoteProgram:
         self.random = program.random
         self.operators = operators
         self.never_bound: frozenset[int] = frozenset()
-        self._written: frozenset[int] = frozenset()  # large inputs that it writes to
-        self._whole: frozenset[int] = frozenset()  # inputs that outputs lie in
-        self._habits = OutputHabits()
-        self._result_bytes = 0
-        self._worth_keeping: list[bool] = []
-        self._bindings = Bindings()
-        self._layout: AnswerLayout | None = None  # of the last answer
+        self.written: frozenset[int] = frozenset()  # large inputs that it writes to
+        self.whole: frozenset[int] = frozenset()  # inputs that outputs lie in
+        self.habits = OutputHabits()
+        self.result_bytes = 0
+        self.worth_keeping: list[bool] = []
+        self.bindings = Bindings()
+        self.layout: AnswerLayout | None = None  # of the last answer
 
-    def run(
-        self,
-        args: Sequence[Any],
-        lease_for: Callable[[int], SessionLease],
-        run_there: RunThere,
-    ) -> list[Any]:
+    def run(self, args: Sequence[Any], lease_for: LeaseFor) -> list[Any]:
         """Return the outputs that a worker computes.
 
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
-        `lease_for` returns a lease for a batch size, and a new one when the former has ended;
-        `run_there` runs operators on what stays with the worker.
         """
+        batch, tries = _batch(args), Tries()
         with request_context.timed() as timing:
-            return self._run(args, lease_for, run_there, timing)
-
-    def _run(
-        self,
-        args: Sequence[Any],
-        lease_for: Callable[[int], SessionLease],
-        run_there: RunThere,
-        timing: CallTiming | None,
-    ) -> list[Any]:
-        batch = _batch(args)
-        broken, resends = BrokenConnections(), 0
-        while True:
-            with ExitStack() as turn:
-                try:
-                    session_lease = lease_for(batch)
-                    session, model, lease, _ = session_lease
-                    bound = self._bindings.find(args, model, self.never_bound)
-                    _bring_from_others(args, bound, lease.peer)
-                    rng = turn.enter_context(turns.state(drawn_from=self.random))
-                    channel = session.channel(lease, batch)
-                except WireError as error:
-                    broken.of_manager(error)
-                    continue
-                if channel is None:
-                    lease.over = True
-                    continue
-                answered = False
-                session_lease.begin_call()
-                try:
-                    stay = StayingOutputs(self._habits, lease.peer, run_there)
-                    attempt = _Attempt(args, bound, channel, lease, rng, stay)
-                    trace = "" if timing is None else timing.header
-                    outputs, times = self._once(attempt, trace, repeats=broken.crashes > 0)
-                    answered = True
-                    if stay.large and stay.repeatable and not self.random:
-                        made = [(number, outputs[number]) for number in stay.large]
-                        again = partial(self.run, lease_for=lease_for, run_there=run_there)
-                        remember(again, args, bound, made)
-                    if timing is not None:
-                        timing.answered(lease.number, model.digest, batch, times)
-                except RemoteFailure as failure:
-                    if failure.failure == FailureKind.LEASE:
-                        lease.over = True
-                    elif failure.failure == FailureKind.MISSING and resends < MOST_RESENDS:
-                        resends += 1
-                        self._forget(channel, lease.peer, failure)
-                    else:
-                        raise
-                except WireError as error:
-                    session.mark_lost(lease)
-                    broken.of_worker(lease.peer.name, error)
-                else:
-                    return outputs
-                finally:
-                    session.give(lease, channel)
-                    session_lease.end_call(answered=answered)
-
-    def _once(
-        self, attempt: "_Attempt", trace: str, *, repeats: bool
-    ) -> tuple[list[Any], Sequence[float]]:
-        try:
-            arithmetic = arithmetic_to_send()
+            trace = "" if timing is None else timing.header
             while True:
-                keys = [write_epochs.new_key() if keep else 0 for keep in self._worth_keeping]
-                options = CallOptions(
-                    autocast_to_send(),
-                    attempt.rng,
-                    keys,
-                    dtype_to_send(),
-                    trace,
-                    arithmetic,
-                    attempt.stay.residents,
-                    repeats,
-                )
-                try:
-                    return self._ask(attempt, options)
-                except AliasOfCopy as alias_found:
-                    self._whole |= alias_found.positions
-        except BaseException:
-            attempt.stay.give_up()
-            raise
+                with ExitStack() as ends:
+                    call: RemoteCall | None = None
+                    try:
+                        call = _bind(self, args, lease_for, batch, ends)
+                        if call is None:
+                            continue
+                        outputs, times = _answer(call, trace, repeats=tries.crashes > 0)
+                        _remember(call, outputs, lease_for)
+                    except (RemoteFailure, WireError) as error:
+                        if not tries.may_follow(error, call):
+                            raise
+                    else:
+                        if timing is not None:
+                            digest = call.held.model.digest
+                            timing.answered(call.held.lease.number, digest, batch, times)
+                        return outputs
 
-    def _ask(self, attempt: "_Attempt", options: CallOptions) -> tuple[list[Any], Sequence[float]]:
-        args, bound, channel = attempt.args, attempt.bound, attempt.channel
-        channel.define(self.number, self.digest, self.packed)
-        channel.bind(self.number, bound.number, bound.tensors)
-        unbound = [(position, args[position]) for position in bound.others]
-        shipment = Shipment(unbound, len(args), channel, attempt.peer, self._written, self._whole)
-        call = Call(attempt.lease.number, self.number, bound.number, shipment.inputs, options)
-        if channel.wire.local:
-            arena = channel.room(shipment.size_bytes + self._result_bytes)
-            shipment.write(arena.memory)
-            frame = channel.call(call, ())
-        else:
-            body = bytearray(shipment.size_bytes)
-            shipment.write(body)
-            frame = channel.call(call, (body,))
-        shipment.delivered()
-        return self._read(frame, attempt, shipment, options.keys)
-
-    def _read(
-        self, frame: Frame, attempt: "_Attempt", shipment: Shipment, keys: list[int]
-    ) -> tuple[list[Any], Sequence[float]]:
-        args, stay = attempt.args, attempt.stay
-        results = Results(frame, attempt.channel, attempt.peer, args, self._layout)
-        self._layout = results.layout
-        results.check_aliases(shipment)
-        self._result_bytes = min(max(self._result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
-        self._worth_keeping = [
-            part.size_bytes >= KEEP_RESULTS_FROM_BYTES for part in results.storages
-        ]
-        owned = [
-            stay.output(number, part.size_bytes)
-            if part.offset == STAYS
-            else results.bytes_at(part.offset, part.size_bytes)
-            for number, part in enumerate(results.storages)
-        ]
-        # Those first whose bytes may have to be fetched: a worker that dies at it has changed
-        # nothing here yet, and the call is repeated.
-        changes = sorted(results.changed, key=lambda change: change.offset != STAYS)
-        for number, change in enumerate(changes):
-            position, offset, size = change.position, change.offset, change.size_bytes
-            data = None if offset == STAYS else results.bytes_at(offset, size)
-            self._change(attempt, shipment, position, data, first=number == 0)
-            if size >= LEAST_BYTES:
-                self._written |= {position}
-        if results.rng is not None:
-            turns.drawn(attempt.rng, results.rng)
-        outputs = []
-        for described in results.views:
-            if not isinstance(described, OutputView):
-                outputs.append(described)
-            elif described.source >= 0:
-                output = view(owned[described.source], described)
-                part = results.storages[described.source]
-                if part.offset == STAYS or part.size_bytes > MOST_COPIED_BYTES:
-                    stay.large.append(len(outputs))
-                key = keys[described.source] if described.source < len(keys) else 0
-                if attempt.note_kept(output, part, key):
-                    results.note_origin(output, described.source)
-                outputs.append(output)
-            else:
-                position = -1 - described.source
-                outputs.append(alias(args[position], shipment.sent(position), described))
-        report.graph_call(self.operators, shipment.size_bytes, results.size_bytes, results.times)
-        return outputs, results.times
-
-    def _change(
-        self,
-        attempt: "_Attempt",
-        shipment: Shipment,
-        position: int,
-        data: torch.UntypedStorage | None,
-        *,
-        first: bool,
-    ) -> None:
-        value = attempt.args[position]
-        attempt.stay.repeatable = False
-        sent = shipment.sent(position)
-        if sent is None:
-            self.never_bound |= {position}
-            self._bindings = Bindings()
-        if data is not None:
-            new = laid_out(data, value if sent is None else sent.value)
-            with torch.no_grad():
-                value.copy_(new)
-        elif not shipment.has_changed(value):  # through another input over the same storage
-            attempt.stay_changed(value, first=first)
-        write_epochs.note_write(value)
-        shipment.changed(position, value)
-
-    def _forget(self, channel: DataChannel, peer: WorkerPeer, failure: RemoteFailure) -> None:
-        peer.kept.forget(failure.facts.get("missing", []))
-        channel.defined.discard(self.number)
-        channel.bound.pop(self.number, None)
+    def unbind(self, position: int) -> None:
+        """Send this input with every call from now on: the program writes to it."""
+        self.never_bound |= {position}
+        self.bindings = Bindings()
 
 
-class _Attempt(NamedTuple):
-    """A call on one channel of a worker."""
+@dataclass(slots=True)
+class RemoteCall:
+    """One try of a call: the worker has its program and its bound inputs, or will get them."""
 
+    program: RemoteProgram
     args: Sequence[Any]
+    held: SessionLease
     bound: Bound
-    channel: DataChannel
-    lease: ModelLease
     rng: bytes | None
+    channel: DataChannel
     stay: StayingOutputs
+    answered: bool = False
 
     @property
     def peer(self) -> WorkerPeer:
-        return self.lease.peer
+        return self.held.lease.peer
 
-    def note_kept(self, output: torch.Tensor, part: OutputPart, key: int) -> bool:
-        """Record which content the worker keeps, if it keeps this output; whether both have it."""
-        stays = part.offset == STAYS
-        if not stays and not (key and part.kept):
-            return False
-        mark = write_epochs.mark_storage(write_epochs.storage_of(output), 0 if stays else key)
-        self.peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
-        if not stays:  # else its `AbsentBytes` says when nobody needs it
-            mark.held_by(self.peer)
-        return not stays
+    def end(self) -> None:
+        """Give the channel back, and the lease if this was its last call."""
+        if not self.answered:
+            self.stay.give_up()
+        self.held.session.give(self.held.lease, self.channel)
+        self.held.end_call(answered=self.answered)
 
-    def stay_changed(self, value: torch.Tensor, *, first: bool) -> None:
-        """Note that the worker wrote to an input that it keeps; fetch the bytes if need be."""
-        if self.stay.changed(value):
-            return
-        mark = write_epochs.marked(value)
-        _, epoch = self.peer.kept.epochs[mark.key]
+
+def _bind(
+    program: RemoteProgram, args: Sequence[Any], lease_for: LeaseFor, batch: int, ends: ExitStack
+) -> RemoteCall | None:
+    """Return a call on a channel of a lease's worker; None if the lease has ended."""
+    held = lease_for(batch)
+    bound = program.bindings.find(args, held.model, program.never_bound)
+    _bring_from_others(args, bound, held.lease.peer)
+    rng = ends.enter_context(turns.state(drawn_from=program.random))
+    channel = held.session.channel(held.lease, batch)
+    if channel is None:
+        held.lease.over = True
+        return None
+    held.begin_call()
+    stay = StayingOutputs(program.habits, held.lease.peer, partial(run_there, lease_for))
+    call = RemoteCall(program, args, held, bound, rng, channel, stay)
+    ends.callback(call.end)
+    return call
+
+
+def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], Sequence[float]]:
+    arithmetic = arithmetic_to_send()
+    while True:
+        keys = [write_epochs.new_key() if keep else 0 for keep in call.program.worth_keeping]
+        options = CallOptions(
+            autocast_to_send(),
+            call.rng,
+            keys,
+            dtype_to_send(),
+            trace,
+            arithmetic,
+            call.stay.residents,
+            repeats,
+        )
         try:
-            frame = self.channel.fetch(mark.key, epoch + 1)
-        except RemoteFailure as failure:  # to run the program again would be to write twice
-            raise RemoteFailure(FailureKind.LOST, failure.message, failure.facts) from failure
-        except WireError as error:
-            if first:
-                raise
-            raise RemoteFailure(FailureKind.LOST, f"a call's changes are lost: {error}") from error
-        size = write_epochs.storage_of(value).nbytes()
-        overwrite(value, flat(body_of(frame, size), torch.uint8, 0, size))
+            shipment = _ship(call)
+            return _receive(call, shipment, _wait(call, shipment, options), keys)
+        except AliasOfCopy as alias_found:
+            call.program.whole |= alias_found.positions
+
+
+def _ship(call: RemoteCall) -> Shipment:
+    """Lay out the inputs that the worker lacks; it gets program and binding unless it has them."""
+    program, args, bound, channel = call.program, call.args, call.bound, call.channel
+    channel.define(program.number, program.digest, program.packed)
+    channel.bind(program.number, bound.number, bound.tensors)
+    unbound = [(position, args[position]) for position in bound.others]
+    return Shipment(unbound, len(args), channel, call.peer, program.written, program.whole)
+
+
+def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Frame:
+    """Send the call with its inputs, and wait for the worker's answer."""
+    program, channel = call.program, call.channel
+    message = Call(
+        call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
+    )
+    if channel.wire.local:
+        shipment.write(channel.room(shipment.size_bytes + program.result_bytes).memory)
+        frame = channel.call(message, ())
+    else:
+        body = bytearray(shipment.size_bytes)
+        shipment.write(body)
+        frame = channel.call(message, (body,))
+    shipment.delivered()
+    return frame
+
+
+def _receive(
+    call: RemoteCall, shipment: Shipment, frame: Frame, keys: Sequence[int]
+) -> tuple[list[Any], Sequence[float]]:
+    """Return the outputs, after the changes that the program made to its inputs, and the times."""
+    program, stay = call.program, call.stay
+    results = Results(frame, call.channel, call.peer, call.args, program.layout)
+    program.layout = results.layout
+    results.check_aliases(shipment)
+    program.result_bytes = min(max(program.result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
+    program.worth_keeping = [
+        part.size_bytes >= KEEP_RESULTS_FROM_BYTES for part in results.storages
+    ]
+    owned = [
+        stay.output(number, part.size_bytes)
+        if part.offset == STAYS
+        else results.bytes_at(part.offset, part.size_bytes)
+        for number, part in enumerate(results.storages)
+    ]
+    _change_inputs(call, shipment, results)
+    if results.rng is not None:
+        turns.drawn(call.rng, results.rng)
+    outputs = []
+    for described in results.views:
+        if not isinstance(described, OutputView):
+            outputs.append(described)
+        elif described.source >= 0:
+            output = view(owned[described.source], described)
+            part = results.storages[described.source]
+            if part.offset == STAYS or part.size_bytes > MOST_COPIED_BYTES:
+                stay.large.append(len(outputs))
+            key = keys[described.source] if described.source < len(keys) else 0
+            if _note_kept(call.peer, output, part, key):
+                results.note_origin(output, described.source)
+            outputs.append(output)
+        else:
+            position = -1 - described.source
+            outputs.append(alias(call.args[position], shipment.sent(position), described))
+    report.graph_call(program.operators, shipment.size_bytes, results.size_bytes, results.times)
+    call.answered = True
+    return outputs, results.times
+
+
+def _change_inputs(call: RemoteCall, shipment: Shipment, results: Results) -> None:
+    # Those first whose bytes may have to be fetched: a worker that dies at it has changed nothing
+    # here yet, and the call is repeated.
+    changes = sorted(results.changed, key=lambda change: change.offset != STAYS)
+    for number, change in enumerate(changes):
+        position, size = change.position, change.size_bytes
+        value, sent = call.args[position], shipment.sent(position)
+        call.stay.repeatable = False
+        if sent is None:
+            call.program.unbind(position)
+        if change.offset != STAYS:
+            data = results.bytes_at(change.offset, size)
+            with torch.no_grad():
+                value.copy_(laid_out(data, value if sent is None else sent.value))
+        # It may have changed already, through another input over the same storage.
+        elif not (shipment.has_changed(value) or call.stay.changed(value)):
+            _fetch_change(call.channel, call.peer, value, first=number == 0)
+        write_epochs.note_write(value)
+        shipment.changed(position, value)
+        if size >= LEAST_BYTES:
+            call.program.written |= {position}
+
+
+def _fetch_change(
+    channel: DataChannel, peer: WorkerPeer, value: torch.Tensor, *, first: bool
+) -> None:
+    """Fetch the bytes of an input that the worker wrote to and keeps."""
+    mark = write_epochs.marked(value)
+    _, epoch = peer.kept.epochs[mark.key]
+    try:
+        frame = channel.fetch(mark.key, epoch + 1)
+    except RemoteFailure as failure:  # to run the program again would be to write twice
+        raise RemoteFailure(FailureKind.LOST, failure.message, failure.facts) from failure
+    except WireError as error:
+        if first:
+            raise
+        raise RemoteFailure(FailureKind.LOST, f"a call's changes are lost: {error}") from error
+    size = write_epochs.storage_of(value).nbytes()
+    overwrite(value, flat(body_of(frame, size), torch.uint8, 0, size))
+
+
+def _note_kept(peer: WorkerPeer, output: torch.Tensor, part: OutputPart, key: int) -> bool:
+    """Record which content the worker keeps, if it keeps this output; whether both have it."""
+    stays = part.offset == STAYS
+    if not stays and not (key and part.kept):
+        return False
+    mark = write_epochs.mark_storage(write_epochs.storage_of(output), 0 if stays else key)
+    peer.kept.result(mark.key, (mark.epoch, write_epochs.version_of(output)))
+    if not stays:  # else its `AbsentBytes` says when nobody needs it
+        mark.held_by(peer)
+    return not stays
+
+
+def _remember(call: RemoteCall, outputs: list[Any], lease_for: LeaseFor) -> None:
+    """Have large outputs remember the call, which may have to be repeated for them."""
+    stay, program = call.stay, call.program
+    if stay.large and stay.repeatable and not program.random:
+        made = [(number, outputs[number]) for number in stay.large]
+        remember(partial(program.run, lease_for=lease_for), call.args, call.bound, made)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:
@@ -338,8 +346,11 @@ def _batch(args: Sequence[Any]) -> int:
     return 1
 
 
-# Broken connections of one call: a call has no side effects, and may be repeated once.
+# The one rule for trying again. A call has no side effects before its answer has been read, so it
+# may be repeated: with a new lease where the worker refuses the lease, with all that it lacks where
+# the worker has lost something, and once where a connection broke.
 
+_MOST_RESENDS = 5  # of what a worker has lost
 _MOST_CRASHES = 2
 _MOST_LOST_MANAGERS = 2
 # A worker's end is one crash, however many connections its manager still makes to it.
@@ -348,17 +359,39 @@ _MOST_TO_DEAD_WORKERS, _PAUSE_S = 20, 0.025
 _TOGETHER_S, _AFTERWARDS_S = 1.0, 0.5
 
 
-class BrokenConnections:
-    """Counts what broke under one call, and raises an error when that was too much."""
+class Tries:
+    """The tries of one call: counts what failed, and raises an error when that was too much."""
 
     def __init__(self) -> None:
         self.crashes = 0
+        self._resends = 0
         self._crashed_s = 0.0
         self._excused = False
         self._managers = 0
         self._by_worker: Counter[str] = Counter()
 
-    def of_worker(self, worker: str, error: WireError) -> None:
+    def may_follow(self, error: RemoteFailure | WireError, call: RemoteCall | None) -> bool:
+        """Whether another try may follow after this error, of a call that has a channel or not."""
+        if call is None:
+            if isinstance(error, WireError):
+                self.lose_manager(error)
+                return True
+            return False
+        if isinstance(error, WireError):
+            call.held.session.mark_lost(call.held.lease)
+            self.lose_worker(call.peer.name, error)
+            return True
+        if error.failure == FailureKind.LEASE:
+            call.held.lease.over = True
+            return True
+        if error.failure != FailureKind.MISSING or self._resends >= _MOST_RESENDS:
+            return False
+        self._resends += 1
+        call.peer.kept.forget(error.facts.get("missing", []))
+        call.channel.forget(call.program.number)
+        return True
+
+    def lose_worker(self, worker: str, error: WireError) -> None:
         """Count a broken channel; wait, where the manager has not seen the worker's end yet.
 
         RemoteFailure if the call has lost as many workers as a call may.
@@ -366,10 +399,20 @@ class BrokenConnections:
         self._by_worker[worker] += 1
         if 1 < self._by_worker[worker] <= _MOST_TO_DEAD_WORKERS:
             time.sleep(_PAUSE_S)
-        else:
-            self._crashed(error)
+            return
+        report.add("repeated_calls", 1)
+        now_s = time.monotonic()
+        if self.crashes and not self._excused and now_s < self._crashed_s + _TOGETHER_S:
+            self._excused = True
+            time.sleep(_AFTERWARDS_S)
+            return
+        self.crashes, self._crashed_s = self.crashes + 1, now_s
+        if self.crashes >= _MOST_CRASHES:
+            message = f"connections broke {self.crashes} times in this call ({error})"
+            facts = {CRASHES: self.crashes}
+            raise RemoteFailure(FailureKind.LOST, message, facts) from error
 
-    def of_manager(self, error: WireError) -> None:
+    def lose_manager(self, error: WireError) -> None:
         """Count a GPU manager that was lost, or cannot be reached: no call is to blame for that.
 
         ManagerUnreachable or RemoteFailure if it happened as often as a call may bear, and
@@ -386,15 +429,88 @@ class BrokenConnections:
         message = f"the GPU manager was lost {self._managers} times in this call ({error})"
         raise RemoteFailure(FailureKind.LOST, message) from error
 
-    def _crashed(self, error: WireError) -> None:
-        report.add("repeated_calls", 1)
-        now_s = time.monotonic()
-        if self.crashes and not self._excused and now_s < self._crashed_s + _TOGETHER_S:
-            self._excused = True
-            time.sleep(_AFTERWARDS_S)
-            return
-        self.crashes, self._crashed_s = self.crashes + 1, now_s
-        if self.crashes >= _MOST_CRASHES:
-            message = f"connections broke {self.crashes} times in this call ({error})"
-            facts = {CRASHES: self.crashes}
-            raise RemoteFailure(FailureKind.LOST, message, facts) from error
+
+# Operators that run on the worker between graphs, because only the worker has their input.
+#
+# Beam search selects rows of a cache after every step, for example: without this, the whole cache
+# would come back each time.
+
+# What moves rows of a tensor, by the names of functions and methods, as programs name it.
+_OPERATORS = {
+    "__getitem__": "o:getitem",
+    "cat": "t:torch.cat",
+    "clone": "m:clone",
+    "concat": "t:torch.cat",
+    "contiguous": "m:contiguous",
+    "gather": "m:gather",
+    "index_select": "m:index_select",
+    "repeat": "m:repeat",
+    "repeat_interleave": "m:repeat_interleave",
+}
+_MOST_PROGRAMS = 256  # that are remembered; one differs by its numbers, such as a slice's end
+_NUMBERS = (bool, int, float, str, type(None))
+
+_known: dict[bytes, RemoteProgram] = {}
+
+
+class _Unsuitable(Exception):
+    """An argument that a program cannot express, or that is not on the GPU."""
+
+
+def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
+    """Return a handle to an operator's result on the worker; None if it has to run here."""
+    name = _OPERATORS.get(getattr(func, "__name__", ""))
+    if name is None:
+        return None
+    tensors: list[torch.Tensor] = []
+    try:
+        arguments = [_argument(value, tensors) for value in args]
+        named = {key: _argument(value, tensors) for key, value in (kwargs or {}).items()}
+    except _Unsuitable:
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return None
+    shifted = len(tensors)
+    step = ProgramStep(name, arguments, named)
+    program = _program(Program(shifted, (), (step,), Tuple([Ref(shifted)])))
+    try:
+        with NoTorchFunction():
+            (result,) = program.run(tensors, lease_for)
+    except RemoteFailure as failure:
+        if failure.failure == FailureKind.LOST:
+            raise error_of(failure) from failure
+        report.local_call(f"{failure.failure}: {failure.message}"[:200], 1, "an operator")
+        return None
+    return become_cuda(result)
+
+
+def _program(program: Program) -> RemoteProgram:
+    packed = program.pack()
+    remote_program = _known.get(packed)
+    if remote_program is None:
+        if len(_known) >= _MOST_PROGRAMS:
+            _known.clear()
+        remote_program = _known.setdefault(packed, RemoteProgram(program, 1))
+    return remote_program
+
+
+def _argument(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return an argument as programs have it; add its tensors to the program's inputs."""
+    of_class = isinstance(value, CudaTensor) and not isinstance(value, torch.nn.Parameter)
+    if of_class and value.layout is torch.strided:
+        tensors.append(value)
+        return Ref(len(tensors) - 1)
+    if type(value) in _NUMBERS:
+        return value
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return Slice(*(_argument(part, tensors) for part in parts))
+    if isinstance(value, list):
+        return [_argument(item, tensors) for item in value]
+    if isinstance(value, tuple):
+        return Tuple([_argument(item, tensors) for item in value])
+    if isinstance(value, torch.memory_format):
+        return Named("memory_format", str(value).removeprefix("torch."))
+    if value is ...:
+        return Ellipse()
+    raise _Unsuitable

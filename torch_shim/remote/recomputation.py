@@ -75,7 +75,7 @@ class _Elsewhere(NamedTuple):
     def had_from(self) -> "torch.Tensor | _Made":
         """Return the tensor, or the output of a call that it is."""
         tensor = self.tensor()
-        if tensor is not None and _content(tensor) == self.content:
+        if tensor is not None and write_epochs.content_of(tensor) == self.content:
             return tensor
         if self.made is None:
             raise _lost("an input that it was computed from is gone, or was written to")
@@ -96,7 +96,7 @@ class RememberedCall:
     def made(self, output: int, tensor: torch.Tensor) -> None:
         """Note that a tensor is this output, perhaps one whose bytes only the worker has."""
         mark = write_epochs.marked(tensor)
-        mark.made_by = _Origin(self, output, _content(tensor))
+        mark.made_by = _Origin(self, output, write_epochs.content_of(tensor))
         absent = absent_of(tensor)
         if absent is not None:
             self._made.append((output, weakref.ref(absent)))
@@ -105,13 +105,13 @@ class RememberedCall:
     def restore(self) -> None:
         """Compute the bytes of every handle of this call that is still without them."""
         with _repeating.lock, NoTorchFunction(), torch.no_grad():
-            if _nested.depth >= _MOST_NESTED:
+            if _repeating.depth >= _MOST_NESTED:
                 raise _lost("workers died while it was computed again")
-            _nested.depth += 1
+            _repeating.depth += 1
             try:
                 outputs = _repeat(self)
             finally:
-                _nested.depth -= 1
+                _repeating.depth -= 1
             for output, reference in self._made:
                 absent = reference()
                 if absent is not None:
@@ -139,22 +139,18 @@ class RememberedCall:
         return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
 
 
-class _Nested(threading.local):
-    depth = 0
-
-
 class _Repeating:
-    """One thread at a time computes something again."""
+    """One thread at a time computes something again, perhaps for what it computes again."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.renew()
 
     def renew(self) -> None:
         """In a forked child: the thread that had the lock is not there."""
         self.lock = threading.RLock()
+        self.depth = 0
 
 
-_nested = _Nested()
 _repeating = _Repeating()
 os.register_at_fork(after_in_child=_repeating.renew)
 
@@ -190,7 +186,9 @@ def _remembered(value: torch.Tensor) -> Any:
         with NoTorchFunction():
             copy = value.detach().clone()
         return become_cuda(copy) if isinstance(value, CudaTensor) else copy
-    return _uniform(value) or _Elsewhere(weakref.ref(value), _content(value), _made(value))
+    return _uniform(value) or _Elsewhere(
+        weakref.ref(value), write_epochs.content_of(value), _made(value)
+    )
 
 
 def _layout(value: torch.Tensor) -> tuple[torch.dtype, int, torch.Size, tuple[int, ...]]:
@@ -203,7 +201,7 @@ def _made(value: torch.Tensor) -> _Made | None:
     If the function has the bytes, the tensor itself then begins a new chain.
     """
     origin = write_epochs.marked(value).made_by
-    if not isinstance(origin, _Origin) or origin.content != _content(value):
+    if not isinstance(origin, _Origin) or origin.content != write_epochs.content_of(value):
         return None
     if origin.call.depth >= _MOST_DEPTH:
         return None
@@ -265,10 +263,6 @@ def _inputs_of(last: RememberedCall) -> dict[RememberedCall, list[Any]]:
 
 def _earlier(inputs: Iterable[Any]) -> set[RememberedCall]:
     return {value.call for value in inputs if isinstance(value, _Made)}
-
-
-def _content(value: torch.Tensor) -> tuple[int, int]:
-    return write_epochs.marked(value).epoch, write_epochs.version_of(value)
 
 
 def _lost(reason: str) -> RemoteFailure:

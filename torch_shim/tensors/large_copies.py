@@ -74,7 +74,7 @@ class _Origin(NamedTuple):
 def note_origin(tensor: torch.Tensor, lent: LentPages, start: int) -> None:
     """Record that a marked tensor's storage was just mapped from a file."""
     storage = write_epochs.storage_of(tensor)
-    storage.__dict__[_ORIGIN] = _Origin(lent, start, _content(tensor))
+    storage.__dict__[_ORIGIN] = _Origin(lent, start, write_epochs.content_of(tensor))
 
 
 def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -85,7 +85,7 @@ def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     if origin is None or size < LEAST_BYTES or 2 * size < storage.nbytes():
         return None
     is_lazy = tensor.is_conj() or tensor.is_neg()  # the storage has other values than the tensor
-    if origin.content != _content(tensor) or not tensor.is_contiguous() or is_lazy:
+    if origin.content != write_epochs.content_of(tensor) or not tensor.is_contiguous() or is_lazy:
         return None
     descriptor = os.dup(origin.lent.descriptor)
     memory = map_privately(descriptor, origin.start + storage.nbytes(), origin.lent)
@@ -94,7 +94,3 @@ def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     ).untyped_storage()
     offset = int(tensor.storage_offset())
     return tensor_over(whole, tensor.dtype, offset, tensor.size(), tensor.stride())
-
-
-def _content(tensor: torch.Tensor) -> tuple[int, int]:
-    return write_epochs.marked(tensor).epoch, write_epochs.version_of(tensor)

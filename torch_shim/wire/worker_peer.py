@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.messages import Call, Done, Fetch, Publish, SentTensor, Take
+from torch_shim.wire.messages import Call, Done, Fetch, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import Arena, LentPages, SharedBlock, shared_blocks
 
 log = logging.getLogger("torch_shim")
 
+
+# What names the content of a storage of this process: its write epoch, autograd's count of writes.
 Content = tuple[int, int]
 
 # How long a worker that ends may take to send what only it has.
@@ -76,14 +78,14 @@ class DataChannel:
         arena = self.arena
         if arena is None or arena.size_bytes < size_bytes:
             arena = Arena(size_bytes)
-            self._ask(FrameKind.ARENA, [arena.size_bytes], descriptors=[arena.descriptor])
+            self.ask(FrameKind.ARENA, [arena.size_bytes], descriptors=[arena.descriptor])
             arena.forget_descriptor()
             self.arena = arena
         return arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
         if number not in self.defined:
-            self._ask(FrameKind.DEFINE, [number, digest], [packed])
+            self.ask(FrameKind.DEFINE, [number, digest], [packed])
             self.defined.add(number)
 
     def bind(self, number: int, binding: int, tensors: dict[int, SentTensor]) -> None:
@@ -92,51 +94,29 @@ class DataChannel:
         if binding in bindings:
             bindings.remove(binding)
         else:
-            self._ask(FrameKind.BIND, (number, binding, tensors))
+            self.ask(FrameKind.BIND, (number, binding, tensors))
         bindings.append(binding)
         del bindings[:-MOST_BINDINGS]
 
+    def forget(self, number: int) -> None:
+        """Send a program and its bindings again: the worker lacks something of them."""
+        self.defined.discard(number)
+        self.bound.pop(number, None)
+
     def call(self, call: Call, body: Sequence[Buffer]) -> Frame:
         """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
-        return self._ask(FrameKind.CALL, call, body)
+        return self.ask(FrameKind.CALL, call, body)
 
     def fetch(self, key: int, epoch: int, *, gives_back: bool = False) -> Frame:
         """Return the bytes of a kept storage, as a descriptor or the body; RemoteFailure if the
         worker does not have them. With `gives_back` the file may be one to be given back."""
-        return self._ask(FrameKind.FETCH, Fetch(key, epoch, gives_back))
+        return self.ask(FrameKind.FETCH, Fetch(key, epoch, gives_back))
 
     def share(self, key: int, size_bytes: int, descriptor: int) -> None:
-        self._ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
-
-    def publish(self, key: int, epoch: int, handle: str, about: bytes) -> None:
-        """Let other functions use a kept storage, by the handle of its data."""
-        self._ask(FrameKind.PUBLISH, Publish(key, epoch, about, handle))
-
-    def put(self, key: int, epoch: int, about: bytes, lifetime_s: float | None) -> str:
-        """Let other functions use a kept storage; return its handle.
-
-        RemoteFailure if the manager has to be asked.
-        """
-        answer: Done = self._ask(
-            FrameKind.PUBLISH, Publish(key, epoch, about, lifetime_s=lifetime_s)
-        ).meta
-        return answer.handle
-
-    def take(self, handle: str, key: int) -> tuple[int, bytes]:
-        """Have the worker keep data that was published there, under this key.
-
-        Return its size and its description.
-        """
-        answer: Done = self._ask(FrameKind.TAKE, Take(key, handle)).meta
-        if not answer.size_bytes:
-            raise BadFrame("data without bytes")
-        return answer.size_bytes, answer.about
-
-    def take_file(self, key: int, start: int, size_bytes: int, descriptor: int) -> None:
-        self._ask(FrameKind.TAKE, Take(key, "", start, size_bytes), descriptors=[descriptor])
+        self.ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
 
     def drop(self, keys: list[int]) -> None:
-        self._ask(FrameKind.DROP, keys)
+        self.ask(FrameKind.DROP, keys)
 
     def hung_up(self) -> bool:
         """Whether the worker has closed this channel; for a channel that is not in use."""
@@ -167,13 +147,14 @@ class DataChannel:
         if self.arena is not None:
             self.arena.close()
 
-    def _ask(
+    def ask(
         self,
         kind: FrameKind,
         meta: Any,
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
     ) -> Frame:
+        """Send a request, and return its answer; raise RemoteFailure if the worker refuses it."""
         self.broken = True  # until the answer has been read completely: an interrupt may intervene
         self.wire.send(kind, meta, body, descriptors)
         frame = self.wire.receive()
@@ -193,9 +174,8 @@ class WorkerPeer:
     """One worker: the idle channels to it, and the storages that it keeps for this process."""
 
     def __init__(self, name: str, node: str) -> None:
-        """`node` is the worker's: data of other workers there is lent to it."""
         self.name = name
-        self._node = node
+        self.node = node
         self.kept = WorkerStorages()
         self._maps_blocks = True  # until it has no room for another one
         self._blocks: set[int] = set()  # that the worker maps
@@ -285,64 +265,9 @@ class WorkerPeer:
             block.forget.append(self._forget_block)
         return True
 
-    @property
-    def process(self) -> str:
-        """The worker's process, which may have other models, too."""
-        return self.name.rpartition(".")[0]
-
     def is_with(self, peer: Any) -> bool:
         """Whether bytes that this worker has are used by that one where they are."""
         return peer is self
-
-    def can_take(self, handle: str, process: str) -> bool:
-        """Whether the worker may have data by its handle, of which this process has the bytes."""
-        if process == self.process:
-            return True
-        return process != "" and handle.startswith(f"{self._node}.")
-
-    def take_data(
-        self,
-        handle: str,
-        key: int,
-        size_bytes: int,
-        channel: DataChannel,
-        file: tuple[int, int] | None,
-        content: Content,
-    ) -> bool:
-        """Have the worker keep data under a key, and return whether it does.
-
-        It was published there, or lies in a `file`: descriptor and offset.
-        """
-        if file is not None and not channel.wire.local:
-            return False
-        try:
-            if file is not None:
-                channel.take_file(key, file[1], size_bytes, file[0])
-            elif channel.take(handle, key)[0] != size_bytes:
-                raise BadFrame("data has another size with its worker")
-        except RemoteFailure as refused:
-            log.info("a worker does not take data: %s", refused)
-            return False
-        self.kept.result(key, content)
-        return True
-
-    def take_new(self, handle: str, key: int) -> tuple[int, bytes] | None:
-        """Take data that this process knows nothing of: its size and description.
-
-        None if the worker has not got it, or all channels to it are in use.
-        """
-        channel = self.take()
-        if channel is None:
-            return None
-        try:
-            return channel.take(handle, key)
-        except RemoteFailure:
-            return None
-        except ConnectionLost:
-            self.mark_lost()
-            return None
-        finally:
-            self.give(channel)
 
     def _forget_block(self, key: int) -> None:
         self._blocks.discard(key)

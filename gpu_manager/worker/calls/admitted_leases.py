@@ -4,9 +4,10 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import USUAL_TERMS, Admission, LeaseTerms
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
@@ -48,6 +49,18 @@ class LeaseClocks:
         self._computed_s[lease] += self._since_s[lease] - since_s
 
 
+@dataclass(slots=True)
+class _Lease:
+    """A lease in force here, or with calls under way."""
+
+    terms: LeaseTerms = USUAL_TERMS
+    owners: set[str] = field(default_factory=set)  # sessions, or a function; none: it has ended
+    several: bool = False  # sessions of the function use it
+    divided: bool = False  # each session has its own part
+    called: bool = False
+    under_way: int = 0
+
+
 class AdmittedLeases:
     """The gate that every call passes. Thread-safe."""
 
@@ -68,63 +81,44 @@ class AdmittedLeases:
         self._patience_s = patience_s
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._in_force: dict[int, set[str]] = {}  # the sessions, or function, that have each lease
-        self._divided: set[int] = set()  # leases in force of which each session has its own part
-        self._unclaimed: dict[int, bool] = {}  # a function's leases; if several sessions use it
+        self._leases: dict[int, _Lease] = {}
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
-        self._under_way: dict[int, int] = {}
         self._clocks = clocks
-        self._terms: dict[int, LeaseTerms] = {}  # of leases in force, or with calls under way
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        """Calls of this session under this lease may run, on these terms.
-
-        If the owner is a function: those of its session whose call comes first, or of several. A
-        `divided` lease has the owners that were admitted before, too.
-        """
+    def admit(self, admission: Admission) -> None:
+        """Let calls in; those of owners that were admitted before, too, if the lease is divided."""
         with self._lock:
-            before = self._in_force.get(lease, set()) if divided else set()
-            self._in_force[lease] = before | {owner}
-            if divided:
-                self._divided.add(lease)
-            self._unclaimed[lease] = several
-            self._terms[lease] = terms
+            lease = self._leases.setdefault(admission.lease, _Lease())
+            before = lease.owners if admission.divided else set()
+            lease.owners = before | {admission.owner}
+            lease.several, lease.divided = admission.several, admission.divided
+            lease.terms, lease.called = admission.terms, False
             self._changed.notify_all()
 
     def end(self, lease: int) -> None:
         """Let no further call in; `ended` is called at once where none is under way."""
         with self._lock:
-            self._in_force.pop(lease, None)
-            self._divided.discard(lease)
-            self._unclaimed.pop(lease, None)
+            found = self._leases.get(lease)
+            if found is not None:
+                found.owners = set()
             self._ended.append(lease)
-            over = lease not in self._under_way
-            if over:
-                self._terms.pop(lease, None)
+            over = self._forget(lease)
             self._changed.notify_all()
         if over:
             self._tell_ended(lease)
 
     def end_all(self) -> None:
         with self._lock:
-            leases = list(self._in_force)
+            leases = [number for number, lease in self._leases.items() if lease.owners]
         for lease in leases:
             self.end(lease)
 
     def terms(self, lease: int) -> LeaseTerms:
-        return self._terms.get(lease, USUAL_TERMS)
+        found = self._leases.get(lease)
+        return USUAL_TERMS if found is None else found.terms
 
     def check(self, lease: int) -> None:
-        if lease not in self._in_force:
-            raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
+        self._in_force(lease)
 
     def enter(self, lease: int, session: str, function: str) -> None:
         """A call of this function's session begins; every one that was let in must leave.
@@ -133,36 +127,48 @@ class AdmittedLeases:
         would run on GPU time that they waited for.
         """
         with self._lock:
-            if lease not in self._in_force:
+            found = self._leases.get(lease)
+            if found is None or not found.owners:
                 self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
-            self.check(lease)
-            owners = self._in_force[lease]
-            if owners.isdisjoint((session, function)):
+                found = self._in_force(lease)
+            if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
-            self._under_way[lease] = self._under_way.get(lease, 0) + 1
+            found.under_way += 1
             self._clocks.begin(lease)
-            several = self._unclaimed.pop(lease, None)
-            first = several is not None and session not in owners
-            if first and not several:
-                self._in_force[lease] = {session}
+            first = not found.called and session not in found.owners
+            found.called = True
+            if first and not found.several:
+                found.owners = {session}
         if first:
             self._tell_claimed(lease, session)
 
     def reported_session(self, lease: int, session: str) -> str:
         """The session, if calls under its lease are reported for each session by itself."""
-        return session if lease in self._divided else ""
+        found = self._leases.get(lease)
+        return session if found is not None and found.divided else ""
 
     def leave(self, lease: int) -> None:
         with self._lock:
-            left = self._under_way.pop(lease) - 1
+            self._leases[lease].under_way -= 1
             self._clocks.end(lease)
-            if left:
-                self._under_way[lease] = left
-            over = not left and lease not in self._in_force
-            if over:
-                self._terms.pop(lease, None)
+            over = self._forget(lease)
         if over:
             self._tell_ended(lease)
 
+    def _forget(self, lease: int) -> bool:
+        """Return whether a lease is over; one that is in force, or has calls under way, is not."""
+        found = self._leases.get(lease)
+        if found is not None and (found.owners or found.under_way):
+            return False
+        self._leases.pop(lease, None)
+        return True
+
+    def _in_force(self, lease: int) -> _Lease:
+        found = self._leases.get(lease)
+        if found is None or not found.owners:
+            raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
+        return found
+
     def _is_known(self, lease: int) -> bool:
-        return lease in self._in_force or lease in self._ended
+        found = self._leases.get(lease)
+        return (found is not None and bool(found.owners)) or lease in self._ended

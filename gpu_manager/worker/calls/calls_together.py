@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, SlotTurns
+from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.worker.calls.admitted_leases import LeaseClocks
-from gpu_manager.worker.data import PublishedData
 from torch_shim.wire.arithmetic import arithmetic_in_force, use_arithmetic
 from torch_shim.wire.messages import Arithmetic
 from torch_shim.wire.protocol import FailureKind
@@ -38,9 +37,8 @@ class CallsTogether:
     """Lets calls in, in the order in which they came, as soon as they suit those under way."""
 
     def __init__(self) -> None:
-        self.published = PublishedData()  # of functions, for the calls of all models
         self.clocks = LeaseClocks()
-        self.slots: SlotTurns | NoSlotTurns = NoSlotTurns()  # where leases have parts of the GPU
+        self.slots = SlotTurns()  # where leases have parts of the GPU
         self._turns: GpuTurns | nullcontext[None] = nullcontext()  # one lease at a time
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()

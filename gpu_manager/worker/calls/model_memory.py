@@ -8,7 +8,6 @@ from gpu_manager.call_errors import CallRefused, OutOfMemory
 from gpu_manager.devices.worker_device import WorkerDevice
 from gpu_manager.worker.calls.call import GraphCall
 from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
-from gpu_manager.worker.data import DataInWorker
 from gpu_manager.worker.program.channel_state import SessionStorages
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs
@@ -41,7 +40,6 @@ class ModelMemory:
     def __init__(
         self,
         device: WorkerDevice,
-        data: DataInWorker,
         gate: threading.Lock,
         ask_relief: AskRelief,
         together: CallsTogether,
@@ -52,7 +50,7 @@ class ModelMemory:
         self.limit_bytes = 0
         self.peak_bytes = 0
         self._device = device
-        self._data = data
+        self._parks: list[Callable[[], None]] = []
         self._gate = gate
         self._ask_relief = ask_relief
         self._together = together
@@ -146,12 +144,17 @@ class ModelMemory:
         self.park()
         self._relieve(call, short)
 
+    def also_parks(self, park: Callable[[], None]) -> None:
+        """Have this move to host memory, too, what it has of the device's."""
+        self._parks.append(park)
+
     def park(self) -> None:
         """Move what no function has to host memory, until a call needs it again."""
         for held in self.sessions.sole():
             if not held.parked:
                 held.storage, held.parked = self._device.park(held.storage), True
-        self._data.park()
+        for park in self._parks:
+            park()
         self._device.release()
 
     def _second_attempt(self, attempt: Callable[[], tuple[Found, int]]) -> Found:

@@ -17,7 +17,9 @@ from gpu_manager.worker.merging.merged_run import (
     run_merged,
     writes_to_shared,
 )
-from gpu_manager.worker.merging.records import CannotMerge, Singly
+from gpu_manager.worker.merging.records import (
+    CannotMerge,
+)
 from gpu_manager.worker.merging.step_run import (
     KnownProgram,
     StepFunctions,
@@ -29,6 +31,7 @@ from gpu_manager.worker.merging.step_run import (
     plan_steps,
     users_of,
 )
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.tensor_specs import view

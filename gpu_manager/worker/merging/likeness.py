@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from gpu_manager.worker.calls.call import ChannelCall, GraphCall
-from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
 from gpu_manager.worker.program.tensor_specs import identity
 from torch_shim.wire.messages import FromArea, FromImage, FromKept, Number, SentTensor

@@ -1,4 +1,7 @@
-"""Answers the call that has the turn, and others in line with it where running as one pays."""
+"""Answers the call that has the turn, and others in line with it where running as one pays.
+
+It stands in for the executor, which has each call run singly.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
-from gpu_manager.worker.calls.call import CallAnswer, computing
-from gpu_manager.worker.calls.single_call import SingleCalls, refuse_reshaped, versions_of
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
+from gpu_manager.worker.calls.single_call import refuse_reshaped
+from gpu_manager.worker.executor import InTurn, RunCall
+from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns
-from gpu_manager.worker.merging.likeness import why_singly
+from gpu_manager.worker.merging.likeness import Likenesses, why_singly
 from gpu_manager.worker.merging.merged_run import attention_rules, writes_to_shared
 from gpu_manager.worker.merging.records import (
     USUAL_MOST,
@@ -21,15 +26,26 @@ from gpu_manager.worker.merging.records import (
     MergeCounts,
     MergeRecord,
     MergeRecords,
+    MergeSums,
     Plan,
-    Singly,
 )
+from gpu_manager.worker.orders import LoadImage, Singly
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.program.tensor_specs import versions_of
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
+_MOST_LINES = 64  # of calls, by slots, before those are forgotten in which nobody stands
+
+
+class Merging(WorkerFeature):
+    """Calls of one model that wait for the same turn run as one, where that pays."""
+
+    def begin(self, model: ModelSpace) -> "MergedCalls":
+        counts = MergeCounts()
+        return MergedCalls(model, counts, MergeSums(model.number, counts, self.worker.tell))
 
 
 class _Member(NamedTuple):
@@ -55,17 +71,49 @@ class _Group(NamedTuple):
         return [member.inputs for member in self.members]
 
 
-class MergedCalls:
+class MergedCalls(ModelFeature):
     """Runs the calls of one model, for whoever has its turn."""
 
-    def __init__(self, single: SingleCalls) -> None:
-        self.counts = MergeCounts()
+    def __init__(self, model: ModelSpace, counts: MergeCounts, sums: MergeSums) -> None:
+        self.counts = counts
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self.pace = ComparisonPace()
-        self._single = single
         self.records = MergeRecords()
+        self._single = model.executor.single
+        self._sums = sums
+        self._likenesses = Likenesses()
+        self._lines: dict[tuple[int, ...], CallLine] = {}  # by the slots of their leases
         self._runs = GroupRuns()
         attention_rules()
+
+    def stand_in(self) -> RunCall:
+        return self.run
+
+    def loaded(self, order: LoadImage) -> None:
+        self.most = order.merged or USUAL_MOST
+
+    def report(self, *, at_once: bool = False) -> None:
+        self._sums.report(at_once=at_once)
+
+    def run(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
+        """Answer a call when it has the turn of its line, or let another one's turn answer it."""
+        waiting = CallInLine(asked)
+        line = self.line(asked.terms.slots)
+        if not line.stand(waiting):
+            return waiting.outcome()
+        try:
+            return in_turn(asked, self.answer, waiting, line)
+        finally:
+            line.leave()
+
+    def line(self, slots: tuple[int, ...] = ()) -> CallLine:
+        """The line of calls whose leases have these slots, or the whole GPU."""
+        line = self._lines.get(slots)
+        if line is None:
+            if len(self._lines) > _MOST_LINES:
+                self._lines = {known: each for known, each in self._lines.items() if len(each)}
+            line = self._lines.setdefault(slots, CallLine(self._likenesses.of))
+        return line
 
     def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
         """Answer a call that has the line's turn, and deliver the answer; perhaps others, too."""

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from gpu_manager.worker.merging.records import CannotMerge, Layout, Singly
+from gpu_manager.worker.merging.records import (
+    CannotMerge,
+    Layout,
+)
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun

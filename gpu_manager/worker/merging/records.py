@@ -4,10 +4,13 @@ A program is watched alone first, then compared in every size, and merged where 
 """
 
 import math
+import threading
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
+
+from gpu_manager.worker.orders import CallsMerged, Singly
 
 # Groups are of one of these sizes: libraries prepare kernels for each, and each is measured.
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -19,31 +22,9 @@ _FIRST_REST, _LONGER = 256, 4  # groups that are not made before a size is compa
 _MOST_FAILURES = 3  # one after the other
 _WEIGHT = 0.2  # of the newest time in a mean
 _MOST_RECORDS = 1024
+_REPORT_S = 0.5  # between two reports
+_MOST_NEVER = 512  # programs and reasons why they are never merged, in one report
 MOST_FORBIDDEN = 1024  # programs of a model; beyond them none is merged any more
-
-
-class Singly(StrEnum):
-    """Why a call ran singly although others like it might have waited."""
-
-    OFF = "off"
-    RANDOM = "random"
-    PARTS = "control_flow"
-    NESTED = "own_vmap"
-    EXACT = "deterministic"
-    REPEATED = "repeated"
-    NOTHING_SENT = "nothing_sent"
-    UNKNOWN = "not_seen_before"
-    WRITES = "writes"
-    ALIASES = "shared_outputs"
-    VALUES = "depends_on_values"
-    NO_RULE = "no_batching_rule"
-    DIFFERS = "differs"
-    SHAPES = "other_shapes"
-    SLOWER = "slower"
-    MEMORY = "memory"
-    FAILED = "failed_merged"
-    LEFT_OVER = "left_over"
-    TOO_MANY = "too_many_programs"
 
 
 class CannotMerge(Exception):
@@ -220,3 +201,36 @@ class MergeRecords:
                 self._records.popitem(last=False)
         self._records.move_to_end(likeness)
         return record
+
+
+class MergeSums:
+    """Reports what was counted of calls that waited together, now and then."""
+
+    def __init__(
+        self, model: int, counts: MergeCounts, tell: Callable[[CallsMerged], None]
+    ) -> None:
+        self._model = model
+        self._counts = counts
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told = MergeCounts()
+        self._told_s = 0.0
+
+    def report(self, *, at_once: bool = False) -> None:
+        if not at_once and time.monotonic() - self._told_s <= _REPORT_S:
+            return
+        with self._lock:
+            self._told_s = time.monotonic()
+            now = self._counts.changes_since(MergeCounts())
+            added = now.changes_since(self._told)
+            if not added:
+                return
+            self._told = now
+            never = [str(part) for pair in added.forbidden.items() for part in pair]
+            sums = added.groups, added.calls, added.compared
+            reasons, singly = list(map(str, added.singly)), list(added.singly.values())
+            some, more = never[:_MOST_NEVER], never[_MOST_NEVER:]
+            self._tell(CallsMerged(self._model, *sums, reasons, singly, some))
+            for begin in range(0, len(more), _MOST_NEVER):
+                some = more[begin : begin + _MOST_NEVER]
+                self._tell(CallsMerged(self._model, 0, 0, 0, [], [], some))

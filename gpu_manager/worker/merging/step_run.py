@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.worker.merging.merged_run import as_laid_out, writes_to_shared
-from gpu_manager.worker.merging.records import CannotMerge, Layout, Singly
+from gpu_manager.worker.merging.records import (
+    CannotMerge,
+    Layout,
+)
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.build import references
 from gpu_manager.worker.program.tensor_specs import identity
 from gpu_manager.worker.usage import Run

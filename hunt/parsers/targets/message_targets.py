@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway_ext.errors import BadWorkflowFile
-from gateway_ext.jobs.jetstream import bodies, records
-from gateway_ext.jobs.jetstream.records import JobRecord, RecordState, StoredParts
-from gateway_ext.jobs.jetstream.session import GatewayPresence, beat
 from gateway_ext.jobs.values import AsyncCall, CallResult, JobKind, JobLane, JobNumber
 from gateway_ext.model import FunctionId
-from gateway_ext.workflows import stage_inputs, stream
+from gateway_ext.shared_jobs import bodies, records, texts
+from gateway_ext.shared_jobs.records import JobRecord, RecordState, StoredParts
+from gateway_ext.shared_jobs.session import GatewayPresence, beat
+from gateway_ext.workflows import stage_inputs
 from gateway_ext.workflows.conditions import BadCondition, Condition, Unmeetable, condition
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput
 from hunt.parsers.parser_target import InputForm, Target
@@ -22,8 +22,8 @@ _FUNCTION = FunctionId("openfaas-fn", "f")
 _GATEWAYS = "gateways, whoever may write to the stream"
 _MESSAGE = "1 MiB, NATS's own bound on a message"
 _RECORDS = (
-    "gateway_ext/jobs/jetstream/bodies.py",
-    "gateway_ext/jobs/jetstream/records.py",
+    "gateway_ext/shared_jobs/bodies.py",
+    "gateway_ext/shared_jobs/records.py",
     "gateway_ext/jobs/values.py",
 )
 _HEADERS = ((b"content-type", b"text/plain"), (b"x-a", b"\xff"))
@@ -120,7 +120,7 @@ def _heartbeat() -> Target:
     return Target(
         "gateway-heartbeat", receive, (ValueError,),
         lambda: [beat("session")], InputForm.JSON,
-        ("gateway_ext/jobs/jetstream/session.py",), _GATEWAYS, _MESSAGE,
+        ("gateway_ext/shared_jobs/session.py",), _GATEWAYS, _MESSAGE,
         encode=beat,
     )  # fmt: skip
 
@@ -128,10 +128,10 @@ def _heartbeat() -> Target:
 def _workflows() -> list[Target]:
     return [
         Target(
-            "workflow-message", stream.decode, (ValueError,),
-            lambda: [stream.encode(_WORKFLOW), stream.encode(None)],
-            InputForm.JSON, ("gateway_ext/workflows/stream.py",),
-            _GATEWAYS, _MESSAGE, encode=stream.encode,
+            "workflow-message", texts.decode, (ValueError,),
+            lambda: [texts.encode(_WORKFLOW), texts.encode(None)],
+            InputForm.JSON, ("gateway_ext/shared_jobs/texts.py",),
+            _GATEWAYS, _MESSAGE, encode=texts.encode,
         ),
         Target(
             "workflow-file", lambda data: read_workflow(data.decode("utf-8", "replace")),

@@ -87,8 +87,7 @@ def _caller_ups() -> list[bytes]:
             caller_stream.ToldTerms((terms,), begins=True),
             caller_stream.Present(1, "gateway", (_LEASE,)),
             caller_stream.Holds(((_LEASE, _REQUEST),)),
-            caller_stream.GiveBack(_LEASE, may_return=True, request=_REQUEST),
-            caller_stream.AskAgain(2, _REQUEST),
+            caller_stream.GiveBack(_LEASE, request=_REQUEST),
             caller_stream.Cancel(_REQUEST),
         )
     ]

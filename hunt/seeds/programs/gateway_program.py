@@ -7,22 +7,26 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from common.http.asgi import App, Receive, Scope, Send
 from common.http.client import HttpClient
 from common.http.server import serving
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.errors import QueueFailed
-from gateway_ext.jobs.jetstream.session import GatewayIdentity
-from gateway_ext.jobs.parts import jobs_of
+from gateway_ext.features import Hooks
+from gateway_ext.gateway import STORES, GatewayApp
+from gateway_ext.jobs.callbacks import CallbackRule
+from gateway_ext.jobs.parts import job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.metrics import GatewayMeters
+from gateway_ext.jobs.routes import make_job_routes
+from gateway_ext.jobs.shared import shared_store
+from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.workflows.parts import workflow_parts
+from gateway_ext.shared_jobs.session import GatewayIdentity
+from gateway_ext.workflows.parts import workflows
 from gateway_ext.workflows.plan import WorkflowId, read_workflow
 from gateway_ext.workflows.table import Workflows
 from hunt.seeds.programs.function_program import TIMEOUT_S, FunctionProgram
@@ -60,7 +64,7 @@ class GatewayProgram:
 
     functions: Functions
     leases: LeaseClient
-    leasing: GpuLeasing
+    pool: LeasePool
     jobs: JobQueue
     workflows: Workflows
 
@@ -100,34 +104,45 @@ class GatewayProgram:
         self.leases = LeaseClient(self._around.scheduler_urls, token(SECRET, ApiRole.CALLER))
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self.leases)
-            leasing = self.leasing = GpuLeasing(self.leases, meters)
+            pool = self.pool = LeasePool(self.leases, meters)
             client = HttpClient(invocation.client)
-            invoke = Invoke(functions, client, leasing, invocation, meters)
+            invoke = Invoke(functions, client, pool, invocation, meters)
             exits.push_async_callback(invoke.close)
             for instance in self._instances:
                 endpoint = Endpoint(instance.name, instance.address)
                 functions.function_is(_deployment(instance.plan), [endpoint], wanted=1)
-            workflows = await exits.enter_async_context(
-                workflow_parts(settings, functions, invoke, meters, log)
+            shared_jobs = shared_store(settings, STORES)
+            queue = await exits.enter_async_context(opened_queue(settings, shared_jobs, log))
+            self.jobs = queue
+            rule = CallbackRule(allowed=settings.callback_allowed)
+            hooks = Hooks(
+                *(settings, functions, invoke, meters, queue, job_intake(queue, invoke, rule)),
+                *(shared_jobs, None, 1.0, log),
             )
-            self.workflows = workflows.workflows
+            self.workflows = await exits.enter_async_context(workflows(hooks))
             if self._around.scenario.workflow and not shared:
                 text = workflow_text([each.plan for each in self._instances])
                 await self.workflows.deploy(read_workflow(text), update=False)
-            jobs = await exits.enter_async_context(
-                jobs_of(settings, functions, invoke, workflows.targets, log)
+            worker = await exits.enter_async_context(
+                jobs_of(settings, functions, invoke, queue, rule, hooks.job_calls, log)
             )
-            self.jobs = jobs.queue
-            apps: dict[str, App] = {
-                "function": invoke,
-                "workflow": workflows.app,
-                "system": workflows.routes,
-            }
-
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                kind = scope["path"].split("/")[1]
-                await apps.get(kind, jobs.app)(scope, receive, send)
-
+            most_bytes = settings.async_max_body_bytes
+            app = GatewayApp(
+                invoke=invoke,
+                system=invoke,
+                auth=None,
+                ready=lambda: True,
+                metrics=meters.text,
+                system_meters=ApiMeters(),
+                routes={
+                    "async-function": hooks.intake(functions.id_by_path, max_body_bytes=most_bytes),
+                    **hooks.routes,
+                },
+                below_system={
+                    "jobs": make_job_routes(queue, lambda: worker.running),
+                    **hooks.below_system,
+                },
+            )
             await exits.enter_async_context(serving(app, listener(self.name, PORT), _DRAIN_S))
             self.serves = True
             exits.callback(self.died)

@@ -20,9 +20,8 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import HostedId, LoadOrder, StayingData
+from gpu_manager.runtimes.runtime import HostedId, LoadOrder
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -112,7 +111,7 @@ class SeededRuntime(InMemoryRuntime):
     def _slots_of(self, lease: int) -> set[SlotId]:
         held = self._node.leases.get(LeaseId(lease))
         assert held is not None, "its worker admits it"
-        return {held.slot, *held.more_slots}
+        return {held.live.slot, *held.live.more_slots}
 
     def _check_room(self, lease: int, slots: set[SlotId]) -> None:
         for slot in sorted(slots):
@@ -140,7 +139,7 @@ class WatchedNode(GpuNode):
         most: int,
     ) -> None:
         """`most` leases may be in force on a slot."""
-        super().__init__(settings, gpus, store, catalogue, attachment, StayingData(), lease_ended)
+        super().__init__(settings, gpus, store, catalogue, attachment, (), lease_ended)
         self._around = around
         self._journal = around.journal
         self._most = most
@@ -151,7 +150,7 @@ class WatchedNode(GpuNode):
         term = order.lease >> _TERM_BITS
         if term < self._latest_term:  # its leader may have been elected again since it gave it
             offices = self._around.offices()
-            terms = [each.term for each in offices if order.lease in each.core.placer.leases]
+            terms = [each.term for each in offices if order.lease in each.core.leases]
             term = max(terms, default=term)
         if term < self._latest_term:
             self._journal.violated(f"{self.name} obeys term {term} after {self._latest_term}")
@@ -159,7 +158,7 @@ class WatchedNode(GpuNode):
         others = [
             lease.id
             for lease in self.leases
-            if order.slot in (lease.slot, *lease.more_slots)
+            if order.slot in (lease.live.slot, *lease.live.more_slots)
             and lease.id != order.lease
             and lease.granted_s is not None
         ]
@@ -205,11 +204,9 @@ class NodeProgram:
             node = self.node = WatchedNode(
                 settings, gpus, store, catalogue, attachment, ended, around, self._most
             )
-            self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
-            elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
-            presented = PresentedLeases(node, tokens)
-            self.acquiring = Acquiring(node, attachment, self.library, presented, elsewhere)
-            node.addresses = (f"tcp:{self.name}:{MANAGER_PORT}",)
+            self.library = Library(node.weights, store, catalogue, attachment, _CONTEXT_BYTES)
+            self.acquiring = Acquiring(node, attachment, self.library, tokens, attachment)
+            attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)
             node.start(self.runtime)

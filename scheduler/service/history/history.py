@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from common.telemetry.traces import Sink, Span, SpanKind, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT
+from scheduler.model import events
 from scheduler.model.actions import (
     Action,
     Dispatch,
@@ -18,17 +19,6 @@ from scheduler.model.actions import (
     Prepare,
     Refuse,
     Taken,
-)
-from scheduler.model.events import (
-    Event,
-    GpuLost,
-    LeaseComputed,
-    LoadFailed,
-    ModelLoaded,
-    NodeSnapshot,
-    RequestArrived,
-    RunFinished,
-    SlotFreed,
 )
 from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome, SlotId
 
@@ -146,14 +136,14 @@ class History:
         self._missing: dict[LeaseId, frozenset[ModelId]] = {}
         self._watchers: dict[RequestId, list[Watcher]] = {}
         self._happens: Mapping[type, Callable[[Any, float], None]] = {
-            RequestArrived: self._arrived,
-            ModelLoaded: self._loaded,
-            LoadFailed: self._load_failed,
-            RunFinished: self._run_finished,
-            LeaseComputed: self._lease_computed,
-            SlotFreed: self._slot_freed,
-            GpuLost: self._fleet_changed,
-            NodeSnapshot: self._fleet_changed,
+            events.RequestArrived: self._arrived,
+            events.ModelLoaded: self._loaded,
+            events.LoadFailed: self._load_failed,
+            events.RunFinished: self._run_finished,
+            events.LeaseComputed: self._lease_computed,
+            events.SlotFreed: self._slot_freed,
+            events.GpuLost: self._fleet_changed,
+            events.NodeSnapshot: self._fleet_changed,
         }
         self._decided: Mapping[type, Callable[[Any, float], None]] = {
             Dispatch: self._dispatched,
@@ -163,7 +153,9 @@ class History:
             Prepare: self._prepared,
         }
 
-    def __call__(self, now: float, event: Event, actions: Sequence[Action], took_s: float) -> None:
+    def __call__(
+        self, now: float, event: events.Event, actions: Sequence[Action], took_s: float
+    ) -> None:
         """Take in one event, which was handled in this time, and what was decided."""
         self._took_s = took_s
         happens = self._happens.get(type(event))
@@ -203,7 +195,7 @@ class History:
 
     # -- what happened --------------------------------------------------------------------------
 
-    def _arrived(self, event: RequestArrived, now: float) -> None:
+    def _arrived(self, event: events.RequestArrived, now: float) -> None:
         request = event.request
         record = self._records.get(request.id)
         if record is not None:
@@ -221,7 +213,7 @@ class History:
             self._records.popitem(last=False)
         return record
 
-    def _loaded(self, event: ModelLoaded, now: float) -> None:
+    def _loaded(self, event: events.ModelLoaded, now: float) -> None:
         for held in self._held.values():
             happened, dispatch = held.happened, held.dispatch
             if happened.gpu != event.gpu or event.model not in dispatch.models:
@@ -233,15 +225,13 @@ class History:
             elif dispatch.estimate.load_s and happened.loaded_s is None:
                 happened.loaded_s = now  # it waited for the load of another lease
 
-    def _load_failed(self, event: LoadFailed, now: float) -> None:
-        del now
+    def _load_failed(self, event: events.LoadFailed, _now: float) -> None:
         for held in self._held.values():
             if held.happened.gpu == event.gpu and event.model in held.dispatch.models:
                 held.happened.failed_loads[event.model] = event.reason
 
-    def _run_finished(self, event: RunFinished, now: float) -> None:
+    def _run_finished(self, event: events.RunFinished, _now: float) -> None:
         """Attribute a run to the lease with its models; a slot's leases may share all of them."""
-        del now
         for held in self._by_slot.get(event.slot, _NO_LEASES).values():
             if event.model in held.dispatch.models:
                 for happened in held.calls:
@@ -250,22 +240,20 @@ class History:
                 held.calls[:] = [call for call in held.calls if call.freed_s is None]
                 return
 
-    def _lease_computed(self, event: LeaseComputed, now: float) -> None:
-        del now
+    def _lease_computed(self, event: events.LeaseComputed, _now: float) -> None:
         held = self._held.get(event.lease)
         if held is not None:
             held.happened.computed_s += max(0.0, event.computed_s)
 
-    def _slot_freed(self, event: SlotFreed, now: float) -> None:
+    def _slot_freed(self, event: events.SlotFreed, now: float) -> None:
         held = self._forget(event.lease)
         if held is not None:
             if held.happened.freed_s is None:
                 held.happened.freed_s = now
             self._freed(held.dispatch, held.happened, now)
 
-    def _fleet_changed(self, event: GpuLost | NodeSnapshot, now: float) -> None:
+    def _fleet_changed(self, _event: events.GpuLost | events.NodeSnapshot, _now: float) -> None:
         """Drop leases that were lost with their GPU: they are never reported as freed."""
-        del event, now
         for lease in [lease for lease in self._held if lease not in self._alive]:
             self._forget(lease)
 
@@ -280,8 +268,7 @@ class History:
 
     # -- what was decided -----------------------------------------------------------------------
 
-    def _prepared(self, action: Prepare, now: float) -> None:
-        del now
+    def _prepared(self, action: Prepare, _now: float) -> None:
         if not action.prefetch:  # the Dispatch of this lease follows at once
             self._missing[action.lease] = frozenset([load.model for load in action.loads])
 

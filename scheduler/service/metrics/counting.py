@@ -8,44 +8,28 @@ from typing import Any
 from cache_manager.model.ids import GpuId, ModelId
 from common.telemetry.metrics import BoundedNames, Histogram, Metric, MetricFamily, Values
 from scheduler.core.core import Core
+from scheduler.model import events
 from scheduler.model.actions import Action, Demote, Dispatch, Prepare, Refuse, Taken
-from scheduler.model.events import (
-    Event,
-    EvictAsked,
-    GpuDraining,
-    GpuJoined,
-    GpuLost,
-    LoadFailed,
-    MemoryPressure,
-    ModelLoaded,
-    ModelRegistered,
-    NodeHeard,
-    NodeSilent,
-    NodeSnapshot,
-    RunFailed,
-    RunFinished,
-    StageDue,
-)
 from scheduler.model.values import LeaseId, Request, SlotId
 from scheduler.service.history.history import Happened
 from scheduler.service.metrics import declared
 
 # The reason of an eviction, by the event that led to it.
 _REASONS: Mapping[type, str] = {
-    EvictAsked: "asked",
-    MemoryPressure: "pressure",
-    ModelLoaded: "measured",
-    ModelRegistered: "measured",
-    NodeSnapshot: "measured",
-    RunFinished: "measured",
-    StageDue: "idle",
+    events.EvictAsked: "asked",
+    events.MemoryPressure: "pressure",
+    events.ModelLoaded: "measured",
+    events.ModelRegistered: "measured",
+    events.NodeSnapshot: "measured",
+    events.RunFinished: "measured",
+    events.StageDue: "idle",
 }
 _FLEET: Mapping[type, str] = {
-    GpuDraining: "draining",
-    GpuJoined: "joined",
-    GpuLost: "lost",
-    NodeHeard: "heard",
-    NodeSilent: "silent",
+    events.GpuDraining: "draining",
+    events.GpuJoined: "joined",
+    events.GpuLost: "lost",
+    events.NodeHeard: "heard",
+    events.NodeSilent: "silent",
 }
 
 
@@ -139,16 +123,16 @@ class DecisionCounting:
         self._gpus: frozenset[str] = frozenset()
         self._expected = ExpectedTimes()
         self._happens: Mapping[type, Callable[[Any], None]] = {
-            ModelLoaded: self._loaded,
-            LoadFailed: self._load_failed,
-            RunFinished: self._run_finished,
-            RunFailed: self._run_failed,
-            MemoryPressure: self._pressure,
-            NodeSnapshot: self._fleet_changed,
+            events.ModelLoaded: self._loaded,
+            events.LoadFailed: self._load_failed,
+            events.RunFinished: self._run_finished,
+            events.RunFailed: self._run_failed,
+            events.MemoryPressure: self._pressure,
+            events.NodeSnapshot: self._fleet_changed,
             **dict.fromkeys(_FLEET, self._fleet),
         }
 
-    def __call__(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+    def __call__(self, now: float, event: events.Event, actions: Sequence[Action]) -> None:
         """One event was handled, which began at `now`; these actions follow from it."""
         decided = self._meters.times[declared.DECIDED]
         decided.add((self._core.placer.policy_name,), self._now_s() - now)
@@ -226,7 +210,7 @@ class DecisionCounting:
             late_s = abs(happened.load_s + happened.run_s - dispatch.estimate.total_s)
             self._meters.times[declared.ESTIMATE_ERROR].add((), late_s)
 
-    def _loaded(self, event: ModelLoaded) -> None:
+    def _loaded(self, event: events.ModelLoaded) -> None:
         counts, load_s = self._counts, event.load_s
         gpu, model = (self._meters.gpus.of(event.gpu),), (self._meters.models.of(event.model),)
         self._meters.times[declared.LOAD].add((), load_s)
@@ -237,11 +221,11 @@ class DecisionCounting:
         counts[declared.MODEL_LOAD].add(model, load_s)
         self._compare("load", event.model, self._expected.load_s(event.gpu, event.model), load_s)
 
-    def _load_failed(self, event: LoadFailed) -> None:
+    def _load_failed(self, event: events.LoadFailed) -> None:
         self._expected.load_s(event.gpu, event.model)
         self._counts[declared.LOAD_FAILURES].add((self._meters.gpus.of(event.gpu),))
 
-    def _run_finished(self, event: RunFinished) -> None:
+    def _run_finished(self, event: events.RunFinished) -> None:
         expected_s = self._expected.run_s(event.slot, event.model)
         self._compare("run", event.model, expected_s, event.run_s)
 
@@ -256,21 +240,20 @@ class DecisionCounting:
         self._counts[declared.MODEL_ESTIMATED].add(labels, expected_s)
         self._counts[declared.MODEL_MEASURED].add(labels, measured_s)
 
-    def _run_failed(self, event: RunFailed) -> None:
-        if event.lease in self._core.placer.leases:
+    def _run_failed(self, event: events.RunFailed) -> None:
+        if event.lease in self._core.leases:
             self._counts[declared.RUN_FAILURES].add(())
 
-    def _pressure(self, event: MemoryPressure) -> None:
+    def _pressure(self, event: events.MemoryPressure) -> None:
         self._counts[declared.PRESSURE].add((self._meters.gpus.of(event.gpu),))
 
-    def _fleet(self, event: Event) -> None:
-        if not isinstance(event, GpuJoined | GpuLost):  # the comparison below finds these
+    def _fleet(self, event: events.Event) -> None:
+        if type(event) not in {events.GpuJoined, events.GpuLost}:  # the comparison finds these
             self._counts[declared.FLEET_EVENTS].add((_FLEET[type(event)],))
         self._fleet_changed(event)
 
-    def _fleet_changed(self, event: Event) -> None:
+    def _fleet_changed(self, _event: events.Event) -> None:
         """Nodes join and leave with a snapshot, which may be the same as before."""
-        del event
         gpus: frozenset[str] = frozenset(self._core.cluster.gpus)
         for gpu in gpus - self._gpus:
             self._meters.met(gpu)

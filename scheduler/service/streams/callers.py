@@ -28,7 +28,6 @@ from scheduler.wire.caller_stream import (
     MOST_LEASES,
     MOST_TERM,
     Alive,
-    AskAgain,
     AskLease,
     CallerDown,
     Cancel,
@@ -65,21 +64,25 @@ Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
 # A caller whose connection broke may connect again within this time.
 RETURN_S = 1.0
 _SPARE = 1_000
-_NO_REQUEST = RequestId("")
 
 
 class CallerLeases:
-    """Who acquired which lease; those of a caller end once the caller was present and is not."""
+    """Who acquired which lease; those of a caller end once the caller was present and is not.
+
+    `lines` are the greeted lines of callers, by which leases are recalled.
+    """
 
     def __init__(self) -> None:
+        self.lines: dict[AcceptedLine, str] = {}
+        # A lease may be recalled before the task that was granted it has resumed.
+        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         self._present: Counter[str] = Counter()
-        self._callers: dict[LeaseId, str] = {}
-        # Of leases that several requests have.
-        self._parts: dict[LeaseId, dict[RequestId, str]] = {}
+        # By lease, by the request whose part of a shared one it is (None: it is not shared).
+        self._holders: dict[LeaseId, dict[RequestId | None, str]] = {}
 
     def __len__(self) -> int:
         """The number of leases that would end with their callers."""
-        return len(self._callers) + len(self._parts)
+        return len(self._holders)
 
     @contextmanager
     def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
@@ -103,71 +106,50 @@ class CallerLeases:
         Of a lease that several requests have it has only the part of the named one. A caller may
         connect a moment after its first leases.
         """
-        in_force = office.core.placer.leases
+        in_force = office.core.leases
         live_lease = in_force.get(lease)
-        if not caller or live_lease is None:
-            pass
-        elif not live_lease.is_shared:
-            self._callers[lease] = caller
-        elif request is not None:
-            self._parts.setdefault(lease, {})[request] = caller
+        if caller and live_lease is not None and not (live_lease.is_shared and request is None):
+            part = request if live_lease.is_shared else None
+            self._holders.setdefault(lease, {})[part] = caller
         if len(self) > 2 * len(in_force) + _SPARE:
-            self._callers = {held: who for held, who in self._callers.items() if held in in_force}
-            self._parts = {held: parts for held, parts in self._parts.items() if held in in_force}
+            self._holders = {held: who for held, who in self._holders.items() if held in in_force}
 
-    def caller_of(self, lease: LeaseId) -> str | None:
-        """Who acquired this lease, if it would end with them; nobody keeps one that is shared."""
-        return self._callers.get(lease)
+    def recall(self, lease: LeaseId) -> None:
+        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        caller = self._holders.get(lease, {}).get(None)  # nobody keeps one that is shared
+        if caller is None:
+            self.early.append(lease)
+        for line, name in self.lines.items():
+            if name == caller:
+                line.send(pack(Recalled(lease)))
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
-        self._callers.pop(lease, None)
-        parts = self._parts.get(lease)
-        if parts is None:
-            return
-        if request is None:
-            parts.clear()
-        parts.pop(request or _NO_REQUEST, None)
-        if not parts:
-            del self._parts[lease]
+        parts = self._holders.get(lease, {})
+        parts.pop(None, None)
+        parts.pop(request, None)
+        if not parts or request is None:
+            self._holders.pop(lease, None)
 
     def _left(self, office: Office, caller: str) -> None:
         self._present[caller] -= 1
         if self._present[caller]:
             return
         del self._present[caller]
-        held: list[tuple[LeaseId, RequestId | None]] = [
-            (lease, None) for lease, who in self._callers.items() if who == caller
+        held = [
+            (lease, request)
+            for lease, parts in self._holders.items()
+            for request, who in parts.items()
+            if who == caller
         ]
-        for lease, parts in self._parts.items():
-            held += [(lease, request) for request, who in parts.items() if who == caller]
         for lease, request in held:
             self.released(lease, request)
-            if not office.closed and lease in office.core.placer.leases:
+            if not office.closed and lease in office.core.leases:
                 office.driver.release(lease, request)
 
 
-class CallerLines:
-    """The greeted lines of one leader's callers, by which leases are recalled."""
-
-    def __init__(self, leases: CallerLeases) -> None:
-        self.leases = leases
-        self.open: dict[AcceptedLine, str] = {}
-        # A lease may be recalled before the task that was granted it has resumed.
-        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
-
-    def recall(self, lease: LeaseId) -> None:
-        """Recall a lease from its caller; one that is gone loses its leases anyway."""
-        caller = self.leases.caller_of(lease)
-        if caller is None:
-            self.early.append(lease)
-        for line, name in self.open.items():
-            if name == caller:
-                line.send(pack(Recalled(lease)))
-
-
 class CallerStreams:
-    """The streams of one leader's callers; `lines` are those that are greeted.
+    """The streams of one leader's callers.
 
     `fenced` is called when a caller has met a higher term than this leader's.
     """
@@ -175,16 +157,15 @@ class CallerStreams:
     def __init__(
         self,
         office: Office,
-        lines: CallerLines,
+        leases: CallerLeases,
         meters: SchedulerCounters,
         signed: Signed,
         elsewhere: Callable[[], str | None],
         fenced: Callable[[int], None],
     ) -> None:
         self.office = office
-        self.leases = lines.leases
-        self.lines = lines.open
-        self.early = lines.early
+        self.leases = leases
+        self.early = leases.early
         self.meters = meters
         self.signed = signed
         self.fenced = fenced
@@ -207,7 +188,7 @@ class CallerStreams:
                 await self._send_away([line])
                 return
             line.send(pack(Leads(self.office.term)))
-            self.lines[line] = present.caller
+            self.leases.lines[line] = present.caller
             with (
                 self.leases.present(self.office, present.caller, present.leases),
                 self.office.terms.present(present.caller),
@@ -218,12 +199,12 @@ class CallerStreams:
         except TimeoutError:
             log.info("a caller's stream began with silence")
         finally:
-            self.lines.pop(line, None)
+            self.leases.lines.pop(line, None)
 
     async def close(self) -> None:
         """Send every caller to the next leader, also one that presents itself after this."""
         self._closed = True
-        await self._send_away(list(self.lines))
+        await self._send_away(list(self.leases.lines))
 
     async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
         log.warning("a caller's stream: %s", refusal)
@@ -262,9 +243,8 @@ class _CallerStream:
         message = read_up(frame)
         if isinstance(message, GiveBack):
             lease, request = message.lease, message.request
-            self._office.driver.release(lease, request, may_return=message.may_return)
-            if not message.may_return:
-                self._streams.leases.released(lease, request)
+            self._office.driver.release(lease, request)
+            self._streams.leases.released(lease, request)
             self._streams.meters.answered["/release", _OK] += 1
         elif isinstance(message, Ran):
             now_s = self._office.clock.now_s()
@@ -281,7 +261,7 @@ class _CallerStream:
             self._office.terms.take(self._caller, message)
         elif isinstance(message, MetTerm):
             self._step_down(message.term)
-        elif isinstance(message, AskLease | AskAgain):
+        elif isinstance(message, AskLease):
             self._begin(message)
         else:
             raise BadValue("a caller presents itself once")
@@ -296,11 +276,10 @@ class _CallerStream:
         log.warning("a caller has met a leader of term %d", term)
         self._streams.fenced(term)
 
-    def _begin(self, question: AskLease | AskAgain) -> None:
-        call = question.call
+    def _begin(self, question: AskLease) -> None:
+        call, request = question.call, question.request.id
         if call in self._open or len(self._open) >= _MOST_QUESTIONS:
             raise BadValue(f"question {call} is one too many, or open already")
-        request = question.request if isinstance(question, AskAgain) else question.request.id
         self._open[call] = request
         task = self._asking[request] = self._tasks.start(self._answer(question))
         task.add_done_callback(lambda task: self._ended(call, task))
@@ -317,8 +296,7 @@ class _CallerStream:
             asking.cancel()
         self._office.driver.cancel(request)
 
-    async def _answer(self, question: AskLease | AskAgain) -> None:
-        path = "/acquire" if isinstance(question, AskLease) else "/wanted"
+    async def _answer(self, question: AskLease) -> None:
         answer: CallerDown
         try:
             answer = await self._granted(question)
@@ -334,23 +312,18 @@ class _CallerStream:
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
-        self._streams.meters.answered[path, status] += 1
+        self._streams.meters.answered["/acquire", status] += 1
         self._line.send(pack(answer))
         if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
             self._line.send(pack(Recalled(answer.placement.lease)))
 
-    async def _granted(self, question: AskLease | AskAgain) -> Granted:
+    async def _granted(self, question: AskLease) -> Granted:
         office = self._office
-        if isinstance(question, AskLease):
-            request = absolute(check_request(question.request), office.clock.now_s())
-            request = replace(request, caller=self._caller if question.keeps else "")
-            trace = trace_of(question.parent, question.state) if question.parent else None
-            ABOUT.set(Work(trace, function=request.function, request=request.id))
-            placement = await office.acquire(request)
-        else:
-            ABOUT.set(Work(None, request=question.request))
-            placement = await office.driver.wanted(question.request)
-            request = office.request(question.request)
+        request = absolute(check_request(question.request), office.clock.now_s())
+        request = replace(request, caller=self._caller if question.keeps else "")
+        trace = trace_of(question.parent, question.state) if question.parent else None
+        ABOUT.set(Work(trace, function=request.function, request=request.id))
+        placement = await office.acquire(request)
         self._streams.leases.granted(office, self._caller, placement.lease, request.id)
         return Granted(question.call, placement, *self._streams.signed(placement, request))
 

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from nats.js.errors import NotFoundError
 
 from gateway_ext.errors import ClaimLost
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.records import (
+from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, call_lane, whole
+from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
+from gateway_ext.shared_jobs.queue import JetStreamQueue
+from gateway_ext.shared_jobs.records import (
     JobRecord,
     RecordState,
     decode,
@@ -26,10 +28,8 @@ from gateway_ext.jobs.jetstream.records import (
     job_numbers,
     key_of,
 )
-from gateway_ext.jobs.jetstream.requests import NatsRequests
-from gateway_ext.jobs.jetstream.streams import stream_config
-from gateway_ext.jobs.values import AsyncCall, CallResult, JobNumber, call_lane, whole
-from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
+from gateway_ext.shared_jobs.requests import NatsRequests
+from gateway_ext.shared_jobs.streams import stream_config
 from tests.kit.engines.nats_servers import (
     ORPHAN_S,
     NatsServer,
@@ -333,7 +333,7 @@ async def test_gateways_that_draw_the_same_numbers_have_jobs_of_their_own(
     def same(*_: object) -> Iterator[JobNumber]:
         return job_numbers(lambda: 1.8e9, Random(7))
 
-    monkeypatch.setattr("gateway_ext.jobs.jetstream.queue.job_numbers", same)
+    monkeypatch.setattr("gateway_ext.shared_jobs.queue.job_numbers", same)
 
     settings = settings_for(server.url)
     async with (

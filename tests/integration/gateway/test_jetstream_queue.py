@@ -16,12 +16,12 @@ from common.time_limits import time_limit
 from gateway_ext.errors import ClaimLost, QueueAway, QueueFailed
 from gateway_ext.jobs.attempts import BackOff, RetryPolicy
 from gateway_ext.jobs.intake import AsyncIntake
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.records import RecordState, decode, encode
-from gateway_ext.jobs.jetstream.requests import NatsRequests
 from gateway_ext.jobs.queue import QueueLimits
 from gateway_ext.jobs.values import AsyncCall, JobKind, call_lane, whole
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
+from gateway_ext.shared_jobs.queue import JetStreamQueue
+from gateway_ext.shared_jobs.records import RecordState, decode, encode
+from gateway_ext.shared_jobs.requests import NatsRequests
 from tests.kit.engines.nats_servers import (
     ORPHAN_S,
     NatsServer,
@@ -268,7 +268,7 @@ async def test_letter_that_was_not_moved_is_moved_by_another_gateway(
         await put(queue, now("one"), b"body")
         number = await claimed(queue)
         with monkeypatch.context() as patched:
-            patched.setattr("gateway_ext.jobs.jetstream.streams.RecordWriter.finish", fails)
+            patched.setattr("gateway_ext.shared_jobs.streams.RecordWriter.finish", fails)
             await queue.bury(number, "why", 1.0)
         assert [letter.number for letter in await queue.dead_letters(0, 9)] == [number]
     async with a_shared_queue(tmp_path / "b", settings) as other:

@@ -14,9 +14,9 @@ import pytest
 
 from gateway_ext.errors import Busy, QueueAway, QueueFailed
 from gateway_ext.jobs.attempts import BackOff, RetryPolicy
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
 from gateway_ext.jobs.values import AsyncCall, call_lane
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings
+from gateway_ext.shared_jobs.queue import JetStreamQueue
 from tests.kit.engines.nats_servers import (
     a_shared_queue,
     nats_cluster,

@@ -8,9 +8,11 @@ from pathlib import Path
 import nats
 import pytest
 
+from gateway_ext.errors import QueueAway
+from gateway_ext.shared_jobs.store import JetStream
+from gateway_ext.shared_jobs.texts import encode
 from gateway_ext.workflows.plan import WorkflowId, read_workflow
-from gateway_ext.workflows.stream import WorkflowStream, encode
-from gateway_ext.workflows.table import Workflows
+from gateway_ext.workflows.table import SharedWorkflows, Workflows
 from tests.kit.engines.nats_servers import NatsServer, messages, nats_server, settings_for
 from tests.kit.fakes.fake_function import says
 from tests.kit.waiting import eventually
@@ -49,6 +51,17 @@ async def until_answer(flows: WorkflowWorld, answer: object, path: str = "/workf
 async def names(flows: WorkflowWorld) -> list[str]:
     found = (await flows.world.get("/system/workflows")).body
     return [one["name"] for one in found]
+
+
+def shared(server: NatsServer) -> JetStream:
+    return JetStream(settings_for(server.url))
+
+
+def is_read(workflows: Workflows) -> bool:
+    try:
+        return workflows.by_path(b"nobody") is None
+    except QueueAway:
+        return False
 
 
 def kept(folder: Path) -> list[str]:
@@ -173,10 +186,8 @@ async def test_refused_file_is_shared_with_new_servers_and_goes_when_others_remo
     async def left_out(server: NatsServer) -> set[str]:
         workflows = Workflows(stored.parent)
         workflows.open()
-        stream = WorkflowStream(settings_for(server.url), workflows, tmp_path / "copied", LOG)
-        await stream.open()
-        await eventually(lambda: not workflows.unread, "the stream is read")
-        await stream.close()
+        async with shared(server).texts("workflows", workflows, tmp_path / "copied", LOG):
+            await eventually(lambda: is_read(workflows), "the stream is read")
         return set(workflows.refused)
 
     with nats_server(tmp_path / "nats") as server:
@@ -198,17 +209,17 @@ async def test_marks_of_removed_workflows_are_deleted_and_what_cannot_be_read_st
     deployed = "gpufaas.workflows.deployed.openfaas-fn."
     with nats_server(tmp_path / "nats") as server:
         workflows = Workflows(tmp_path / "workflows")
-        stream = WorkflowStream(settings_for(server.url), workflows, tmp_path / "copied", LOG)
-        await stream.open()
-        try:
+        texts = shared(server).texts("workflows", workflows, tmp_path / "copied", LOG)
+        async with texts as stream:
+            changes = SharedWorkflows(workflows, stream)
             for name in ("stays", "goes"):
                 plan = read_workflow(f"workflow: {name}\nstages:\n{ONE}")
-                await stream.deploy(plan, update=False)
+                await changes.deploy(plan, update=False)
             client = await nats.connect(server.url)
             for name, content in (("stays", b'{"v": 99}'), ("odd", b"{"), ("goes", b"")):
                 await client.jetstream().publish(deployed + name, content)
             await client.close()
-            await stream.remove(WorkflowId("openfaas-fn", "goes"))
+            await changes.remove(WorkflowId("openfaas-fn", "goes"))
 
             async def is_deleted() -> bool:
                 return deployed + "goes" not in await messages(server, "gpufaas_workflows")
@@ -218,8 +229,6 @@ async def test_marks_of_removed_workflows_are_deleted_and_what_cannot_be_read_st
             assert {deployed + "stays", deployed + "odd"} < set(
                 await messages(server, "gpufaas_workflows")
             )
-        finally:
-            await stream.close()
 
 
 async def test_workflows_of_a_single_gateway_are_shared_once_it_has_a_queue_with_others(

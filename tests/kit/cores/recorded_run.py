@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from random import Random
 
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import RequestEnded
 from scheduler.model.values import Request, RequestId
 from scheduler.service.access import ApiRole, token
+from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
@@ -20,6 +20,7 @@ from scheduler.service.settings import Serving, Settings
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode, fake_node
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 _SECRET = b"a secret of recordings"
 _MODELS = tuple(f"model{number}" for number in range(8))
@@ -50,14 +51,15 @@ async def _record(path: Path) -> None:
     async with (
         serving(make_app(service), listener, streams=service.serve_stream),
         service.lead(1) as office,
-        LeaseClient([url], token(_SECRET, ApiRole.CALLER)) as client,
+        WaitingCaller([url], token(_SECRET, ApiRole.CALLER)) as client,
     ):
         for node in _nodes():
             attach_in_process(office.driver, node)
         callers = []
         for number in range(_REQUESTS):
             asked = request(f"r{number}", random.choice(_MODELS))
-            callers.append(asyncio.create_task(_call(client, asked, random.uniform(0.005, 0.03))))
+            called = _call(client, office.driver, asked, random.uniform(0.005, 0.03))
+            callers.append(asyncio.create_task(called))
             await asyncio.sleep(random.expovariate(100.0))
             if number % 20 == 10:
                 policy = _POLICIES[number // 20 % len(_POLICIES)]
@@ -67,16 +69,18 @@ async def _record(path: Path) -> None:
     recorder.close()
 
 
-async def _call(client: LeaseClient, asked: Request, held_s: float) -> None:
+async def _call(client: WaitingCaller, driver: Driver, asked: Request, held_s: float) -> None:
     try:
         granted = await client.acquire(asked)
     except RequestEnded:
         return
     await asyncio.sleep(held_s)
-    client.release(granted.placement.lease, may_return=asked.id.endswith("7"))
-    if asked.id.endswith("7"):
-        again = await client.wanted(RequestId(asked.id))
-        client.release(again.placement.lease)
+    if not asked.id.endswith("7"):
+        client.release(granted.placement.lease)
+        return
+    driver.release(granted.placement.lease, may_return=True)
+    again = await driver.wanted(RequestId(asked.id))
+    driver.release(again.lease)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 import nats
 from nats.js.api import ClusterInfo
 
-from gateway_ext.jobs.jetstream.queue import JetStreamQueue
-from gateway_ext.jobs.jetstream.settings import JetStreamSettings
 from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
 from gateway_ext.jobs.values import Job, JobLane
+from gateway_ext.shared_jobs.queue import JetStreamQueue
+from gateway_ext.shared_jobs.settings import JetStreamSettings
 from gpufaas.stack.held_ports import HeldPort
 from tests.kit import needs
 from tests.kit.waiting import eventually, wait_until
@@ -123,11 +123,8 @@ def settings_for(url: str, **others: object) -> JetStreamSettings:
 async def a_shared_queue(
     folder: Path, settings: JetStreamSettings, limits: QueueLimits | None = None
 ) -> AsyncIterator[JetStreamQueue]:
-    queue = await opened(JetStreamQueue(folder, settings, limits or QueueLimits(), LOG))
-    try:
+    async with opened(JetStreamQueue(folder, settings, limits or QueueLimits(), LOG)) as queue:
         yield queue
-    finally:
-        await queue.close()
 
 
 async def until_up(queue: JetStreamQueue) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import yaml
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId
+from cache_manager.model.ids import GpuId, NodeId
 from common.telemetry.metrics import page
 from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.node.counts import NodeMeters, of_gpus
-from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.ledger import Account, Ledger
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.server.exporter import Exporter
 from gpufaas.stack.held_ports import HeldPort
@@ -100,7 +100,7 @@ def nvml_node() -> Iterator[str]:
     nvml = FakeNvml(FakeGpu("GPU-0", used_bytes=9 * GIB))
     (device,) = nvidia_gpu.find(NodeId("fake"), nvml)
     ledger = Ledger(device.memory_bytes, 0)
-    ledger.admit(ModelId("bert"), 8 * GIB)
+    ledger.grow(Account(), 8 * GIB)
     gpu = HostGpu(device, GpuSpec(GpuId(device.id), NodeId("fake"), device.memory_bytes), ledger)
     meters = NodeMeters([gpu.id])
 

@@ -70,8 +70,6 @@ class EmulatedNode:
     All requests of a lease run as one batch, as in the simulator.
     """
 
-    addresses: tuple[str, ...] = ()
-
     def __init__(
         self,
         name: str,

@@ -12,20 +12,20 @@ from typing import Protocol
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.client.lease_client import LeaseClient
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
-from scheduler.service.loop_clocks import LoopClock
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from tests.kit.live.emulated_node import EmulatedNode
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.attaching import attach_in_process
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 _SECRET = b"the secret of the live bench"
 _LOG = logging.getLogger("bench.live")
@@ -122,7 +122,7 @@ async def live(setup: Setup) -> AsyncIterator[LiveSystem]:
         nodes = setup.nodes(monotonic)
         for node in nodes.values():
             await stack.enter_async_context(_on_a_stream(node, url))
-        client = LeaseClient([url], token(_SECRET, ApiRole.CALLER))
+        client = WaitingCaller([url], token(_SECRET, ApiRole.CALLER))
         await stack.enter_async_context(client)
         while len(office.driver.status().gpus) < len(setup.gpus):
             await asyncio.sleep(0.01)
@@ -162,7 +162,7 @@ def _register(driver: Driver, models: Iterable[SimModel]) -> None:
 class _OverStream:
     """Leases as a gateway asks for them."""
 
-    def __init__(self, client: LeaseClient) -> None:
+    def __init__(self, client: WaitingCaller) -> None:
         self._client = client
 
     async def acquire(self, request: Request) -> Placement:

@@ -4,54 +4,51 @@ It claims to run each model in a process of its own, or all models of a GPU and 
 """
 
 import asyncio
-import os
 import socket
-from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from common.gpu_wishes import PROCESS
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import (
-    BorrowedByCall,
+    EmptyHost,
     HostedId,
+    HostedModel,
     HostProcess,
-    LentData,
     LoadOrder,
     LoadSpan,
     Observer,
     PressureAnswer,
-    PutByWorker,
 )
-from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
+from gpu_manager.worker.orders import Admission, LeaseTerms, WorkerOrder
+
+# Carries out an order of a feature, with its descriptors.
+CarryOut = Callable[[WorkerOrder, Sequence[int]], None]
 
 
-class InMemoryHosted:
+class InMemoryHosted(HostedModel):
     """One model in memory."""
 
     def __init__(self, runtime: "InMemoryRuntime", order: LoadOrder, number: int) -> None:
         self.order = order
         self.id = HostedId(f"worker-{number}")
-        self.host: HostProcess | None = runtime.host_of(order, number)
+        self.number = number
+        self.host = runtime.host_of(order, number)
         self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
         self.overhead_bytes = runtime.overhead_bytes
         self.load_s = runtime.load_s
         now_s = asyncio.get_running_loop().time()
-        self.load_spans: Sequence[LoadSpan] = [LoadSpan("transfer", now_s - self.load_s, now_s)]
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.load_spans = [LoadSpan("transfer", now_s - self.load_s, now_s)]
+        self.closed = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
         self.together_bytes = order.together_bytes
         self.admitted: set[int] = set()
         self.parts: dict[int, set[str]] = {}  # of divided leases
         self.holders: dict[int, str] = {}  # by lease, whose calls may run
         self.hangs = False  # as a stopped process does
-        self.data: dict[str, bytes] = {}  # that functions put here, by handle
-        self.lent: Counter[str] = Counter()  # what is lent of it, and not given back
-        self.granted = 0, 0  # bytes and pieces
-        self.unsaid: list[PutByWorker] = []
-        self.borrowings: list[tuple[str, BorrowedByCall | None]] = []  # answers, in their order
+        self.carry_out: list[CarryOut] = []  # orders of features
+        self.say: list[Callable[[], None]] = []  # what features have not reported yet
         self.channels: list[tuple[str, str, socket.socket]] = []
         self.asked_computed: list[int] = []  # under which leases
         self.terms: dict[int, LeaseTerms] = {}
@@ -64,16 +61,8 @@ class InMemoryHosted:
         assert self.host is not None, "a test took its process away"
         return self.host.pid
 
-    def admit(
-        self,
-        lease: int,
-        owner: str,
-        *,
-        several: bool = False,
-        divided: bool = False,
-        terms: LeaseTerms = USUAL_TERMS,
-    ) -> None:
-        del several
+    def admit(self, admission: Admission) -> None:
+        lease, owner, _, divided, terms = admission
         self.admitted.add(lease)
         if divided:
             self.parts.setdefault(lease, set()).add(owner)
@@ -105,36 +94,21 @@ class InMemoryHosted:
     def limit(self, limit_bytes: int, together_bytes: int = 0) -> None:
         self.limit_bytes, self.together_bytes = limit_bytes, together_bytes
 
-    def hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
-        """A worker that has the data copies it a moment later."""
-        content = self.data.get(handle)
-        done = content is not None and len(content) == size_bytes
-        if content is not None and done:
-            os.pwrite(descriptor, content, 0)
-        if not self.hangs:
-            loop = asyncio.get_running_loop()
-            report = partial(self._runtime.observer.data.handed_over, self, handle, done=done)
-            loop.call_soon(report)
+    def send(
+        self, order: WorkerOrder, descriptors: Sequence[int] = (), *, while_leaving: bool = False
+    ) -> None:
+        del while_leaving
+        for carry_out in self.carry_out:
+            carry_out(order, descriptors)
 
-    def withdraw(self, handle: str) -> None:
-        self.data.pop(handle, None)
-
-    def grant(self, node: str, size_bytes: int, pieces: int) -> None:
-        del node
-        self.granted = self.granted[0] + size_bytes, self.granted[1] + pieces
-
-    def recall_grant(self) -> None:
-        """A worker says a moment later what is left."""
-        if not self.hangs:
-            left, self.granted = self.granted, (0, 0)
-            asyncio.get_running_loop().call_soon(self._say_left, left)
-
-    def _say_left(self, left: tuple[int, int]) -> None:
-        self._say_puts()
-        self._runtime.observer.data.grant_left(self, *left)
+    def report(self, report: WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        """Report something about a feature at once."""
+        for feature in self._runtime.observer.features:
+            feature.reported(self, report, descriptors)
 
     async def heard(self) -> None:
-        self._say_puts()
+        for say in self.say:
+            say()
 
     def ask_computed(self, lease: int) -> None:
         self.asked_computed.append(lease)
@@ -142,26 +116,6 @@ class InMemoryHosted:
             self._say_computed(lease)
         elif not self.closed.done():
             self._runtime.observer.computed(self, lease, 0.0)
-
-    def _say_puts(self) -> None:
-        """What it has put and not said yet is said now."""
-        while self.unsaid:
-            self._runtime.observer.data.was_put(self, self.unsaid.pop(0))
-
-    def lend(self, handle: str) -> None:
-        """A worker that has the data lends it a moment later, by a name of the driver's."""
-        content = self.data.get(handle)
-        lent = None if content is None else LentData(len(content), 0, b"token", None)
-        if not self.hangs:
-            self.lent[handle] += lent is not None
-            report = partial(self._runtime.observer.data.lent, self, handle, lent)
-            asyncio.get_running_loop().call_soon(report)
-
-    def given_back(self, handle: str) -> None:
-        self.lent[handle] -= 1
-
-    def borrowed(self, handle: str, found: BorrowedByCall | None) -> None:
-        self.borrowings.append((handle, found))
 
     async def unload(self) -> int:
         await asyncio.sleep(self._runtime.unload_s)
@@ -222,14 +176,14 @@ class InMemoryHosted:
                 ended.set()
 
 
-class InMemoryEmpty:
+class InMemoryEmpty(EmptyHost):
     """A process that a model has left."""
 
     def __init__(self, runtime: "InMemoryRuntime", left_by: InMemoryHosted) -> None:
         self.tenant = left_by.order.tenant
         self.host = left_by.host
         self.memory_bytes = runtime.context_bytes
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.get_running_loop().create_future()
         self._runtime = runtime
 
     async def end(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gateway_ext.errors import Declined, UnknownJob
+from gateway_ext.errors import OwnStatus, UnknownJob
 from gateway_ext.ui.shown_names import in_order
 from gateway_ext.ui.state import Json, PageState, Point
 from tests.kit.page.generated_parts import (
@@ -111,7 +111,7 @@ class GeneratedCluster:
     async def decision(self, request: str) -> Json:
         found = self.decisions.get(request)
         if found is None:
-            raise Declined(404, f"there is no request among the latest: {request!r}")
+            raise OwnStatus(404, f"there is no request among the latest: {request!r}")
         return explained(found, list(self.gpus), self._random, self._at_s)
 
     async def model(self, model: str) -> Json:
@@ -120,23 +120,23 @@ class GeneratedCluster:
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         known = {policy["name"]: policy for policy in POLICIES}
         if name not in known:
-            raise Declined(422, f"there is no policy {name!r}; there are {', '.join(known)}")
+            raise OwnStatus(422, f"there is no policy {name!r}; there are {', '.join(known)}")
         defaults = {each["name"]: each["default"] for each in known[name]["parameters"]}
         wrong = set(parameters) - set(defaults)
         if wrong:
-            raise Declined(422, f"{name} has no parameter {', '.join(sorted(wrong))}")
+            raise OwnStatus(422, f"{name} has no parameter {', '.join(sorted(wrong))}")
         self.policy = {"name": name, "parameters": defaults | dict(parameters)}
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
         function = self._function(model)
         if gpu is not None and gpu not in self.gpus:
-            raise Declined(404, f"there is no GPU {gpu!r}")
+            raise OwnStatus(404, f"there is no GPU {gpu!r}")
         self.ordered.append((model, verb, gpu))
         meant = [one for one in self.gpus.values() if gpu in {None, one.id}]
         if verb == "prefetch":
             free = [one for one in meant if model not in one.residents]
             if not free:
-                raise Declined(409, f"{model} is there already")
+                raise OwnStatus(409, f"{model} is there already")
             self._make_room(free[0], function)
             free[0].residents[model] = GeneratedResident(
                 function, self._at_s, 0, False, self._at_s + 2
@@ -144,7 +144,7 @@ class GeneratedCluster:
             return
         holders = [one for one in meant if model in one.residents]
         if not holders:
-            raise Declined(409, f"{model} is on no GPU")
+            raise OwnStatus(409, f"{model} is on no GPU")
         self._obey(holders, function, verb)
 
     async def replay(self, letter: int) -> None:
@@ -161,7 +161,7 @@ class GeneratedCluster:
         for each in self.functions:
             if each.model == model:
                 return each
-        raise Declined(404, f"there is no model {model!r}")
+        raise OwnStatus(404, f"there is no model {model!r}")
 
     def _obey(self, holders: list[GeneratedGpu], function: GeneratedFunction, verb: str) -> None:
         for gpu in holders:
@@ -170,7 +170,7 @@ class GeneratedCluster:
                 continue
             if gpu.running is not None and gpu.running.function is function:
                 if len(holders) == 1:
-                    raise Declined(409, f"{function.model} is in use on {gpu.id}")
+                    raise OwnStatus(409, f"{function.model} is in use on {gpu.id}")
                 continue
             del gpu.residents[function.model]
             self.counts["evictions"] += 1

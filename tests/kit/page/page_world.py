@@ -52,12 +52,12 @@ async def page_world(
         app = GatewayApp(
             invoke=_nothing,
             system=_system,
-            logs=_logs,
             auth=Auth(CREDENTIALS) if auth else None,
             ready=lambda: True,
             metrics=bytes,
             system_meters=ApiMeters(),
-            page=make_page(feed, source, static),
+            pages={"ui": make_page(feed, source, static)},
+            below_system={"logs": _logs},
         )
         async with serving(app, listener, 1.0):
             try:

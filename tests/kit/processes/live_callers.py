@@ -16,7 +16,6 @@ from itertools import count
 from typing import NamedTuple
 
 from gpu_manager.node.leases import MOST_HALVINGS, EndReason, LeaseTimes
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.values import Request, RequestId
 from scheduler.wire import caller_stream
 from tests.kit.engines.real_etcd import LOG
@@ -26,6 +25,7 @@ from tests.kit.processes.journals import Ended, Granted
 from tests.kit.processes.live_cluster import FUNCTION, SCHEDULERS, LiveCluster
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.joined_manager import model_of
+from tests.kit.worlds.waiting_caller import WaitingCaller
 from torch_shim.errors import RemoteFailure
 
 _HOLD_S = 0.02
@@ -110,7 +110,7 @@ class Callers:
                     name = f"{self._name}-{first}-{number}"
                     tasks.create_task(self._call(client, name, computes=number == 0))
 
-    async def _call(self, client: LeaseClient, name: str, *, computes: bool) -> None:
+    async def _call(self, client: WaitingCaller, name: str, *, computes: bool) -> None:
         functions: dict[str, FunctionClient] = {}
         try:
             for number in count():
@@ -129,7 +129,7 @@ class Callers:
 
     async def _served(
         self,
-        client: LeaseClient,
+        client: WaitingCaller,
         request: Request,
         image: SealedWeights,
         functions: dict[str, FunctionClient] | None,

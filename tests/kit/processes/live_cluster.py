@@ -18,7 +18,6 @@ from gpu_manager.credentials import (
 )
 from gpufaas.remote.manager_api import request_admin
 from gpufaas.stack.own_etcd import find_etcd
-from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import prefix_end
@@ -30,6 +29,7 @@ from tests.kit.nodes.worker_client import FunctionClient
 from tests.kit.processes.daemons import GPUFAAS, START_S, Daemon
 from tests.kit.processes.journals import Journal
 from tests.kit.waiting import wait_until
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 ETCD = "etcd"
 SCHEDULERS = ("s0", "s1")
@@ -149,10 +149,10 @@ class LiveCluster:
 
     # -- who asks ---------------------------------------------------------------------------------
 
-    def client(self, *, first: str = SCHEDULERS[0]) -> LeaseClient:
+    def client(self, *, first: str = SCHEDULERS[0]) -> WaitingCaller:
         """A client that knows every scheduler, and asks this one first."""
         urls = [self.net.url(name) for name in (first, self.other(first))]
-        return LeaseClient(urls, token(SECRET, ApiRole.CALLER))
+        return WaitingCaller(urls, token(SECRET, ApiRole.CALLER))
 
     def function(self, node: str) -> FunctionClient:
         """A function's connection to a node."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufaas.stack.held_ports import HeldPort
-from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
 from tests.kit.processes.stopped_process import stop
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 SECRET = b"a secret of processes in the tests"
 
@@ -43,9 +43,9 @@ class SchedulerProcess:
         """Let it go on."""
         self.process.send_signal(signal.SIGCONT)
 
-    def client(self, *others: str) -> LeaseClient:
+    def client(self, *others: str) -> WaitingCaller:
         """A client of it, and of others."""
-        return LeaseClient([self.url, *others], token(SECRET, ApiRole.CALLER))
+        return WaitingCaller([self.url, *others], token(SECRET, ApiRole.CALLER))
 
 
 @asynccontextmanager

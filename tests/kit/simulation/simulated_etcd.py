@@ -117,26 +117,19 @@ class EtcdClient:
     async def revoke(self, lease: StoreLease) -> None:
         await self._ask(lambda: self._etcd.store.revoke(lease), writes=True)
 
-    async def watch(
-        self, prefix: str, from_revision: int | None = None
-    ) -> AsyncGenerator[KeyChanges, None]:
+    async def watch(self, prefix: str) -> AsyncGenerator[KeyChanges, None]:
         """See Store: all keys again after an outage and after a wipe."""
-        wanted = from_revision
         while not self._closed:
             store = self._etcd.store
             if not await self._reached():
-                wanted = None
                 await asyncio.sleep(_TRY_AGAIN_S)
                 continue
-            async with aclosing(store.watch(prefix, wanted)) as found:
+            async with aclosing(store.watch(prefix)) as found:
                 async for changes in found:
                     if not await self._reached():
-                        wanted = None
                         break
-                    wanted = changes.revision + 1
                     yield changes
             if self._etcd.store is not store:
-                wanted = None
                 await asyncio.sleep(_TRY_AGAIN_S)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -21,12 +21,16 @@ from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.executor import Executor
+from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature, WorkerSpace
+from gpu_manager.worker.orders import Admission, WorkerOrder
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.messages import CallResult, SentOutput
 from torch_shim.wire.programs import Program, ProgramStep, Tuple, digest_of
 from torch_shim.wire.protocol import FrameKind, aligned
+
+Part = TypeVar("Part", bound=ModelFeature)
 
 LEASE = 7
 DIGEST = "d" * 64
@@ -238,7 +242,12 @@ def _output(view: Any, storages: list[bytearray]) -> Any:
 class LocalWorker:
     """A worker's insides in this process, with a lease in force and weights loaded."""
 
-    def __init__(self, *weights: torch.Tensor, limit_bytes: int = NO_LIMIT) -> None:
+    def __init__(
+        self,
+        *weights: torch.Tensor,
+        limit_bytes: int = NO_LIMIT,
+        features: Sequence[type[WorkerFeature]] = (),
+    ) -> None:
         self.ended: list[int] = []
         self.ran: list[int] = []
         self.notes: list[str] = []
@@ -256,6 +265,12 @@ class LocalWorker:
         self.table = OperatorTable(self.device.device)
         self.executor = Executor(self.device, self.leases, self._relieve, together)
         self.programs = Programs(self.table)
+        self.told: list[WorkerOrder] = []  # by features
+        worker = WorkerSpace(self._tell, lambda work: work())
+        space = ModelSpace(3, self.executor, lambda text: self._note(text, ""))
+        self.parts = [feature(worker).begin(space) for feature in features]
+        for part in self.parts:
+            self.executor.extend(part.park, part.stand_in())
         if weights:
             descriptor, self.weights, total = sealed_image(*weights)
             file = ImageFile(DIGEST, [list(entry) for entry in self.weights], total, descriptor)
@@ -265,13 +280,18 @@ class LocalWorker:
 
     def connect(self, session: str = "s", arena_bytes: int = 0) -> Caller:
         """A new channel of this session, which holds the lease from now on."""
-        self.leases.admit(LEASE, session)
+        self.leases.admit(Admission(LEASE, session))
         ours, theirs = socket.socketpair()
-        reports = CallObservers(self._note_run, self._note, self.lost.set)
+        frames = {kind: answer for part in self.parts for kind, answer in part.frames.items()}
+        reports = CallObservers(self._note_run, self._note, self.lost.set, frames)
         parts = self.executor, self.leases, self.programs, reports
         server = ChannelServer(theirs, session, "f", *parts)
         self.serve(server)
         return Caller(ours, arena_bytes)
+
+    def part(self, kind: type[Part]) -> Part:
+        """What a feature of the worker has of the model."""
+        return next(part for part in self.parts if isinstance(part, kind))
 
     def serve(self, server: ChannelServer) -> None:
         """Serve a channel on a thread of its own."""
@@ -288,6 +308,10 @@ class LocalWorker:
     def _note_run(self, lease: int, session: str, answer: CallAnswer) -> None:
         del session, answer
         self.ran.append(lease)
+
+    def _tell(self, order: WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        del descriptors
+        self.told.append(order)
 
     def _note(self, text: str, trace: str) -> None:
         self.notes.append(text)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ from common.http.server import listen, serving
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing, LeaseSource
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, NO_TROUBLES, Deployment, FunctionId, Troubles
 from scheduler.api import (
@@ -27,10 +27,11 @@ from scheduler.api import (
     Placement,
     Request,
     RequestId,
+    SchedulerError,
     SlotId,
     StandingTerms,
 )
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import LeaseClient, LeaseKeeper
 from scheduler.wire.caller_stream import Granted
 from tests.kit.fakes.fake_function import FakeFunction
 
@@ -136,15 +137,15 @@ async def chunk_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> AsyncIterator[Gateway]:
+async def a_gateway(source: LeaseClient | None = None, **settings: Any) -> AsyncIterator[Gateway]:
     """An invocation path that serves HTTP, without functions; `source` replaces the fake leases."""
     bounds = InvokeSettings(**settings)
     functions, leases = Functions(), FakeLeases()
     meters = GatewayMeters(functions.loads)
     client = HttpClient(bounds.client)
     woken: list[Function] = []
-    leasing = GpuLeasing(source or leases, meters)
-    invoke = Invoke(functions, client, leasing, bounds, meters, wake=woken.append)
+    pool = LeasePool(source or leases, meters)
+    invoke = Invoke(functions, client, pool, bounds, meters, wake=woken.append)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/function/"):
@@ -166,7 +167,7 @@ async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> Async
             await invoke.close()
 
 
-class FakeLeases:
+class FakeLeases(LeaseClient):
     """Gives every request a lease at once, unless set to wait or to fail."""
 
     def __init__(self) -> None:
@@ -178,24 +179,41 @@ class FakeLeases:
         self.traces: list[TraceContext | None] = []
         self.released: list[LeaseId] = []
         self.cancelled: list[RequestId] = []
-        self.errors: list[Exception] = []
+        self.errors: list[SchedulerError] = []
         self.open = asyncio.Event()
         self.open.set()
         self._numbers = itertools.count(1)
+        self.granted: Callable[[], None] = lambda: None  # called after each answer
+        self._answers: list[tuple[RequestId, asyncio.Task[None]]] = []
 
     def let_stand(self, keeper: LeaseKeeper) -> None:
         self.keeper = keeper
 
-    async def acquire(self, request: Request, trace: TraceContext | None = None) -> Granted:
+    def ask(
+        self,
+        request: Request,
+        trace: TraceContext | None,
+        answered: Callable[[Granted | SchedulerError], None],
+    ) -> int:
         self.asked.append(request)
         self.traces.append(trace)
-        try:
-            await self.open.wait()
-        except asyncio.CancelledError:
-            self.cancelled.append(request.id)
-            raise
-        if self.errors:
-            raise self.errors.pop(0)
+        answer = asyncio.create_task(self._answer(request, answered))
+        self._answers.append((request.id, answer))
+        return len(self._answers) - 1
+
+    def withdraw(self, question: int) -> None:
+        request, answer = self._answers[question]
+        self.cancelled.append(request)
+        answer.cancel()
+
+    async def _answer(
+        self, request: Request, answered: Callable[[Granted | SchedulerError], None]
+    ) -> None:
+        await self.open.wait()
+        answered(self.errors.pop(0) if self.errors else self._granted(request))
+        self.granted()
+
+    def _granted(self, request: Request) -> Granted:
         lease = LeaseId(next(self._numbers))
         placement = Placement(
             lease=lease,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,22 +13,22 @@ from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.devices.gpu_device import HealthEvent
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.node.device_watch import DeviceWatch
-from gpu_manager.node.leases import LeaseInForce, LeaseTimes, SessionKey
+from gpu_manager.node.leases import Lease, LeaseTimes, SessionKey
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.runtime import StayingData
+from gpu_manager.runtimes.runtime import NodeFeature
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.features.billing.use_meter import UseMeter
 from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
@@ -72,11 +72,11 @@ class World:
 
     async def hold(
         self, *models: ModelId, session: str = "s", own: bool = False
-    ) -> tuple[LeaseInForce, InMemoryHosted]:
+    ) -> tuple[Lease, InMemoryHosted]:
         """A claimed lease, and the worker of its first model."""
         placement = await self.acquire(*models, own=own)
-        workers = await self.node.when_loaded(placement)
-        assert self.node.claim(placement.lease, SessionKey(session), workers.values())
+        workers = await self.node.leases.when_loaded(placement)
+        assert self.node.leases.claim(placement.lease, SessionKey(session), workers.values())
         held = self.node.leases.get(placement.lease)
         assert held is not None
         return held, self.runtime.of(models[0])
@@ -105,6 +105,11 @@ def add_model(library: Library, weights_mib: int, owner: FunctionIdentity = OWNE
     return library.add(ClientSession(session_key(owner, "s"), owner), digest, table).id
 
 
+def granted_bytes(gpu: HostGpu) -> dict[ModelId, int]:
+    """What the residents of a GPU are granted."""
+    return {model: resident.memory.granted_bytes for model, resident in gpu.residents.items()}
+
+
 @asynccontextmanager
 async def world(
     gpu_mib: int = 1024,
@@ -115,7 +120,7 @@ async def world(
     shared: bool = False,
     watched: bool = False,
     emulation: EmulatedTimes = EmulatedTimes(),  # noqa: B008 - it never changes
-    data: StayingData = StayingData(),  # noqa: B008 - it never changes
+    features: Sequence[NodeFeature] = (),
 ) -> AsyncIterator[World]:
     """A node with emulated GPUs and nothing on them.
 
@@ -141,11 +146,11 @@ async def world(
     )
     ended: list[tuple[SessionKey, LeaseId]] = []
     node = GpuNode(
-        settings, hosts, store, catalogue, driver, data, lambda *lease: ended.append(lease)
+        settings, hosts, store, catalogue, driver, features, lambda *lease: ended.append(lease)
     )
     runtime = InMemoryRuntime(node, shared=shared)
-    library = Library(name, store, catalogue, driver, 0)
-    meter = core.start_metering(loop.time())
+    library = Library(node.weights, store, catalogue, driver, 0)
+    meter = core.add(UseMeter(core.lifecycle, loop.time()))
     found = World(node, driver, runtime, store, library, events, meter, ended)
     driver.attach(name, node)
     node.start(runtime)

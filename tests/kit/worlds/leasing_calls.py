@@ -1,11 +1,11 @@
 """The leasing of one function's calls, over fake leases that stand."""
 
-import asyncio
 from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
+from gateway_ext.calls.function_table import Function, FunctionCall
+from gateway_ext.calls.lease_pool import CallLease, LeasePool
+from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.openfaas.function_options import FunctionOptions, HandlerBatches
 from gateway_ext.tracing.journey import Journey
@@ -21,22 +21,18 @@ class Leasing:
     """The leasing of one function's calls, over fake leases that stand."""
 
     leases: FakeLeases
-    leasing: GpuLeasing
+    pool: LeasePool
     function: Function
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
-        journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
-        journey.attempt()
-        deadline_s = asyncio.get_running_loop().time() + 9
-        lease = await self.leasing.acquire(
-            self.function, instance, journey, deadline_s, own_id=True
-        )
-        assert lease is not None
-        assert journey.attempts[-1].request == lease.request
+        call = gpu_call(self.function, call_id)
+        lease = self.pool.lease(call)
+        await lease.take(instance)
+        assert call.journey.attempts[-1].request == lease.request
         return lease
 
     def done(self, lease: CallLease, *, clean: bool = True) -> None:
-        self.leasing.release(lease, clean=clean)
+        self.pool.release(lease, clean=clean)
 
     @property
     def asked(self) -> list[str]:
@@ -53,6 +49,13 @@ class Leasing:
         self.leases.keeper.recalled(LeaseId(lease))
 
 
+def gpu_call(function: Function, call_id: str) -> FunctionCall:
+    """A call of this id, which no other call has, in its first attempt."""
+    journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
+    journey.attempt()
+    return FunctionCall(function, "POST", b"", b"", RequestHeaders(), journey, own_id=True)
+
+
 def leasing_of_calls(together: int = 0) -> Leasing:
     """With a handler that is given so many calls together, or one."""
     leases = FakeLeases()
@@ -60,4 +63,4 @@ def leasing_of_calls(together: int = 0) -> Leasing:
     options = FunctionOptions(gpu=True, batches=HandlerBatches(together))
     function = Function(a_deployment(), options)
     function.learned.models = (ModelId("openfaas-fn/bert"),)
-    return Leasing(leases, GpuLeasing(leases, GatewayMeters()), function)
+    return Leasing(leases, LeasePool(leases, GatewayMeters()), function)

@@ -10,7 +10,6 @@ import aiohttp
 
 from common.frame_line import FrameLine
 from common.stream_upgrade import dial
-from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.leadership.term import Office
@@ -21,6 +20,7 @@ from tests.kit.cores.builders import gpu
 from tests.kit.library_caches import forget_endpoints
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode, fake_node
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 SECRET = b"a secret of the tests, long enough"
 
@@ -77,10 +77,10 @@ class World:
         headers = {"Authorization": f"Bearer {token(SECRET, ApiRole.CALLER)}"}
         return await dial(self.url, PATH, headers, MAX_FRAME_BYTES)
 
-    def leases(self, *more_urls: str, patience_s: float = 10.0) -> LeaseClient:
+    def leases(self, *more_urls: str, patience_s: float = 10.0) -> WaitingCaller:
         """A client for leases of this scheduler and perhaps others."""
         urls = [self.url, *more_urls]
-        return LeaseClient(urls, token(SECRET, ApiRole.CALLER), patience_s=patience_s)
+        return WaitingCaller(urls, token(SECRET, ApiRole.CALLER), patience_s=patience_s)
 
 
 @asynccontextmanager

@@ -20,9 +20,10 @@ from gpu_manager.runtimes.runtime import (
     MergedSums,
     Observer,
     PressureAnswer,
+    Runtime,
 )
-from gpu_manager.runtimes.stream import ChosenRuntime
 from gpu_manager.runtimes.worker_pool import PoolSettings
+from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (
     DIGEST,
@@ -119,7 +120,7 @@ class Machine:
             pool=pool, load_timeout_s=20, liveness=liveness, pool_library=pool_library()
         )
         self.runtime = self.run(self._start(settings))
-        self.chosen = ChosenRuntime(self.runtime)
+        self.chosen: Runtime = self.runtime  # which loads models
         self.weights = torch.arange(1 << 20, dtype=torch.float32)
         self.image, self.table, self.total = sealed_image(self.weights)
 
@@ -163,7 +164,7 @@ class Machine:
 
     def admit(self, hosted: HostedModel, lease: int = 7, session: str = "s") -> None:
         async def say() -> None:
-            hosted.admit(lease, session)
+            hosted.admit(Admission(lease, session))
 
         self.run(say())
 

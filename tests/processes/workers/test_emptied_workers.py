@@ -14,6 +14,7 @@ import torch
 from gpu_manager.devices.gpu_turns import make_turns
 from gpu_manager.runtimes.process import EmptyProcess
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
+from gpu_manager.worker.orders import Admission
 from tests.kit.nodes.worker_client import alive
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.stopped_process import stop
@@ -171,7 +172,7 @@ def test_former_leases_and_orders_are_without_effect_when_another_model_came(
     second = machine.load(model="n", emptied=emptied(machine, first))
 
     async def late() -> None:
-        first.admit(6, "s")
+        first.admit(Admission(6, "s"))
         first.limit(1)
         await first.end(5)
         assert await first.unload() >= machine.total

@@ -17,6 +17,7 @@ import torch
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import Emulation, PressureAnswer
+from gpu_manager.worker.orders import Admission
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.waiting import PATIENCE_S, eventually
 from tests.kit.worlds.caller import Caller, CallFailed, program, step, weight
@@ -120,7 +121,9 @@ def test_lease_ends_with_its_call_when_one_is_in_flight(machine: Machine) -> Non
 
     async def is_answered(caller: Caller, lease: int) -> bool:
         """Whether a call is answered whose lease ends when it has come."""
-        hosted.admit(lease, "f")  # for the function, so that the worker says when it has come
+        hosted.admit(
+            Admission(lease, "f")
+        )  # for the function, so that the worker says when it has come
         calling = asyncio.create_task(
             asyncio.to_thread(caller.call, DOUBLE, torch.ones(2), lease=lease)
         )
@@ -245,7 +248,7 @@ def test_death_is_reported_when_a_signal_ends_the_worker(
             with pytest.raises(ConnectionLost):
                 await calling
         await hosted.end(7)
-        hosted.admit(8, "s")
+        hosted.admit(Admission(8, "s"))
         hosted.limit(5)
 
     with machine.connect(hosted) as caller:

@@ -7,8 +7,8 @@ from common.errors import NoResponse
 from common.http.client import HttpClient
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Functions
-from gateway_ext.calls.gpu_leasing import GpuLeasing
 from gateway_ext.calls.invoke import Invoke
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.errors import Unreachable
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import Endpoint
@@ -52,8 +52,8 @@ class World:
         self.lives: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         functions = Functions()
         meters = GatewayMeters(functions.loads)
-        leasing, client = GpuLeasing(self.leases, meters), cast(HttpClient, self.client)
-        self._invoke = Invoke(functions, client, leasing, InvokeSettings(), meters)
+        pool, client = LeasePool(self.leases, meters), cast(HttpClient, self.client)
+        self._invoke = Invoke(functions, client, pool, InvokeSettings(), meters)
         deployment = a_deployment(concurrency="1", enabled="true")
         endpoint = Endpoint("i0", "unix:/i0", exited=self.lives)
         functions.function_is(deployment, [endpoint], wanted=1)

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls import gpu_leasing
+from gateway_ext.calls import lease_pool
 from gateway_ext.calls.function_table import Function
-from gateway_ext.calls.gpu_leasing import CallLease, GpuLeasing
+from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
-from gateway_ext.tracing.journey import Journey
 from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
 from scheduler.service import settings
@@ -22,6 +21,7 @@ from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.cores.builders import request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import a_deployment
+from tests.kit.worlds.leasing_calls import gpu_call
 from tests.kit.worlds.service_world import World, a_world, leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -29,11 +29,10 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 BERT = 64 * "b"
 
 
-async def a_lease(leasing: GpuLeasing, function: Function, call_id: str) -> CallLease | None:
-    journey = Journey(call_id, "echo", "POST", 32 * "a", 1, gpu=True, sampled=False)
-    journey.attempt()
-    deadline_s = asyncio.get_running_loop().time() + 60
-    return await leasing.acquire(function, "http://echo", journey, deadline_s, own_id=True)
+async def a_lease(leasing: LeasePool, function: Function, call_id: str) -> CallLease | None:
+    lease = leasing.lease(gpu_call(function, call_id))
+    await lease.take("http://echo")
+    return lease if lease.has_lease else None
 
 
 async def test_request_is_cancelled_when_its_task_is() -> None:
@@ -42,7 +41,7 @@ async def test_request_is_cancelled_when_its_task_is() -> None:
         cluster = world.office.core.cluster
         registered = ModelSpec(ModelId(f"openfaas-fn/{BERT[:20]}"))
         world.office.driver.report(ModelRegistered(registered))
-        leasing = GpuLeasing(client, GatewayMeters())
+        leasing = LeasePool(client, GatewayMeters())
         function = Function(a_deployment(), FunctionOptions(gpu=True))
         function.learned.saw(BERT.encode())
         first = await a_lease(leasing, function, "c0")
@@ -61,7 +60,7 @@ async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invent
     async with leading() as world, world.leases() as client:
         assert world.office is not None
         cluster = world.office.core.cluster
-        leasing = GpuLeasing(client, GatewayMeters())
+        leasing = LeasePool(client, GatewayMeters())
         function = Function(a_deployment(), FunctionOptions(gpu=True))
         function.learned.saw(b",".join(b"%064x" % number for number in range(16)))
 
@@ -86,7 +85,7 @@ def a_function(world: World, name: str = "echo") -> Function:
     return function
 
 
-async def taken(leasing: GpuLeasing, function: Function, call_id: str) -> CallLease:
+async def taken(leasing: LeasePool, function: Function, call_id: str) -> CallLease:
     lease = await a_lease(leasing, function, call_id)
     assert lease is not None
     return lease
@@ -94,7 +93,7 @@ async def taken(leasing: GpuLeasing, function: Function, call_id: str) -> CallLe
 
 def leases_of(world: World) -> list[LeaseId]:
     assert world.office is not None
-    return list(world.office.core.placer.leases)
+    return list(world.office.core.leases)
 
 
 def record_of(world: World, request: str) -> RequestRecord | None:
@@ -105,9 +104,9 @@ def record_of(world: World, request: str) -> RequestRecord | None:
 async def test_calls_under_one_lease_are_all_known_to_the_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpu_leasing, "IDLE_S", 60.0)  # it is not given back before we look
+    monkeypatch.setattr(lease_pool, "IDLE_S", 60.0)  # it is not given back before we look
     async with leading(standing_s=60.0) as world, world.leases() as client:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         for number in range(5):
             leasing.release(await taken(leasing, function, f"c{number}"), clean=True)
         await eventually(lambda: record_of(world, "c4") is not None)
@@ -128,14 +127,14 @@ async def test_calls_under_one_lease_are_all_known_to_the_scheduler(
 
 async def test_no_lease_stands_where_the_settings_say_so() -> None:
     async with leading(standing_s=0.0) as world, world.leases() as client:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         leasing.release(await taken(leasing, function, "c0"), clean=True)
         await eventually(lambda: leases_of(world) == [])
 
 
 async def test_lease_is_given_up_when_another_caller_waits() -> None:
     async with leading() as world, world.leases() as client, world.leases() as other:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         leasing.release(await taken(leasing, function, "c0"), clean=True)
         granted = await other.acquire(request("r0"))
         assert leases_of(world) == [granted.placement.lease]
@@ -146,7 +145,7 @@ async def test_lease_is_given_up_when_another_caller_waits() -> None:
 
 async def test_calls_of_functions_that_compete_all_get_their_turn() -> None:
     async with leading() as world, world.leases() as client:
-        leasing = GpuLeasing(client, GatewayMeters())
+        leasing = LeasePool(client, GatewayMeters())
         functions = [a_function(world, f"f{number}") for number in range(3)]
 
         async def call(number: int) -> None:
@@ -164,7 +163,7 @@ async def test_call_whose_question_waits_is_known_by_another_id(
     # The lease still serves the call that waits, however slowly all this goes.
     monkeypatch.setattr(settings, "_STANDING_SLICE_S", 60.0)
     async with leading() as world, world.leases() as client:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         first, second = (
             asyncio.create_task(taken(leasing, function, call)) for call in ("c0", "c1")
         )
@@ -182,19 +181,18 @@ async def test_call_whose_question_waits_is_known_by_another_id(
 
 async def test_leases_are_given_back_when_the_leader_changes() -> None:
     async with leading() as world, a_world() as second, world.leases(second.url) as client:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         held = await taken(leasing, function, "c0")
-        assert held.kept is not None
         world.service.leader = LeaderInfo("s1", second.url, 2, "x")
         assert world.service.reign is not None
         await world.service.reign.callers.close()
-        await eventually(lambda: held.kept is not None and held.kept.recalled)
+        await eventually(lambda: held.lease.recalled)
         leasing.release(held, clean=True)
 
 
 async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
     async with leading() as world, world.leases() as client, world.leases() as other:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         leasing.release(await taken(leasing, function, "c0"), clean=True)
         client.let_stand(Deaf())
         granted = await other.acquire(request("r0"))
@@ -203,7 +201,7 @@ async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
 
 async def test_recall_is_told_though_the_grant_was_not_taken_up_yet() -> None:
     async with leading() as world, world.leases() as client:
-        leasing, function = GpuLeasing(client, GatewayMeters()), a_function(world)
+        leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         assert world.office is not None
         driver, requests = world.office.driver, world.office.core.requests
 
@@ -215,8 +213,7 @@ async def test_recall_is_told_though_the_grant_was_not_taken_up_yet() -> None:
         world.office.observers.append(somebody_else_waits)
         asking = asyncio.create_task(taken(leasing, function, "c0"))
         lease = await asking
-        assert lease.kept is not None
-        await eventually(lambda: lease.kept is not None and lease.kept.recalled)
+        await eventually(lambda: lease.lease.recalled)
         leasing.release(lease, clean=True)
 
 

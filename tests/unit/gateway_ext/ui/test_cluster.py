@@ -52,7 +52,8 @@ class World:
     async def state(self) -> dict[str, Any]:
         """A fresh one, although the pause after a look grows with what it cost."""
         await asyncio.sleep(0.3)
-        cast(WatcherFeed, self.gateway.gateway._feed).soon()  # noqa: SLF001
+        (end_feed,) = cast(list[Any], self.gateway.gateway._ends)  # noqa: SLF001
+        cast(WatcherFeed, end_feed.__self__).soon()
         result = await self.gateway.get("/ui/state")
         assert result.status == 200
         found: dict[str, Any] = result.body

@@ -162,10 +162,9 @@ def test_alert_says_that_a_template_is_not_warm() -> None:
     assert (alert["code"], "it was answered 400" in alert["text"]) == ("not-warm", True)
 
 
-def test_alert_names_a_stored_workflow_that_is_left_out_and_why() -> None:
-    (alert,) = alerts(whole(), [gpu()], (), [("w.openfaas-fn", "line 2: no stages")])
-    assert (alert["code"], alert["about"]) == ("workflow-left-out", "w.openfaas-fn")
-    assert alert["text"] == "the stored workflow w.openfaas-fn is left out: line 2: no stages"
+def test_alerts_of_features_are_among_those_of_functions() -> None:
+    told = {"level": "warning", "code": "told", "about": "w.n", "text": "no", "what_to_do": "mend"}
+    assert alerts(whole(), [gpu()], (), [told]) == [told]
 
 
 def test_load_without_progress_is_named_with_model_function_node_gpu_and_since_when() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from common.telemetry.traces import TraceContext
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.errors import StageFailed
 from gateway_ext.workflows.conditions import Unmeetable, condition
+from gateway_ext.workflows.errors import StageFailed
 from gateway_ext.workflows.history import RunRecord
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import PlannedStage, read_workflow
@@ -109,7 +109,9 @@ async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> Non
     limits = RunLimits(9, 1 << 30, 1 << 30, 1 << 20)
     services = RunServices(cast(Invoke, None), limits)
     request = workflow_request("c", [], b"", b'"' + b"x" * 100_000 + b'"')
-    run = LiveRun(services, plan, request, TRACE, RunShare(limits), RunRecord(plan.id, "c"))
+    record = RunRecord(plan.id, "c")
+    calls = StageCalls(services, plan, RunShare(limits), record, TRACE)
+    run = LiveRun(plan, request, record, calls)
     async with services.reading:  # as another run does, for as long as it decodes
         answering = asyncio.create_task(run.answer())
         done, _ = await asyncio.wait({answering}, timeout=0)

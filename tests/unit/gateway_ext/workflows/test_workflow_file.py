@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway_ext.errors import BadWorkflowFile
 from gateway_ext.model import FunctionId
+from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES, MOST_PROBLEMS
 from tests.kit.outcomes import outcome

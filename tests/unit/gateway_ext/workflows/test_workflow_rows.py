@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway_ext.ui.rows import WorkflowRows
 from gateway_ext.workflows.history import RunHistory
+from gateway_ext.workflows.parts import left_out
 from gateway_ext.workflows.plan import read_workflow
+from gateway_ext.workflows.routes import WorkflowRows
 from gateway_ext.workflows.table import Workflows
 
 TEXT = """
@@ -53,3 +54,9 @@ async def test_rows_have_levels_and_shares_and_are_made_anew_only_after_a_change
     assert rows.look() is rows.look()
     await workflows.remove(plan.id)
     assert rows.look() == []
+
+
+def test_alert_names_a_stored_workflow_that_is_left_out_and_why() -> None:
+    (alert,) = left_out({"w.openfaas-fn": "line 2: no stages"})
+    assert (alert["code"], alert["about"]) == ("workflow-left-out", "w.openfaas-fn")
+    assert alert["text"] == "the stored workflow w.openfaas-fn is left out: line 2: no stages"

@@ -7,7 +7,8 @@ import pytest
 from gpu_manager.data.staying import WorkerData
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import NoRoomForData, NoSuchData
-from gpu_manager.runtimes.runtime import PutByWorker
+from gpu_manager.worker.orders import DataPut
+from tests.kit.nodes.in_memory_data import InMemoryData
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import World, world
@@ -19,8 +20,10 @@ class Putting:
 
     def __init__(self, it: World, hosted: InMemoryHosted) -> None:
         self.table: DataTable = table(memory_bytes=128 * MIB)
-        self.data = it.node.data = WorkerData(self.table)
+        self.data = WorkerData(self.table)
+        it.node.features = [self.data]
         self.hosted = hosted
+        self.worker = InMemoryData(hosted)
         self.tenant = hosted.order.tenant
         self.puts = 0
 
@@ -34,10 +37,11 @@ class Putting:
         self.puts += 1
         handle = handle or f"node.{self.puts:028}{self.hosted.id[:4]}"
         session = session or f"{self.tenant}/f/s"
-        self.hosted.data[handle] = bytes(size_bytes)
-        self.hosted.unsaid.append(PutByWorker(session, handle, size_bytes, b"about", None))
-        granted_bytes, pieces = self.hosted.granted
-        self.hosted.granted = granted_bytes - size_bytes, pieces - 1
+        self.worker.content[handle] = bytes(size_bytes)
+        put = DataPut(self.hosted.number, session, handle, size_bytes, b"about", None)
+        self.worker.unsaid.append(put)
+        granted_bytes, pieces = self.worker.granted
+        self.worker.granted = granted_bytes - size_bytes, pieces - 1
         return handle
 
     @property
@@ -60,17 +64,17 @@ async def test_worker_may_put_more_of_what_was_put_and_accounts_are_to_the_byte(
         found = await putting(it)
         assert found.aside == (0, 0)
         found.ask()
-        assert found.hosted.granted == found.aside == (4 * MIB, 32)
+        assert found.worker.granted == found.aside == (4 * MIB, 32)
         handle = found.alone(MIB - 1)
         await found.hosted.heard()
         item = found.table.find(found.tenant, handle)
         assert (item.size_bytes, item.about, item.hosted) == (MIB - 1, b"about", found.hosted)
         assert found.table.bytes_of(found.tenant) == 2 * MIB - 1
-        assert found.hosted.granted == found.aside == (3 * MIB + 1, 31)
+        assert found.worker.granted == found.aside == (3 * MIB + 1, 31)
         for _ in range(40):  # it is topped up
             found.alone()
             await found.hosted.heard()
-        assert found.hosted.granted == found.aside
+        assert found.worker.granted == found.aside
         assert found.table.bytes_of(found.tenant) == 42 * MIB - 1
         await found.close()
 
@@ -113,7 +117,7 @@ async def test_worker_puts_only_its_own_tenants_data_under_its_own_handles(
         handle = found.alone(handle=handle, session=session)
         await found.hosted.heard()
         assert not found.table.knows(handle)
-        assert handle not in found.hosted.data  # it was told to withdraw it
+        assert handle not in found.worker.content  # it was told to withdraw it
         await found.close()
 
 
@@ -171,9 +175,9 @@ async def test_grant_that_is_not_used_is_recalled_and_the_next_one_comes_with_th
         found = await putting(it)
         found.ask()
         await asyncio.sleep(25.0)
-        assert found.hosted.granted == found.aside == (0, 0)
+        assert found.worker.granted == found.aside == (0, 0)
         found.ask()
-        assert found.hosted.granted == found.aside == (4 * MIB, 32)
+        assert found.worker.granted == found.aside == (4 * MIB, 32)
         await found.close()
 
 

@@ -9,6 +9,8 @@ from gpu_manager.data.items import DataItem
 from gpu_manager.data.staying import WorkerData
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import DataFailed, NoSuchData
+from gpu_manager.worker.orders import HandedOver
+from tests.kit.nodes.in_memory_data import InMemoryData
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import World, world
@@ -18,12 +20,12 @@ CONTENT = b"c" * (2 * MIB)
 
 
 def published(
-    it: World, data: WorkerData, hosted: InMemoryHosted, content: bytes = CONTENT
+    it: World, data: WorkerData, there: InMemoryData, content: bytes = CONTENT
 ) -> DataItem:
     """Data that this model's worker has."""
-    it.node.data = data
-    item = data.put("team", ONE, NewData(len(content), b""), hosted)
-    hosted.data[item.handle] = content
+    it.node.features = [data]
+    item = data.put("team", ONE, NewData(len(content), b""), there.hosted)
+    there.content[item.handle] = content
     return item
 
 
@@ -37,7 +39,8 @@ async def test_data_is_copied_once_when_several_ask_for_it() -> None:
     async with world() as it:
         kept, data = parts()
         _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
+        there = InMemoryData(hosted)
+        item = published(it, data, there)
         assert (item.is_here, kept.total_bytes, kept.room.used_bytes) == (False, 2 * MIB, 0)
 
         await asyncio.gather(*(data.bring(item) for _ in range(5)))
@@ -47,7 +50,7 @@ async def test_data_is_copied_once_when_several_ask_for_it() -> None:
         assert kept.room.used_bytes == 2 * MIB
         os.close(descriptor)
         kept.end(item)
-        assert hosted.data == {}
+        assert there.content == {}
         kept.close()
 
 
@@ -56,8 +59,9 @@ async def test_data_is_lost_when_the_worker_has_not_got_it() -> None:
     async with world() as it:
         kept, data = parts()
         _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
-        hosted.data.clear()
+        there = InMemoryData(hosted)
+        item = published(it, data, there)
+        there.content.clear()
         with pytest.raises(NoSuchData):
             await data.bring(item)
         assert (len(kept), kept.room.used_bytes) == (0, 0)
@@ -67,23 +71,24 @@ async def test_data_is_lost_when_the_worker_has_not_got_it() -> None:
 class SlowCopies:
     """A worker whose gate a long call holds: it copies when it is told to, in order."""
 
-    def __init__(self, hosted: InMemoryHosted, patch: pytest.MonkeyPatch) -> None:
-        self._hosted = hosted
+    def __init__(self, there: InMemoryData, patch: pytest.MonkeyPatch) -> None:
+        self._there = there
         self.rooms: list[int] = []
-        patch.setattr(hosted, "hand_over", self._hand_over)
+        patch.setattr(there, "hand_over", self._hand_over)
 
     def _hand_over(self, handle: str, size_bytes: int, descriptor: int) -> None:
         del handle, size_bytes
         self.rooms.append(os.dup(descriptor))
 
-    def end_one(self, data: WorkerData, item: DataItem) -> None:
+    def end_one(self, item: DataItem) -> None:
         """Copy what was asked for first, if it is still published, and say so."""
         room = self.rooms.pop(0)
-        content = self._hosted.data.get(item.handle)
+        content = self._there.content.get(item.handle)
         if content is not None:
             os.pwrite(room, content, 0)
         os.close(room)
-        data.handed_over(self._hosted, item.handle, done=content is not None)
+        hosted = self._there.hosted
+        hosted.report(HandedOver(hosted.number, item.handle, content is not None))
 
 
 async def late_copy(
@@ -91,8 +96,9 @@ async def late_copy(
 ) -> tuple[InMemoryHosted, DataItem, SlowCopies]:
     """Data whose copy somebody has waited for in vain."""
     _, hosted = await it.hold(it.add(10))
-    item = published(it, data, hosted)
-    worker = SlowCopies(hosted, patch)
+    there = InMemoryData(hosted)
+    item = published(it, data, there)
+    worker = SlowCopies(there, patch)
     with pytest.raises(DataFailed, match="in time"):
         await data.bring(item)
     return hosted, item, worker
@@ -110,7 +116,7 @@ async def test_copy_goes_on_and_later_ones_wait_for_it_when_a_worker_is_slow(
         assert len(worker.rooms) == 1
         assert kept.room.used_bytes == 2 * MIB
 
-        worker.end_one(data, item)
+        worker.end_one(item)
         await later
 
         content, descriptor = read(item)
@@ -127,7 +133,7 @@ async def test_late_copy_is_kept_when_nobody_waits_for_it_any_more(
     async with world() as it:
         kept, data = parts()
         _, item, worker = await late_copy(it, data, monkeypatch)
-        worker.end_one(data, item)
+        worker.end_one(item)
         await asyncio.sleep(0.1)
         assert item.is_here
         kept.close()
@@ -146,7 +152,7 @@ async def test_memory_of_a_late_copy_is_free_when_nothing_more_comes_of_it(
         if how == "dropped":
             kept.drop("team", item.handle)
             assert kept.room.used_bytes == 2 * MIB  # the worker may still write there
-            worker.end_one(data, item)
+            worker.end_one(item)
         elif how == "dies":
             hosted.die()
         else:
@@ -166,8 +172,9 @@ async def test_waiting_ends_in_time_for_each_when_the_other_gave_up(
     async with world() as it:
         kept, data = parts()
         _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
-        worker = SlowCopies(hosted, monkeypatch)
+        there = InMemoryData(hosted)
+        item = published(it, data, there)
+        worker = SlowCopies(there, monkeypatch)
         first = asyncio.ensure_future(data.bring(item))
         await asyncio.sleep(4.0)
         first.cancel()
@@ -176,7 +183,7 @@ async def test_waiting_ends_in_time_for_each_when_the_other_gave_up(
             await data.bring(item)
         assert asyncio.get_running_loop().time() - asked_s == pytest.approx(10.0)
         assert len(worker.rooms) == 1
-        worker.end_one(data, item)
+        worker.end_one(item)
         await data.bring(item)
         kept.close()
 
@@ -186,7 +193,8 @@ async def test_data_is_lost_when_its_worker_dies_and_that_ends_the_wait() -> Non
     async with world() as it:
         kept, data = parts()
         _, hosted = await it.hold(it.add(10))
-        here, gone = published(it, data, hosted), published(it, data, hosted)
+        there = InMemoryData(hosted)
+        here, gone = published(it, data, there), published(it, data, there)
         await data.bring(here)
         hosted.hangs = True
         waiting = asyncio.ensure_future(data.bring(gone))
@@ -204,10 +212,11 @@ async def test_data_is_lost_when_its_worker_dies_and_that_ends_the_wait() -> Non
 @virtually
 async def test_data_is_brought_to_safety_when_its_model_is_evicted() -> None:
     kept, data = parts()
-    async with world(gpu_mib=300, data=data) as it:
+    async with world(gpu_mib=300, features=[data]) as it:
         first, second = it.add(100), it.add(101)
         held, hosted = await it.hold(first)
-        item = published(it, data, hosted)
+        there = InMemoryData(hosted)
+        item = published(it, data, there)
         it.driver.release(held.id)
         await it.hold(second)
         assert first not in it.residents()
@@ -223,7 +232,8 @@ async def test_model_leaves_all_the_same_when_there_is_no_room_for_its_data() ->
     async with world() as it:
         kept, data = parts(memory_bytes=8 * MIB)
         _, hosted = await it.hold(it.add(10))
-        item = published(it, data, hosted)
+        there = InMemoryData(hosted)
+        item = published(it, data, there)
         await kept.put("strangers", ONE, NewData(4 * MIB, b""))
         await kept.put("neighbours", ONE, NewData(4 * MIB, b""))
         await data.rescue(hosted)

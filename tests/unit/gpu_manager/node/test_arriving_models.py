@@ -85,7 +85,7 @@ async def test_model_is_unloaded_and_not_tried_again_when_its_weights_have_chang
 
         placement = await it.acquire(model)
         with pytest.raises(WeightsChanged):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
 
         assert [hosted.closed.result() for hosted in it.runtime.hosted] == ["unloaded"]
         assert len(it.runtime.orders) == 1
@@ -108,7 +108,7 @@ async def test_cause_is_the_weights_when_the_runtime_fails_for_want_of_them(
 
         placement = await it.acquire(model)
         with pytest.raises(WeightsChanged):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
 
         assert len(it.runtime.orders) == 1
 
@@ -124,7 +124,7 @@ async def test_reading_is_given_up_when_the_model_is_told_to_leave(
         held = it.node.leases.get(placement.lease)
         assert held is not None
 
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await eventually(it.idle, "the lease has ended")
         await it.driver.evict(model)
         await eventually(it.runtime.hosted[0].closed.done, "it is unloaded")

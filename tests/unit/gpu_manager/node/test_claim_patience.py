@@ -1,7 +1,9 @@
 """How long leases of a function that claims none wait for it."""
 
-from gpu_manager.node.leases import ClaimPatience
+from gpu_manager.node.leases import ClaimPatience, EndReason, SessionKey
 from scheduler.api import LeaseId
+from tests.kit.virtual_time import virtually
+from tests.kit.worlds.ordered_node import ordered_node
 
 
 def in_vain(patience: ClaimPatience, *leases: int, at_s: float = 0.0) -> float:
@@ -46,3 +48,38 @@ def test_what_it_remembers_is_bounded() -> None:
         patience.in_vain(f"f{number}", LeaseId(number), 0.0, 1.0)
     assert patience.of("f0", 1.0) == 1.0
     assert patience.of("f4999", 1.0) == 0.5
+
+
+@virtually
+async def test_function_that_claims_none_of_its_leases_has_less_time_for_each() -> None:
+    async with ordered_node() as it:
+        leases, model = it.node.leases, it.add(16)
+        await it.loaded(model)
+        for lease in leases:
+            leases.end(lease, EndReason.RELEASED)
+        it.node.contended(waiting=True)
+        for ends_s in (1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625):
+            it.grant(model, function="f")
+            await it.advance(ends_s - 0.01)
+            assert len(leases) == 1
+            await it.advance(0.02)
+            assert not len(leases)
+        it.grant(model, function="g")
+        await it.advance(0.9)
+        assert len(leases) == 1
+        await it.advance(0.2)
+
+        own, given = it.grant(model, function="f").lease, it.grant(model, function="f").lease
+        assert leases.claim(own, SessionKey("s"), ())
+        assert leases.patience.of("f", 1.0) == 0.0625, "a session's own lease says nothing"
+        assert leases.claim(given, SessionKey("s"), (), given=True)
+        assert leases.patience.of("f", 1.0) == 0.125
+
+
+@virtually
+async def test_lease_that_ends_where_nobody_waits_costs_its_function_no_time() -> None:
+    async with ordered_node() as it:
+        it.grant(it.add(16), function="f")
+        await it.advance(121.0)
+        assert not len(it.node.leases)
+        assert it.node.leases.patience.of("f", 1.0) == 1.0

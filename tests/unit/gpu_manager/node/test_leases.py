@@ -2,82 +2,76 @@
 
 import pytest
 
-from gpu_manager.node.leases import (
-    EndReason,
-    LeaseInForce,
-    LeasesInForce,
-    LeaseTimes,
-    SessionClaim,
-    SessionKey,
-)
-from scheduler.api import GpuId, LeaseId, ModelId, RequestId, SlotId
+from gpu_manager.node.leases import EndReason, Lease, LeaseTimes, SessionClaim, SessionKey
+from scheduler.api import GpuId, LeaseId, LiveLease, ModelId, RequestId, SlotId
 
 TIMES = LeaseTimes(linger_s=5.0, quantum_s=0.1, quiet_s=0.02, first_call_s=2.0, expiry_s=300.0)
 HOLDER = SessionKey("s")
 BERT = ModelId("t/bert")
 
 
-def granted(leases: LeasesInForce, number: int = 1, gpu: str = "g0") -> LeaseInForce:
-    assert leases.grant(LeaseInForce(LeaseId(number), SlotId(gpu), GpuId(gpu), (BERT,)))
-    held = leases.get(LeaseId(number))
-    assert held is not None
-    return held
+def lease(
+    granted_s: float | None = None,
+    *requests: RequestId,
+    own: bool = False,
+    stands_s: float = 0.0,
+    loaded_s: float | None = None,
+) -> Lease:
+    live = LiveLease(LeaseId(1), SlotId("g0"), (BERT,), requests, own=own)
+    found = Lease(live, GpuId("g0"), granted_s, stands_s=stands_s)
+    found.loaded_s = loaded_s
+    return found
 
 
-def sole(held: LeaseInForce) -> SessionClaim:
+def sole(held: Lease) -> SessionClaim:
     """What the one session has that holds it."""
     (claim,) = held.claims.values()
     return claim
 
 
-def claimed(leases: LeasesInForce, number: int = 1, at_s: float = 0.0) -> LeaseInForce:
-    held = granted(leases, number)
-    leases.claim(held, HOLDER, at_s)
+def take(
+    held: Lease, at_s: float, session: SessionKey = HOLDER, request: RequestId | None = None
+) -> None:
+    """A session claims its part."""
+    claim = held.claim_of(request)
+    assert claim is not None
+    claim.holder = session
+    claim.claimed_s = claim.used_s = claim.checked_s = at_s
+
+
+def claimed(at_s: float = 0.0) -> Lease:
+    held = lease()
+    take(held, at_s)
     return held
 
 
-def due(leases: LeasesInForce, now_s: float) -> list[EndReason]:
-    return [why for _, why in leases.due(now_s)]
+def ends(held: Lease, *, contended: bool = False) -> tuple[float, EndReason] | None:
+    return held.end_by_itself(TIMES, TIMES.claim_s, contended=contended)
 
 
-def test_grant_changes_nothing_when_it_is_said_again() -> None:
-    leases = LeasesInForce(TIMES)
-    held = claimed(leases)
-
-    assert not leases.grant(LeaseInForce(held.id, held.slot, held.gpu, ()))
-    assert leases.get(held.id) is held
-    assert held.holders == {HOLDER}
+def ends_s(held: Lease, *, contended: bool = False) -> float | None:
+    found = ends(held, contended=contended)
+    return None if found is None else found[0]
 
 
 def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    granted(leases)
-
-    assert leases.next_due_s() is None
-    assert due(leases, 1e9) == []
+    assert ends(lease(), contended=True) is None
 
 
 def test_lease_ends_when_it_was_idle_for_long() -> None:
-    leases = LeasesInForce(TIMES)
-    held = claimed(leases)
-    leases.record_use(held, 3.0, 0.01)
-
-    assert leases.next_due_s() == 8.0
-    assert due(leases, 7.9) == []
-    assert due(leases, 8.0) == [EndReason.IDLE]
+    held = claimed()
+    held.note_use(3.0, 0.01)
+    assert ends(held) == (8.0, EndReason.IDLE)
 
 
 def test_lease_ends_when_it_was_held_for_too_long() -> None:
-    leases = LeasesInForce(TIMES)
-    held = claimed(leases)
-    leases.record_use(held, 299.0, 0.01)
-
-    assert due(leases, 299.9) == []
-    assert due(leases, 300.0) == [EndReason.EXPIRED]
+    held = claimed()
+    held.note_use(299.0, 0.01)
+    assert ends(held) == (300.0, EndReason.EXPIRED)
 
 
 @pytest.mark.parametrize(
-    ("used_s", "run_s", "ends_s", "why"),
+    ("used_s", "run_s", "at_s", "why"),
     [
         (0.01, 0.0, 0.03, EndReason.QUIET),
         (0.01, 0.01, 0.045, EndReason.QUIET),
@@ -86,36 +80,29 @@ def test_lease_ends_when_it_was_held_for_too_long() -> None:
     ],
 )
 def test_lease_ends_when_others_wait_and_it_is_quiet_or_had_its_time(
-    used_s: float, run_s: float, ends_s: float, why: EndReason
+    used_s: float, run_s: float, at_s: float, why: EndReason
 ) -> None:
-    leases = LeasesInForce(TIMES)
-    leases.record_use(claimed(leases), used_s, run_s)
-    assert due(leases, ends_s + 1e-9) == []
-
-    leases.contended = True
-
-    assert leases.next_due_s() == pytest.approx(ends_s)
-    assert due(leases, ends_s - 0.001) == []
-    assert due(leases, ends_s + 1e-9) == [why]
+    held = claimed()
+    held.note_use(used_s, run_s)
+    assert ends(held) == (used_s + TIMES.linger_s, EndReason.IDLE)
+    end = ends(held, contended=True)
+    assert end is not None
+    assert end[0] == pytest.approx(at_s)
+    assert end[1] is why
 
 
 def test_lease_has_time_for_its_first_call_when_others_wait() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = claimed(leases, at_s=10.0)
-
-    assert due(leases, 10.03) == [
-        EndReason.QUIET
-    ]  # perhaps it made one, and it was not reported yet
+    held = claimed(at_s=10.0)
+    # Perhaps it made one, and it was not reported yet.
+    assert ends(held, contended=True) == (10.02, EndReason.QUIET)
     sole(held).checked_s = 11.95
-    assert due(leases, 11.99) == []
-    assert due(leases, 12.0) == [EndReason.CONTENDED]
+    assert ends(held, contended=True) == (12.0, EndReason.CONTENDED)
 
 
 def test_lease_that_is_new_is_checked_less_and_less_often_when_others_wait() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = claimed(leases)
+    held = claimed()
     checks = []
-    while (at_s := leases.next_due_s() or 0.0) < 0.5:
+    while (at_s := ends_s(held, contended=True) or 0.0) < 0.5:
         checks.append(round(at_s, 6))
         sole(held).checked_s = at_s
 
@@ -123,32 +110,15 @@ def test_lease_that_is_new_is_checked_less_and_less_often_when_others_wait() -> 
 
 
 def test_lease_is_not_due_when_it_is_being_checked() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    claimed(leases).checking = True
-
-    assert due(leases, 1e9) == []
-    assert leases.next_due_s() is None
+    held = claimed()
+    held.checking = True
+    assert ends(held, contended=True) is None
 
 
 def test_lease_is_not_due_again_when_it_ends_already() -> None:
-    leases = LeasesInForce(TIMES)
-    claimed(leases).ending = EndReason.RELEASED
-
-    assert due(leases, 1e9) == []
-    assert leases.next_due_s() is None
-
-
-def test_leases_are_found_by_holder_and_by_model_on_one_gpu() -> None:
-    leases = LeasesInForce(TIMES)
-    mine = claimed(leases, 1)
-    elsewhere = granted(leases, 2, gpu="g1")
-
-    assert leases.held_by(HOLDER) == [mine]
-    assert leases.using(GpuId("g1"), BERT) == [elsewhere]
-    assert leases.using(GpuId("g0"), ModelId("t/other")) == []
-    leases.forget(mine.id)
-    assert leases.get(mine.id) is None
-    assert list(leases) == [elsewhere]
+    held = claimed()
+    held.ending = EndReason.RELEASED
+    assert ends(held) is None
 
 
 @pytest.mark.parametrize("why", list(EndReason))
@@ -166,74 +136,23 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
     assert (TIMES.grace(why) > 2.0) == wanted
 
 
-def unclaimed(
-    leases: LeasesInForce,
-    number: int = 1,
-    *,
-    loaded_s: float | None = 0.0,
-    own: bool = False,
-    function: str = "",
-) -> LeaseInForce:
-    slot, gpu = SlotId("g0"), GpuId("g0")
-    lease = LeaseInForce(LeaseId(number), slot, gpu, (BERT,), granted_s=0.0, own=own)
-    assert leases.grant(lease)
-    lease.loaded_s, lease.function = loaded_s, function
-    return lease
-
-
 def test_unclaimed_lease_ends_soon_when_others_wait() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    unclaimed(leases, loaded_s=10.0)
-
-    assert due(leases, 10.9) == []
-    assert due(leases, 11.0) == [EndReason.UNCLAIMED]
+    assert ends(lease(0.0, loaded_s=10.0), contended=True) == (11.0, EndReason.UNCLAIMED)
 
 
-@pytest.mark.parametrize(("lacking_s", "ends_s"), [(10.0, 11.0), (-5.0, 1.0)])
+@pytest.mark.parametrize(("lacking_s", "at_s"), [(10.0, 11.0), (-5.0, 1.0)])
 def test_unclaimed_lease_ends_soon_without_weights_that_somebody_sends(
-    lacking_s: float, ends_s: float
+    lacking_s: float, at_s: float
 ) -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = unclaimed(leases, loaded_s=None)
+    held = lease(0.0)
     held.lacking_s = lacking_s
-
-    assert due(leases, ends_s - 0.1) == []
-    assert due(leases, ends_s) == [EndReason.UNCLAIMED]
+    assert ends(held, contended=True) == (at_s, EndReason.UNCLAIMED)
     sole(held).awaited = True
-    assert due(leases, ends_s) == []
-
-
-def test_function_that_claims_none_of_its_leases_has_less_time_for_each() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    for number, ends_s in enumerate((1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625), start=1):
-        held = unclaimed(leases, number, function="f")
-        assert due(leases, ends_s - 0.01) == []
-        assert due(leases, ends_s) == [EndReason.UNCLAIMED]
-        leases.note_unclaimed(held, ends_s)
-        leases.forget(held.id)
-    other = unclaimed(leases, 7, function="g")
-    assert due(leases, 0.9) == []
-    leases.forget(other.id)
-
-    held = unclaimed(leases, 8, function="f")
-    leases.claim(held, SessionKey("s"), 0.01)
-    assert leases.patience.of("f", 1.0) == 0.0625, "a session's own lease says nothing"
-    leases.claim(held, SessionKey("s"), 0.01, given=True)
-    assert leases.patience.of("f", 1.0) == 0.125
-
-
-def test_lease_that_ends_where_nobody_waits_costs_its_function_no_time() -> None:
-    leases = LeasesInForce(TIMES)
-    leases.note_unclaimed(unclaimed(leases, function="f"), 120.0)
-    assert leases.patience.of("f", 1.0) == 1.0
+    assert ends_s(held, contended=True) == TIMES.unclaimed_s
 
 
 def test_unclaimed_lease_of_a_caller_stays_when_nobody_waits() -> None:
-    leases = LeasesInForce(TIMES)
-    unclaimed(leases)
-
-    assert due(leases, 119.0) == []
-    assert due(leases, 120.0) == [EndReason.UNCLAIMED]
+    assert ends(lease(0.0, loaded_s=0.0)) == (120.0, EndReason.UNCLAIMED)
 
 
 @pytest.mark.parametrize("loaded_s", [10.0, None])
@@ -241,28 +160,24 @@ def test_unclaimed_lease_that_a_session_asked_for_ends_as_an_idle_one(
     loaded_s: float | None,
 ) -> None:
     """Its quota counts it until then, and nobody waits who is refused for it."""
-    leases = LeasesInForce(TIMES)
-    held = unclaimed(leases, loaded_s=loaded_s, own=True)
-    assert due(leases, 119.0) == ([] if loaded_s is None else [EndReason.UNCLAIMED])
+    held = lease(0.0, own=True, loaded_s=loaded_s)
+    assert ends_s(held) == (120.0 if loaded_s is None else 10.0 + TIMES.linger_s)
     held.lacking_s = 10.0
-
-    assert due(leases, 10.0 + TIMES.linger_s - 0.1) == []
-    assert due(leases, 10.0 + TIMES.linger_s) == [EndReason.UNCLAIMED]
+    assert ends(held) == (10.0 + TIMES.linger_s, EndReason.UNCLAIMED)
     sole(held).awaited = True
-    assert due(leases, 119.0) == []
+    assert ends_s(held) == 120.0
 
 
 def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = unclaimed(leases, loaded_s=None)
-    assert due(leases, 119.0) == []
+    held = lease(0.0)
+    assert ends_s(held, contended=True) == 120.0
 
     held.loaded_s, sole(held).awaited = 20.0, True
-    assert due(leases, 119.0) == []
+    assert ends_s(held, contended=True) == 120.0
 
 
 @pytest.mark.parametrize(
-    ("stands_s", "ends_s", "why"),
+    ("stands_s", "at_s", "why"),
     [
         (0.0, 1.02, EndReason.QUIET),
         (3.0, 3.25, EndReason.QUIET),
@@ -270,19 +185,15 @@ def test_unclaimed_lease_stays_while_its_models_load_or_a_session_waits_for_it()
     ],
 )
 def test_lease_that_stands_is_not_ended_by_those_who_wait_while_it_does(
-    stands_s: float, ends_s: float, why: EndReason
+    stands_s: float, at_s: float, why: EndReason
 ) -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    lease = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, stands_s=stands_s)
-    assert leases.grant(lease)
-    held = leases.get(LeaseId(1))
-    assert held is not None
-    leases.claim(held, HOLDER, 0.97, given=True)
-    leases.record_use(held, 1.0, 0.0)
-
-    assert leases.next_due_s() == pytest.approx(ends_s)
-    assert due(leases, ends_s - 0.001) == []
-    assert due(leases, ends_s + 1e-9) == [why]
+    held = lease(0.0, stands_s=stands_s)
+    take(held, 0.97)
+    held.note_use(1.0, 0.0)
+    end = ends(held, contended=True)
+    assert end is not None
+    assert end[0] == pytest.approx(at_s)
+    assert end[1] is why
 
 
 # -- leases that several requests share -----------------------------------------------------------
@@ -291,58 +202,51 @@ ONE, TWO = RequestId("r1"), RequestId("r2")
 OTHER = SessionKey("other")
 
 
-def divided(leases: LeasesInForce, at_s: float = 0.0) -> LeaseInForce:
+def divided() -> Lease:
     """A lease of two requests, which two sessions have claimed."""
-    held = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), at_s, (ONE, TWO))
-    assert leases.grant(held)
-    leases.claim(held, HOLDER, at_s, ONE, given=True)
-    leases.claim(held, OTHER, at_s, TWO, given=True)
+    held = lease(0.0, ONE, TWO)
+    take(held, 0.0, HOLDER, ONE)
+    take(held, 0.0, OTHER, TWO)
     return held
 
 
 def test_silent_session_does_not_end_a_lease_that_another_one_uses() -> None:
-    leases = LeasesInForce(TIMES)
-    held = divided(leases)
+    held = divided()
     for at_s in range(1, 10):
-        leases.record_use(held, float(at_s), 0.01, OTHER)
-    assert leases.due(9.5) == []
-    assert leases.next_due_s() == 9.0 + TIMES.linger_s
+        held.note_use(float(at_s), 0.01, OTHER)
+    assert ends(held) == (9.0 + TIMES.linger_s, EndReason.IDLE)
 
 
 def test_silent_session_does_not_keep_a_lease_that_the_other_one_gave_back() -> None:
-    leases = LeasesInForce(TIMES)
-    held = divided(leases)
-    leases.record_use(held, 20.0, 0.01, OTHER)
-    assert held.drop(TWO)
-    assert leases.due(20.0) == [(held, EndReason.IDLE)]
-    assert (held.requests, held.holders) == ((ONE,), {HOLDER})
-    assert not held.drop(ONE)
+    held = divided()
+    held.note_use(20.0, 0.01, OTHER)
+    del held.claims[TWO]
+    assert ends(held) == (TIMES.linger_s, EndReason.IDLE)
+    assert (held.report().requests, held.holders) == ((ONE,), {HOLDER})
+    del held.claims[ONE]
+    assert ends(held) is None
 
 
 def test_divided_lease_ends_for_others_when_its_last_session_has_had_its_time() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = divided(leases)
-    leases.record_use(held, 0.01, 0.001, HOLDER)
-    assert leases.due(1.0) == [(held, EndReason.QUIET)]  # to be checked: one has not called yet
+    held = divided()
+    held.note_use(0.01, 0.001, HOLDER)
+    end = ends(held, contended=True)
+    assert end is not None
+    assert end[1] is EndReason.QUIET, "to be checked: one has not called yet"
     for claim in held.claims.values():
         claim.checked_s = 1.0
-    assert leases.is_due(held, 1.0) is None
-    assert leases.is_due(held, TIMES.first_call_s) is not None
+    assert 1.0 < (ends_s(held, contended=True) or 0.0) <= TIMES.first_call_s
 
 
 def test_unclaimed_request_of_a_divided_lease_has_its_own_time_to_be_claimed() -> None:
-    leases = LeasesInForce(TIMES, contended=True)
-    held = LeaseInForce(LeaseId(1), SlotId("g0"), GpuId("g0"), (BERT,), 0.0, (ONE, TWO))
-    assert leases.grant(held)
-    held.loaded_s = 1.0
-    leases.claim(held, HOLDER, 1.0, ONE)
-    leases.record_use(held, 1.01, 0.001, HOLDER)
-    assert leases.next_due_s() == 1.0 + TIMES.claim_s
-    assert leases.due(1.0 + TIMES.claim_s) == [(held, EndReason.UNCLAIMED)]
+    held = lease(0.0, ONE, TWO, loaded_s=1.0)
+    take(held, 1.0, HOLDER, ONE)
+    held.note_use(1.01, 0.001, HOLDER)
+    assert ends(held, contended=True) == (1.0 + TIMES.claim_s, EndReason.UNCLAIMED)
 
 
 def test_only_the_session_of_its_request_has_a_part_of_a_divided_lease() -> None:
-    held = divided(LeasesInForce(TIMES))
+    held = divided()
     assert held.is_free_for(HOLDER, ONE)
     assert not held.is_free_for(OTHER, ONE)
     assert not held.is_free_for(HOLDER, RequestId("r3"))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cache_manager.model.ids import ModelId
-from gpu_manager.node.leases import EndReason, LeaseInForce, SessionKey
+from gpu_manager.node.leases import EndReason, Lease, SessionKey
 from scheduler.api import Placement, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted
 from tests.kit.virtual_time import until, virtually
@@ -17,11 +17,11 @@ async def given(it: World, model: ModelId, name: str, caller: str = "gateway") -
     return await it.driver.acquire(Request(RequestId(name), "team/f", (model,), caller=caller))
 
 
-async def ahead(it: World) -> tuple[LeaseInForce, InMemoryHosted]:
+async def ahead(it: World) -> tuple[Lease, InMemoryHosted]:
     """A lease for a model that was resident, and its worker."""
     model = it.add(16)
     first, _ = await it.hold(model)
-    it.node.release(first, EndReason.RELEASED)
+    it.node.leases.end(first, EndReason.RELEASED)
     placement = await given(it, model, "r")
     held = it.node.leases.get(placement.lease)
     assert held is not None
@@ -41,10 +41,12 @@ async def test_nothing_is_let_in_ahead_where_a_model_is_still_to_be_loaded() -> 
     async with world() as it:
         model = it.add(16)
         placement = await given(it, model, "r")
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
         worker = it.runtime.of(model)
         assert worker.admitted == set()
-        assert it.node.claim(placement.lease, SessionKey("team/f/a"), workers.values(), given=True)
+        assert it.node.leases.claim(
+            placement.lease, SessionKey("team/f/a"), workers.values(), given=True
+        )
         assert worker.holders[placement.lease] == "team/f/a"
 
 
@@ -53,7 +55,7 @@ async def test_nothing_is_let_in_ahead_for_a_session_that_asked_itself() -> None
     async with world() as it:
         model = it.add(16)
         first, worker = await it.hold(model)
-        it.node.release(first, EndReason.RELEASED)
+        it.node.leases.end(first, EndReason.RELEASED)
         placement = await given(it, model, "r", caller="")
         assert placement.lease not in worker.holders
 
@@ -88,7 +90,7 @@ async def test_end_waits_for_the_call_of_a_session_that_is_not_known_yet() -> No
         calling = asyncio.ensure_future(worker.call(held.id, run_s=1.0))
         await asyncio.sleep(0.0)
         began_s = asyncio.get_running_loop().time()
-        it.node.release(held, EndReason.UNCLAIMED)
+        it.node.leases.end(held, EndReason.UNCLAIMED)
         await calling
         await until(asyncio.get_running_loop().time() + 0.01)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(1.0, abs=0.1)

@@ -3,97 +3,80 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_manager.model.ids import ModelId
-from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.ledger import Account, Ledger
 
-BERT, VGG, RESNET = ModelId("bert"), ModelId("vgg"), ModelId("resnet")
+
+def granted(*accounts: Account) -> list[int]:
+    return [account.granted_bytes for account in accounts]
 
 
 def test_model_is_admitted_only_when_it_fits() -> None:
+    bert, vgg = Account(), Account()
     ledger = Ledger(1000)
-    assert ledger.admit(BERT, 600) == 0
-    assert ledger.admit(VGG, 500) == 100
-    assert VGG not in ledger
+    assert ledger.grow(bert, 600) == 0
+    assert ledger.grow(vgg, 500) == 100
     assert ledger.free_bytes == 400
-    assert ledger.fits(400)
-    assert not ledger.fits(401)
-    assert ledger.admit(VGG, 400) == 0
-    assert ledger.models() == {BERT: 600, VGG: 400}
+    assert ledger.grow(vgg, 400) == 0
+    assert granted(bert, vgg) == [600, 400]
 
 
 def test_model_ever_fits_when_it_would_fit_alone() -> None:
+    bert = Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 900)
+    ledger.grow(bert, 900)
     ledger.set_aside(100)
     assert ledger.ever_fits(900)
     assert not ledger.ever_fits(901)
 
 
 def test_grant_grows_when_there_is_room_and_stays_when_there_is_none() -> None:
+    bert, vgg = Account(), Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 300)
-    ledger.admit(VGG, 500)
-    assert ledger.grow(BERT, 450) == 0
-    assert ledger.grow(BERT, 600) == 100
-    assert ledger.grow(BERT, 10) == 0
-    assert ledger.models() == {BERT: 450, VGG: 500}
-    assert ledger.release(VGG) == 500
-    assert ledger.grow(BERT, 600) == 0
-
-
-def test_admitting_again_grows_when_the_model_is_there() -> None:
-    ledger = Ledger(1000)
-    ledger.admit(BERT, 300)
-    assert ledger.admit(BERT, 1200) == 200
-    assert ledger.admit(BERT, 800) == 0
-    assert ledger.granted_bytes == 800
-
-
-def test_release_gives_nothing_when_the_model_is_not_there() -> None:
-    assert Ledger(1000).release(BERT) == 0
-
-
-def test_limit_is_the_grant_and_what_nobody_has() -> None:
-    ledger = Ledger(1000)
-    ledger.admit(BERT, 300)
-    ledger.admit(VGG, 500)
-    assert ledger.limit_bytes(BERT) == 500
-    assert ledger.limit_bytes(VGG) == 700
-    ledger.admit(RESNET, 150)
-    assert ledger.limit_bytes(BERT) == 350
+    ledger.grow(bert, 300)
+    ledger.grow(vgg, 500)
+    assert ledger.grow(bert, 450) == 0
+    assert ledger.grow(bert, 600) == 100
+    assert ledger.grow(bert, 10) == 0
+    assert granted(bert, vgg) == [450, 500]
+    ledger.release(vgg)
+    assert ledger.grow(bert, 600) == 0
 
 
 def test_grant_becomes_what_was_measured_when_the_model_has_run() -> None:
+    bert = Account()
     ledger = Ledger(1000, context_bytes=50)
-    ledger.admit(BERT, 600)
-    assert ledger.loaded(BERT, 200) == 0
-    assert ledger.models() == {BERT: 600}
-    assert ledger.ran(BERT, 300) == 0
-    assert ledger.models() == {BERT: 300}
-    assert ledger.ran(BERT, 900) == 0
-    assert ledger.ran(BERT, 250) == 0
-    assert ledger.models() == {BERT: 900}
-    assert ledger.measured_bytes(BERT) == 900
+    ledger.grow(bert, 600)
+    assert ledger.note_loaded(bert, 200) == 0
+    assert granted(bert) == [600]
+    assert ledger.note_ran(bert, 300) == 0
+    assert granted(bert) == [300]
+    assert ledger.note_ran(bert, 900) == 0
+    assert ledger.note_ran(bert, 250) == 0
+    assert granted(bert) == [900]
+    assert bert.measured_bytes == 900
 
 
 def test_grant_grows_when_loading_took_more_than_was_believed() -> None:
+    bert = Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 100)
-    assert ledger.loaded(BERT, 250) == 0
-    assert ledger.models() == {BERT: 250}
+    ledger.grow(bert, 100)
+    assert ledger.note_loaded(bert, 250) == 0
+    assert granted(bert) == [250]
 
 
 def test_shortage_is_told_when_a_run_took_what_others_were_granted_since() -> None:
+    bert, vgg = Account(), Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 300)
-    ledger.admit(VGG, 600)
-    assert ledger.ran(BERT, 450) == 50
-    assert ledger.models() == {BERT: 300, VGG: 600}
+    ledger.grow(bert, 300)
+    ledger.grow(vgg, 600)
+    assert ledger.note_ran(bert, 450) == 50
+    assert granted(bert, vgg) == [300, 600]
 
 
 def test_memory_set_aside_is_nobodys_until_it_is_given_back() -> None:
+    bert = Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 700)
+    ledger.grow(bert, 700)
     assert ledger.set_aside(400) == 100
     assert ledger.set_aside(300) == 0
     assert ledger.free_bytes == 0
@@ -102,139 +85,115 @@ def test_memory_set_aside_is_nobodys_until_it_is_given_back() -> None:
 
 
 def test_memory_of_other_programs_is_withheld_when_the_device_says_so() -> None:
+    bert = Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 300)
-    seen = ledger.reconcile(used_bytes=500, device_bytes=1000)
-    assert (seen.withheld_bytes, seen.short_bytes) == (200, 0)
+    ledger.grow(bert, 300)
+    assert ledger.reconcile(used_bytes=500, device_bytes=1000) == 200
     assert ledger.free_bytes == 500
-    assert ledger.reconcile(used_bytes=250, device_bytes=1000).withheld_bytes == 0
+    assert ledger.reconcile(used_bytes=250, device_bytes=1000) == 0
     assert ledger.free_bytes == 700
 
 
-def test_shortage_is_told_when_others_use_what_was_granted() -> None:
+def test_memory_of_other_programs_counts_also_where_it_was_granted() -> None:
+    bert = Account()
     ledger = Ledger(1000)
-    ledger.admit(BERT, 800)
-    seen = ledger.reconcile(used_bytes=700, device_bytes=1000, ours_bytes=400)
-    assert (seen.withheld_bytes, seen.short_bytes) == (200, 100)
+    ledger.grow(bert, 800)
+    assert ledger.reconcile(used_bytes=700, device_bytes=1000, ours_bytes=400) == 300
     assert ledger.free_bytes == 0
 
 
 def test_others_are_ignored_when_they_stay_within_the_part_that_is_not_ours() -> None:
     ledger = Ledger(1000)
-    seen = ledger.reconcile(used_bytes=4000, device_bytes=5000)
-    assert (seen.withheld_bytes, seen.short_bytes) == (0, 0)
-    assert ledger.reconcile(used_bytes=4100, device_bytes=5000).withheld_bytes == 100
+    assert ledger.reconcile(used_bytes=4000, device_bytes=5000) == 0
+    assert ledger.reconcile(used_bytes=4100, device_bytes=5000) == 100
 
 
 def test_context_counts_in_the_place_of_the_model_that_left_it() -> None:
-    ledger = Ledger(1000, context_bytes=70)
-    ledger.admit(BERT, 600)
-    ledger.admit(VGG, 300)
+    bert, vgg = Account(), Account()
+    ledger, context = Ledger(1000, context_bytes=70), Account()
+    ledger.grow(bert, 600)
+    ledger.grow(vgg, 300)
 
-    assert ledger.of_context("a") == 70  # not measured yet
-    assert ledger.leave(BERT, "a", 80) == 0
+    assert ledger.move(bert, context, 80) == 0
 
-    assert ledger.models() == {VGG: 300}
-    assert ledger.of_context("a") == 80
+    assert granted(bert, vgg, context) == [0, 300, 80]
     assert (ledger.granted_bytes, ledger.free_bytes) == (380, 620)
-    assert ledger.limit_bytes(VGG) == 920
-    assert ledger.release_context("a") == 80
-    assert ledger.release_context("a") == 0
-    assert ledger.granted_bytes == 300
+    for _ in range(2):
+        ledger.release(context)
+        assert ledger.granted_bytes == 300
 
 
 def test_context_that_does_not_fit_leaves_everything_as_it_was() -> None:
-    ledger = Ledger(1000)
-    ledger.admit(BERT, 100)
-    ledger.admit(VGG, 800)
+    bert, vgg = Account(), Account()
+    ledger, context = Ledger(1000), Account()
+    ledger.grow(bert, 100)
+    ledger.grow(vgg, 800)
 
-    assert ledger.leave(BERT, "a", 250) == 50
+    assert ledger.move(bert, context, 250) == 50
 
-    assert ledger.models() == {BERT: 100, VGG: 800}
-    assert ledger.leave(BERT, "a", 200) == 0
+    assert granted(bert, vgg, context) == [100, 800, 0]
+    assert ledger.move(bert, context, 200) == 0
     assert ledger.free_bytes == 0
 
 
-def test_contexts_memory_becomes_the_next_models_and_counts_once() -> None:
-    ledger = Ledger(1000)
-    ledger.admit(BERT, 600)
-    ledger.leave(BERT, "a", 100)
-    ledger.admit(VGG, 500)
-
-    ledger.enter("a", BERT)
-
-    assert ledger.admit(BERT, 501) == 1
-    assert ledger.admit(BERT, 500) == 0
-    assert ledger.models() == {BERT: 500, VGG: 500}
-    assert ledger.release_context("a") == 0
-
-
 SIZES = st.integers(0, 1200)
-MODELS = st.sampled_from([BERT, VGG, RESNET])
+WHICH = st.integers(0, 2)
 STEPS = st.one_of(
-    st.tuples(st.just("admit"), MODELS, SIZES),
-    st.tuples(st.just("grow"), MODELS, SIZES),
-    st.tuples(st.just("loaded"), MODELS, SIZES),
-    st.tuples(st.just("ran"), MODELS, SIZES),
-    st.tuples(st.just("release"), MODELS, st.just(0)),
-    st.tuples(st.just("leave"), MODELS, SIZES),
-    st.tuples(st.just("enter"), MODELS, st.just(0)),
-    st.tuples(st.just("release_context"), MODELS, st.just(0)),
-    st.tuples(st.just("set_aside"), MODELS, SIZES),
-    st.tuples(st.just("reconcile"), MODELS, SIZES),
+    st.tuples(st.just("grow"), WHICH, SIZES),
+    st.tuples(st.just("loaded"), WHICH, SIZES),
+    st.tuples(st.just("ran"), WHICH, SIZES),
+    st.tuples(st.just("release"), WHICH, st.just(0)),
+    st.tuples(st.just("leave"), WHICH, SIZES),
+    st.tuples(st.just("enter"), WHICH, st.just(0)),
+    st.tuples(st.just("end"), WHICH, st.just(0)),
+    st.tuples(st.just("set_aside"), WHICH, SIZES),
+    st.tuples(st.just("reconcile"), WHICH, SIZES),
 )
 
 
-def step(ledger: Ledger, what: str, model: ModelId, size: int) -> int | None:
-    """What the ledger says is lacking; None where it says nothing of the kind."""
-    if what == "admit":
-        return ledger.admit(model, size)
-    if what == "set_aside":
-        return ledger.set_aside(size)
-    if what == "reconcile":
-        ledger.reconcile(size, 1000, ours_bytes=min(size, ledger.granted_bytes))
+def step(ledger: Ledger, what: str, model: Account, context: Account, size: int) -> int:
+    """What the ledger says is lacking."""
+    short_bytes = 0
+    if what == "grow":
+        short_bytes = ledger.grow(model, size)
+    elif what == "loaded":
+        short_bytes = ledger.note_loaded(model, size)
+    elif what == "ran":
+        short_bytes = ledger.note_ran(model, size)
     elif what == "release":
         ledger.release(model)
-    elif what == "release_context":
-        ledger.release_context(f"of {model}")
-    elif what == "enter":
-        if model not in ledger and f"of {model}" in ledger.contexts():
-            ledger.enter(f"of {model}", model)
-    elif model not in ledger:
-        return None
     elif what == "leave":
-        ledger.release_context(f"of {model}")  # the former one ends first
-        return ledger.leave(model, f"of {model}", size)
-    elif what == "grow":
-        return ledger.grow(model, size)
-    elif what == "loaded":
-        return ledger.loaded(model, size)
+        ledger.release(context)  # the former one ends first
+        short_bytes = ledger.move(model, context, size)
+    elif what == "enter":
+        ledger.release(model)
+        assert ledger.move(context, model, context.granted_bytes) == 0
+    elif what == "end":
+        ledger.release(context)
+    elif what == "set_aside":
+        short_bytes = ledger.set_aside(size)
     else:
-        return ledger.ran(model, size)
-    return None
+        ledger.reconcile(size, 1000, ours_bytes=min(size, ledger.granted_bytes))
+    return short_bytes
 
 
 @given(st.lists(STEPS, max_size=40))
 def test_grants_never_exceed_the_capacity_whatever_happens(
-    steps: list[tuple[str, ModelId, int]],
+    steps: list[tuple[str, int, int]],
 ) -> None:
-    ledger = Ledger(1000)
-    for what, model, size in steps:
+    ledger, models, contexts = Ledger(1000), *([Account() for _ in range(3)] for _ in range(2))
+    for what, which, size in steps:
         free_before, granted_before = ledger.free_bytes, ledger.granted_bytes
-        short_bytes = step(ledger, what, model, size)
-        kept_bytes = sum(ledger.contexts().values())
-        assert sum(ledger.models().values()) + kept_bytes <= ledger.granted_bytes <= 1000
+        short_bytes = step(ledger, what, models[which], contexts[which], size)
+        assert sum(granted(*models, *contexts)) <= ledger.granted_bytes <= 1000
         assert ledger.free_bytes >= 0
-        assert ledger.limit_bytes(model) <= 1000 if model in ledger else True
         if what == "reconcile":
             continue
         assert ledger.free_bytes + ledger.granted_bytes == free_before + granted_before
-        if what in {"admit", "grow", "set_aside"} and short_bytes:
+        if what in {"grow", "set_aside"} and short_bytes:
             assert ledger.granted_bytes == granted_before
-    for model in list(ledger.models()):
-        ledger.release(model)
-    for context in ledger.contexts():
-        ledger.release_context(context)
+    for account in (*models, *contexts):
+        ledger.release(account)
     ledger.set_aside(0)
     ledger.reconcile(0, 1000)
     assert ledger.free_bytes == 1000

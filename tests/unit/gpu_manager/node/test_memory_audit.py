@@ -27,7 +27,7 @@ async def watched(it: World) -> tuple[MeasuredDevice, int, int]:
     it.node.gpus[GPU].device = device
     held, worker = await it.hold(it.add(16))
     await worker.call(held.id, need_bytes=16 * MIB)
-    it.node.release(held, EndReason.RELEASED)
+    it.node.leases.end(held, EndReason.RELEASED)
     DeviceWatch(it.node).start()
     return device, worker.pid, it.node.gpus[GPU].ledger.granted_bytes
 

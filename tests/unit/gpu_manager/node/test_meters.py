@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId
+from cache_manager.model.ids import GpuId, NodeId
 from common.telemetry.metrics import page
 from gpu_manager import metrics
 from gpu_manager.cuda import nvidia_gpu
+from gpu_manager.node import counts
 from gpu_manager.node.counts import NodeMeters, of_gpus
 from gpu_manager.node.leases import EndReason
-from gpu_manager.node.ledger import Ledger
+from gpu_manager.node.ledger import Account, Ledger
 from gpu_manager.node.residents import HostGpu
 from scheduler.api import GpuSpec
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
@@ -37,7 +38,7 @@ async def test_loads_calls_and_leases_are_counted() -> None:
         held, hosted = await node.hold(bert)
         await hosted.call(held.id, run_s=0.5)
         node.node.ran(hosted, held.id, 1, 0.25, hosted.memory_bytes, 3)
-        node.node.release(held, EndReason.RELEASED)
+        node.node.leases.end(held, EndReason.RELEASED)
         await asyncio.sleep(1.0)
         text = of(node)
         assert says(text, "gpu_runs_total", gpu=GPU) == 4
@@ -80,7 +81,7 @@ def test_ledger_is_compared_with_what_nvml_says() -> None:
     nvml = FakeNvml(FakeGpu("GPU-0", total_bytes=81 * GIB, reserved_bytes=GIB, used_bytes=9 * GIB))
     (device,) = nvidia_gpu.find(NodeId("n"), nvml)
     ledger = Ledger(device.memory_bytes)
-    ledger.admit(ModelId("bert"), 8 * GIB)
+    ledger.grow(Account(), 8 * GIB)
     gpu = HostGpu(device, GpuSpec(GpuId(device.id), NodeId("n"), device.memory_bytes), ledger)
     text = page(of_gpus([gpu]))
     assert says(text, "ledger_drift_bytes", gpu=device.id) == GIB
@@ -94,8 +95,11 @@ def test_ledger_is_compared_with_what_nvml_says() -> None:
     assert says(text, "ledger_drift_bytes", gpu=device.id) is None
 
 
-def test_models_beyond_the_bound_are_counted_together_and_idle_ones_vanish() -> None:
-    meters = NodeMeters(["g0"], 2)
+def test_models_beyond_the_bound_are_counted_together_and_idle_ones_vanish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counts, "_MOST_NAMES", 2)
+    meters = NodeMeters(["g0"])
     for model in ("a", "b", "c", "d"):
         meters.ran("g0", model, 1, 0.5)
     text = page(meters.families())

@@ -31,7 +31,7 @@ async def test_model_is_loaded_and_reported_when_it_is_first_asked_for() -> None
 
         placement = await it.acquire(model)
         assert not placement.hit
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
 
         assert workers[model].id == "worker-1"
         (loaded,) = it.seen(ModelLoaded)
@@ -47,7 +47,7 @@ async def test_next_lease_is_a_hit_when_the_model_stayed() -> None:
     async with world() as it:
         model = it.add(16)
         held, _ = await it.hold(model)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
 
         placement = await it.acquire(model)
@@ -61,7 +61,7 @@ async def test_victim_has_left_before_the_next_model_is_loaded_when_both_do_not_
     async with world(gpu_mib=150) as it:
         first, second = it.add(20), it.add(30)
         held, worker = await it.hold(first)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         it.runtime.unload_s = 0.5
         asked_s = asyncio.get_running_loop().time()
 
@@ -94,7 +94,7 @@ async def test_lease_is_denied_with_the_reason_when_its_model_cannot_be_loaded()
 
         placement = await it.acquire(model)
         with pytest.raises(LoadFailure, match="no room"):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         await until(3.0)
 
         assert len(it.runtime.orders) == 1
@@ -127,7 +127,7 @@ async def test_weights_that_are_gone_fail_the_load_when_the_store_lost_them() ->
 
         placement = await it.acquire(model)
         with pytest.raises(UnknownImage):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
 
         await until(1.0)
         assert it.idle()
@@ -141,9 +141,9 @@ async def test_load_under_way_is_given_up_when_its_model_is_told_to_leave() -> N
         placement = await it.acquire(model)
         held = it.node.leases.get(placement.lease)
         assert held is not None
-        waiting = asyncio.ensure_future(it.node.when_loaded(placement))
+        waiting = asyncio.ensure_future(it.node.leases.when_loaded(placement))
         await until(1.0)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(1.1)
 
         await it.driver.evict(model)
@@ -172,7 +172,7 @@ async def test_load_fails_when_its_worker_died_before_the_node_took_the_model(
         monkeypatch.setattr(it.runtime, "load", load)
         placement = await it.acquire(model)
         with pytest.raises(LoadFailure, match="killed by signal 9"):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
 
         assert not it.seen(ModelLoaded)
         assert len(it.seen(LoadFailed)) == 1
@@ -196,7 +196,7 @@ async def test_load_fails_and_is_logged_when_the_system_refuses_what_it_needs(
         placement = await it.acquire(model)
         async with time_limit(5.0):
             with pytest.raises(LoadFailure, match="can't start new thread"):
-                await it.node.when_loaded(placement)
+                await it.node.leases.when_loaded(placement)
 
         assert [event.lease for event in it.seen(LoadFailed)] == [placement.lease]
         assert "Traceback" in caplog.text
@@ -290,7 +290,7 @@ async def test_run_is_told_before_the_end_of_its_lease_is() -> None:
     async with world() as it:
         held, worker = await it.hold(it.add(16))
         await worker.call(held.id, 0.01)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
 
         events_seen = [type(event) for event in it.events]
@@ -320,7 +320,7 @@ async def test_gpu_is_gone_from_the_scheduler_when_it_is_lost() -> None:
 async def test_request_fails_when_its_gpu_is_lost_before_it_was_told() -> None:
     async with world() as it:
         placement = await it.acquire(it.add(16))
-        waiting = asyncio.ensure_future(it.node.when_loaded(placement))
+        waiting = asyncio.ensure_future(it.node.leases.when_loaded(placement))
         await until(0.5)
 
         it.node.lose(it.node.gpus[GpuId("node/cpu:0")], "gone")

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_manager.node.leases import EndReason, LeaseTimes, SessionKey
 from scheduler.api import (
@@ -96,7 +97,7 @@ async def test_worker_is_killed_when_a_released_lease_keeps_calling() -> None:
         calling = asyncio.ensure_future(worker.call(held.id, run_s=30.0))
         await until(2.0)
 
-        it.node.release(held, EndReason.SESSION_GONE)
+        it.node.leases.end(held, EndReason.SESSION_GONE)
         await until(2.0 + 1.6)
 
         assert worker.closed.done()
@@ -113,7 +114,7 @@ async def test_patience_shrinks_when_a_lease_that_ends_is_released() -> None:
         await until(5.0)
         assert held.ending is EndReason.IDLE
 
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(7.1)
 
         assert worker.closed.done()
@@ -126,8 +127,8 @@ async def test_deadline_ends_the_call_when_it_takes_too_long() -> None:
     async with world() as it:
         model = it.add(16)
         placement = await it.acquire(model, deadline_s=3.0)
-        workers = await it.node.when_loaded(placement)
-        it.node.claim(placement.lease, SessionKey("s"), workers.values())
+        workers = await it.node.leases.when_loaded(placement)
+        it.node.leases.claim(placement.lease, SessionKey("s"), workers.values())
         worker = it.runtime.of(model)
         calling = asyncio.ensure_future(worker.call(placement.lease, run_s=60.0))
 
@@ -143,12 +144,12 @@ async def test_lease_is_not_claimed_when_it_has_ended_meanwhile() -> None:
     async with world() as it:
         model = it.add(16)
         placement = await it.acquire(model)
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
         held = it.node.leases.get(placement.lease)
         assert held is not None
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
 
-        assert not it.node.claim(placement.lease, SessionKey("s"), workers.values())
+        assert not it.node.leases.claim(placement.lease, SessionKey("s"), workers.values())
         assert it.runtime.of(model).admitted == set()
 
 
@@ -214,7 +215,7 @@ async def test_runs_are_reported_with_the_configuration_of_their_lease_and_as_gr
     async with world() as node:
         bert = node.add(100)
         held, hosted = await node.hold(bert)
-        held.configuration = Configuration(4, 2, 1)
+        held.live = replace(held.live, configuration=Configuration(4, 2, 1))
         for _ in range(3):
             node.node.ran(hosted, held.id, 2, 0.25, hosted.memory_bytes, together=4)
         node.node.ran(hosted, held.id, 2, 0.5, hosted.memory_bytes)

@@ -8,6 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure
 from gpu_manager.node.leases import EndReason
+from gpu_manager.node.ledger import Account
 from scheduler.api import MemoryPressure, ModelDemoted, NodeSnapshot
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, World, world
@@ -17,7 +18,7 @@ async def idle_model(it: World, weights_mib: int) -> None:
     """A resident that nobody uses."""
     held, worker = await it.hold(it.add(weights_mib))
     await worker.call(held.id, need_bytes=weights_mib * MIB)
-    it.node.release(held, EndReason.RELEASED)
+    it.node.leases.end(held, EndReason.RELEASED)
     await until(asyncio.get_running_loop().time() + 0.5)
 
 
@@ -37,7 +38,7 @@ async def test_limits_shrink_when_another_model_comes() -> None:
     async with world(gpu_mib=1000, gpus=1) as it:
         held, worker = await it.hold(it.add(100))
         await worker.call(held.id, need_bytes=100 * MIB)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
         assert worker.limit_bytes == 1000 * MIB
 
@@ -108,7 +109,7 @@ async def test_room_that_measurements_took_is_made_when_the_next_model_comes() -
         first, second = it.add(100), it.add(101)
         held, worker = await it.hold(first)
         await worker.call(held.id, need_bytes=900 * MIB)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(asyncio.get_running_loop().time() + 0.5)
         assert it.residents() == {first: 900 * MIB}
 
@@ -138,8 +139,8 @@ async def test_others_leave_when_a_model_is_larger_than_was_thought() -> None:
 async def test_load_waits_for_room_when_the_node_has_less_than_the_scheduler_believes() -> None:
     async with world(gpu_mib=1000) as it:
         gpu = it.node.gpus[GPU]
-        ghost, model = it.add(1), it.add(50)
-        gpu.ledger.admit(ghost, 950 * MIB)
+        ghost, model = Account(), it.add(50)
+        gpu.ledger.grow(ghost, 950 * MIB)
 
         waiting = asyncio.ensure_future(it.hold(model))
         await until(1.0)
@@ -155,11 +156,11 @@ async def test_load_waits_for_room_when_the_node_has_less_than_the_scheduler_bel
 @virtually
 async def test_load_fails_when_room_never_comes() -> None:
     async with world(gpu_mib=1000) as it:
-        it.node.gpus[GPU].ledger.admit(it.add(1), 950 * MIB)
+        it.node.gpus[GPU].ledger.grow(Account(), 950 * MIB)
 
         placement = await it.acquire(it.add(50))
         with pytest.raises(LoadFailure) as failed:
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         assert failed.value.out_of_memory
 
         assert asyncio.get_running_loop().time() == pytest.approx(10.0)

@@ -101,7 +101,7 @@ async def test_models_of_other_leases_are_not_asked_for_a_leases_time() -> None:
         models = it.add(16), it.add(32)
         held, first = await it.hold(models[0], own=True)
         await first.call(held.id, run_s=3.5)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         other, second = await it.hold(models[1], own=True)
         first.asked_computed.clear()
         await second.call(other.id, run_s=3.5)
@@ -114,7 +114,7 @@ async def test_calls_of_a_lease_that_is_not_a_processes_own_are_not_reported() -
     async with world() as it:
         held, worker = await it.hold(it.add(16))
         await worker.call(held.id, run_s=2.0)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(8.0)
         assert it.seen(SlotFreed)
         assert it.seen(LeaseComputed) == []

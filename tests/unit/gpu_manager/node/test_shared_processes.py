@@ -11,7 +11,7 @@ from scheduler.api import MemoryPressure, ModelLoaded, RunFinished
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.virtual_time import virtually
 from tests.kit.waiting import wait_until
-from tests.kit.worlds.gpu_node import GPU
+from tests.kit.worlds.gpu_node import GPU, granted_bytes
 from tests.kit.worlds.ordered_node import CONTEXT_BYTES, OrderedNode, ordered_node
 
 
@@ -66,7 +66,7 @@ async def test_a_lack_of_memory_for_the_process_is_reported_and_the_load_waits()
         await it.advance(1.0)
         assert it.seen(MemoryPressure)[-1] == MemoryPressure(GPU, 50 * MIB)
         it.demote(there)
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert granted_mib(it) == 100 + CONTEXT_BYTES // MIB
 
 
@@ -77,7 +77,7 @@ async def test_nothing_is_counted_when_the_load_fails() -> None:
         it.runtime.failing[model] = LoadFailure(model, "out", out_of_memory=True)
         placement = it.prepare(model)
         with pytest.raises(LoadFailure):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         await it.settle()
         assert granted_mib(it) == 0
         assert it.shown().shared_bytes == 0
@@ -127,7 +127,7 @@ async def test_memory_of_calls_is_set_aside_once_for_the_largest() -> None:
         second = await it.loaded(it.add(110, runtime=STREAM))
         it.node.ran(first, 1, 1, 0.01, 130 * MIB, held_bytes=101 * MIB)
         it.node.ran(second, 2, 1, 0.01, 160 * MIB, held_bytes=110 * MIB)
-        assert it.gpu.ledger.models() == {
+        assert granted_bytes(it.gpu) == {
             first.order.model: 101 * MIB,
             second.order.model: 110 * MIB,
         }
@@ -139,7 +139,7 @@ async def test_memory_of_calls_is_set_aside_once_for_the_largest() -> None:
         await it.advance(1.0)
         assert it.snapshots()[-1].gpus[0].shared_bytes == CONTEXT_BYTES + 50 * MIB
         peaks = {event.model: event.peak_bytes for event in it.seen(RunFinished)}
-        assert peaks == it.gpu.ledger.models()
+        assert peaks == granted_bytes(it.gpu)
 
         it.demote(ModelId(second.order.model))
         await it.settle()

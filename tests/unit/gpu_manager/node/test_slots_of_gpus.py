@@ -11,10 +11,10 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import BadSetting
 from gpu_manager.node.host_gpus import host_gpu
-from gpu_manager.node.leases import LeaseInForce, terms_of
+from gpu_manager.node.leases import Lease
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.worker.orders import LeaseTerms
-from scheduler.api import Configuration, GpuSpec, LeaseId, SlotId
+from scheduler.api import Configuration, GpuSpec, LeaseId, LiveLease, SlotId
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
 
 NODE = NodeId("node")
@@ -29,10 +29,10 @@ def spec(device: GpuDevice = EMULATED, gpus: int = 1, **settings: Any) -> GpuSpe
     return made.spec
 
 
-def lease(slot: str, *more: str, configuration: Configuration | None = None) -> LeaseInForce:
-    found = LeaseInForce(LeaseId(1), SlotId(slot), EMULATED.id, ())
-    found.more_slots, found.configuration = tuple(map(SlotId, more)), configuration
-    return found
+def lease(slot: str, *more: str, configuration: Configuration | None = None) -> Lease:
+    slots = tuple(map(SlotId, more))
+    live = LiveLease(LeaseId(1), SlotId(slot), (), (), slots, configuration)
+    return Lease(live, EMULATED.id)
 
 
 def test_a_gpu_is_one_slot_of_its_name_without_the_setting() -> None:
@@ -97,18 +97,18 @@ def test_a_mig_instance_stays_one_slot_of_its_name() -> None:
 
 
 def test_a_lease_of_a_whole_gpu_has_no_slots() -> None:
-    assert terms_of(lease("node/cpu:0"), spec()) == LeaseTerms()
+    assert lease("node/cpu:0").terms(spec()) == LeaseTerms()
     assert LeaseTerms().share == 1.0
-    terms = terms_of(lease("node/cpu:0", configuration=Configuration(4, 2, 1)), spec())
+    terms = lease("node/cpu:0", configuration=Configuration(4, 2, 1)).terms(spec())
     assert terms == LeaseTerms((), 1, 4, 2)
 
 
 def test_a_lease_has_the_share_of_its_slots() -> None:
-    terms = terms_of(lease("node/cpu:0/5", "node/cpu:0/1"), spec(gpu_slots=7))
+    terms = lease("node/cpu:0/5", "node/cpu:0/1").terms(spec(gpu_slots=7))
     assert terms == LeaseTerms((1, 5), 7)
     assert terms.share == 2 / 7
 
 
 def test_slots_that_there_are_not_count_for_nothing() -> None:
-    terms = terms_of(lease("node/cpu:0/5", "another/0"), spec(gpu_slots=7))
+    terms = lease("node/cpu:0/5", "another/0").terms(spec(gpu_slots=7))
     assert terms.slots == (5,)

@@ -15,6 +15,7 @@ from common.telemetry.metrics import page
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.counts import of_gpus
 from gpu_manager.node.leases import EndReason
+from gpu_manager.node.ledger import Account
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
@@ -26,7 +27,7 @@ from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
-from tests.kit.worlds.gpu_node import GPU, World, add_model, world
+from tests.kit.worlds.gpu_node import GPU, World, add_model, granted_bytes, world
 from tests.kit.worlds.worker_machine import Watcher
 
 
@@ -55,7 +56,7 @@ async def test_load_is_named_as_stuck_until_it_ends_when_its_worker_hangs() -> N
         assert it.node.stuck_reason() == "loads without progress: 1; the log here names them"
         assert stuck_gauge(it) == 1.0
         assert known_as_stuck(it) == [model]
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert (it.node.stuck_reason(), stuck_gauge(it)) == ("", 0.0)
         assert len(it.seen(ModelLoaded)) == 1
 
@@ -65,7 +66,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
     async with world(watched=True) as it:
         resident, hanging = it.add(16), it.add(17)
         held, _ = await it.hold(resident)
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
         it.runtime.load_s = 1000.0
         await it.acquire(hanging)
@@ -74,7 +75,7 @@ async def test_resident_calls_go_on_beside_a_stuck_load_on_the_same_node() -> No
         for number in range(5):
             held, worker = await it.hold(resident, session=f"s{number}")
             await worker.call(held.id)
-            it.node.release(held, EndReason.RELEASED)
+            it.node.leases.end(held, EndReason.RELEASED)
             await until(13.0 + number)
         assert it.node.stuck_reason()
         assert asyncio.get_running_loop().time() < 20.0
@@ -119,7 +120,7 @@ async def test_node_is_not_ready_and_names_no_tenant_while_a_load_is_stuck(
 @virtually
 async def test_load_is_not_stuck_while_it_waits_for_memory() -> None:
     async with world(gpu_mib=200, watched=True) as it:
-        it.node.gpus[GPU].ledger.admit(ModelId("unknown to the scheduler"), 200 << 20)
+        it.node.gpus[GPU].ledger.grow(Account(), 200 << 20)
         await it.acquire(it.add(16))
         await until(9.0)
         assert (it.node.stuck_reason(), len(it.seen(LoadFailed))) == ("", 0)
@@ -203,7 +204,7 @@ async def test_model_is_not_resident_when_its_worker_dies_right_after_its_load()
     async with world(gpus=2) as it:
         model = it.add(16)
         placement = await it.acquire(model)
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
         it.runtime.of(model).die("killed by signal 9")
         assert workers[model].closed.done()
 
@@ -225,10 +226,10 @@ def check_books(it: World) -> None:
     The scheduler counts the peak of a model's calls, also for a copy that has not run yet.
     """
     for gpu in it.node.gpus.values():
-        granted = dict(gpu.ledger.models())
+        granted = granted_bytes(gpu)
         hosted_now = [hosted for hosted in it.runtime.hosted if not hosted.closed.done()]
         live = {ModelId(hosted.order.model): hosted for hosted in hosted_now}
-        assert granted.keys() == gpu.residents.keys() == live.keys()
+        assert granted.keys() == live.keys()
         counted, (status,) = it.residents(gpu.id), it.driver.status().gpus
         assert counted.keys() == live.keys()
         for model, hosted in live.items():
@@ -252,7 +253,7 @@ async def one_use(it: World, model: ModelId, random: Random) -> None:
         worker.die("killed by signal 9")
     else:
         await worker.call(held.id, need_bytes=random.randrange(1, 60) << 20)
-    it.node.release(held, EndReason.RELEASED)
+    it.node.leases.end(held, EndReason.RELEASED)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -24,7 +24,7 @@ async def test_each_model_has_an_id_a_channel_and_leases_of_its_own(*, shared: b
     async with world(shared=shared) as it:
         first, second = it.add(16), it.add(17)
         one, hosted = await it.hold(first)
-        it.node.release(one, EndReason.RELEASED)
+        it.node.leases.end(one, EndReason.RELEASED)
         await until(2.0)
         two, other = await it.hold(second, session="t")
 
@@ -47,7 +47,7 @@ async def test_memory_of_a_process_counts_once_when_the_driver_reports_it(*, sha
     async with world(shared=shared) as it:
         it.node.gpus[GPU].device = device = MeasuredDevice()
         held, hosted = await it.hold(it.add(16))
-        it.node.release(held, EndReason.RELEASED)
+        it.node.leases.end(held, EndReason.RELEASED)
         await until(2.0)
         _, other = await it.hold(it.add(17))
         device.by_process = {hosted.pid: 100 * MIB, other.pid: 100 * MIB, 99: 70 * MIB}
@@ -78,7 +78,7 @@ async def test_other_model_of_the_same_gpu_stays_when_one_is_unloaded(*, shared:
     async with world(shared=shared) as it:
         first, second = it.add(16), it.add(17)
         one, hosted = await it.hold(first)
-        it.node.release(one, EndReason.RELEASED)
+        it.node.leases.end(one, EndReason.RELEASED)
         await until(2.0)
         two, other = await it.hold(second, session="t")
 
@@ -97,7 +97,7 @@ async def test_leases_of_every_model_that_a_process_took_with_it_end(*, shared: 
     async with world(shared=shared) as it:
         first, second = it.add(16), it.add(17)
         one, hosted = await it.hold(first)
-        it.node.release(one, EndReason.RELEASED)
+        it.node.leases.end(one, EndReason.RELEASED)
         await until(2.0)
         two, _ = await it.hold(second, session="t")
 
@@ -115,7 +115,7 @@ async def test_leases_of_every_model_that_a_process_took_with_it_end(*, shared: 
 async def test_models_of_two_tenants_never_share_a_process() -> None:
     async with world(shared=True) as it:
         one, hosted = await it.hold(it.add(16))
-        it.node.release(one, EndReason.RELEASED)
+        it.node.leases.end(one, EndReason.RELEASED)
         await until(2.0)
         _, other = await it.hold(it.add(16, FunctionIdentity("rivals", "function")), session="t")
 
@@ -130,7 +130,7 @@ async def test_process_keeps_its_turn_when_any_of_its_models_has_a_lease(
         killed: list[int] = []
         first, second = it.add(16), it.add(17)
         one, hosted = await it.hold(first)
-        it.node.release(one, EndReason.RELEASED)
+        it.node.leases.end(one, EndReason.RELEASED)
         await until(2.0)
         two, _ = await it.hold(second, session="t")
         it.node.gpus[GPU].turns = make_turns()
@@ -144,7 +144,7 @@ async def test_process_keeps_its_turn_when_any_of_its_models_has_a_lease(
         watch.check()
         watch.check()
         assert killed == []
-        it.node.release(two, EndReason.RELEASED)
+        it.node.leases.end(two, EndReason.RELEASED)
         await until(4.0)
         watch.check()
         watch.check()

@@ -9,7 +9,7 @@ import pytest
 
 from cache_manager.model.ids import NodeId
 from gpu_manager.node.leases import LeaseTimes
-from gpu_manager.sessions import leases
+from gpu_manager.sessions import acquiring
 from scheduler.model.events import ModelDemoted, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, weights
@@ -35,7 +35,7 @@ async def test_function_is_served_when_its_manager_belongs_to_a_cluster(tmp_path
         assert leases_of(it) == {answer["lease"]}
         await client.tell(FrameKind.RELEASE, {"lease": answer["lease"]})
         await eventually(lambda: not leases_of(it))
-        assert it.streams.addresses(NodeId("n0")) == (str(node.manager.addresses[0]),)
+        assert it.streams.addresses[NodeId("n0")] == (str(node.manager.addresses[0]),)
         channel.close()
         image.close()
     await it.stop()
@@ -177,7 +177,7 @@ async def test_function_is_refused_when_the_token_came_late(tmp_path: Path) -> N
 async def test_lease_is_waited_for_when_its_token_was_faster_than_its_grant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "_GRANT_DELAY_S", PATIENCE_S)
+    monkeypatch.setattr(acquiring, "_GRANT_DELAY_S", PATIENCE_S)
     it = await a_scheduler()
     async with Wire.to(it.url) as wire, joined(tmp_path, wire.url) as node:
         client, image = await uploaded(node)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
-from gpu_manager.sessions.weight_requests import IncomingLimits
 from gpu_manager.weights.sealed_images import ImageWriter
 from tests.kit.fakes.sealed_images import open_images
 from tests.kit.nodes.manager_client import (
@@ -16,7 +15,7 @@ from tests.kit.nodes.manager_client import (
     refusal,
     weights,
 )
-from tests.kit.waiting import eventually
+from tests.kit.waiting import PATIENCE_S, eventually
 from torch_shim.wire.image_digests import image_digest, lay_out, pack_sizes, parts_of
 from torch_shim.wire.protocol import MAX_STORAGES, FrameKind
 
@@ -185,7 +184,7 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
     listen = (UnixAddress(str(tmp_path / "node.sock")), LOCALHOST)
     async with manager(listen=listen) as it:
         incoming = it.node.manager.library.incoming
-        incoming.limits = IncomingLimits(of_a_connection=2, of_a_tenant=3)
+        incoming.of_a_connection, incoming.of_a_tenant = 2, 3
         one, other = await it.client(tcp=True), await it.client("second", tcp=True)
         fields = {"sizes": (64).to_bytes(8, "little"), "total": 64}
 
@@ -198,12 +197,12 @@ async def test_upload_in_pieces_ends_when_no_piece_comes(tmp_path: Path) -> None
         assert await refusal(begin(one, 3)) == "not allowed"
         await begin(other, 4)
         assert await refusal(begin(other, 5)) == "not allowed"
-        incoming.limits = IncomingLimits(silence_s=0.1)  # from the next piece of each
+        incoming.silence_s = 0.1  # from the next piece of each
         for client, number in ((one, 1), (one, 2), (other, 4)):
             piece = {"digest": f"{number:064x}", "offset": 0, "last": False}
             await client.ask(FrameKind.CHUNK, piece, b"x")
         await eventually(lambda: not incoming.counts, "the uploads end")
-        incoming.limits = IncomingLimits(of_a_tenant=1)
+        incoming.silence_s, incoming.of_a_tenant = PATIENCE_S, 1
         await begin(other, 5)
         other.close()
         await eventually(lambda: not incoming.counts, "the upload ends with its connection")

@@ -2,13 +2,13 @@
 
 import asyncio
 
-from gpu_manager.sessions.weight_requests import TenantTurns, TurnLimits
+from gpu_manager.sessions.weight_requests import TenantTurns
 from tests.kit.virtual_time import until, virtually
 
 
 @virtually
 async def test_tenant_waits_for_its_own_turns_and_no_neighbour_does() -> None:
-    turns = TenantTurns(TurnLimits(at_once=2))
+    turns = TenantTurns(at_once=2)
     began: list[str] = []
 
     async def work(tenant: str) -> None:
@@ -30,7 +30,7 @@ async def test_tenant_waits_for_its_own_turns_and_no_neighbour_does() -> None:
 
 @virtually
 async def test_images_are_paced_after_a_burst_and_other_tenants_are_not() -> None:
-    turns = TenantTurns(TurnLimits(burst=3, images_per_s=2.0))
+    turns = TenantTurns(burst=3, images_per_s=2.0)
     loop = asyncio.get_running_loop()
     added: list[float] = []
     for _ in range(5):
@@ -46,7 +46,7 @@ async def test_images_are_paced_after_a_burst_and_other_tenants_are_not() -> Non
 
 @virtually
 async def test_pace_of_a_tenant_is_forgotten_once_it_says_nothing() -> None:
-    turns = TenantTurns(TurnLimits(burst=3, images_per_s=2.0))
+    turns = TenantTurns(burst=3, images_per_s=2.0)
     for number in range(1_000):
         await turns.pace(f"tenant-{number}")
         await asyncio.sleep(1.0)

@@ -8,9 +8,8 @@ import pytest
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
-from gpu_manager.node.leases import LeaseInForce, LeaseTimes
+from gpu_manager.node.leases import Lease, LeaseTimes
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere, PresentedLeases
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from scheduler.api import LeaseTokens, Placement, Request, RequestId
 from tests.kit.virtual_time import until, virtually
@@ -37,9 +36,7 @@ class Stage:
     @classmethod
     def of(cls, it: World) -> "Stage":
         tokens = LeaseTokens(SECRET)
-        elsewhere = LeasesElsewhere(it.driver, tokens, None, 30.0)
-        presented = PresentedLeases(it.node, tokens)
-        acquiring = Acquiring(it.node, it.driver, it.library, presented, elsewhere)
+        acquiring = Acquiring(it.node, it.driver, it.library, tokens, None)
         return cls(it, acquiring, it.add(16))
 
     def given(self, name: str) -> asyncio.Task[Placement]:
@@ -53,16 +50,16 @@ class Stage:
         found, _ = await self.acquiring.acquire(who, asked, local=False)
         return found
 
-    def held(self, lease: int) -> LeaseInForce:
+    def held(self, lease: int) -> Lease:
         (found,) = [each for each in self.it.node.leases if each.id == lease]
         return found
 
     async def computing(self, name: str, run_s: float = 5.0) -> asyncio.Task[object]:
         """A call of the function that has a lease, and computes."""
         placement = await self.given(name)
-        workers = await self.it.node.when_loaded(placement)
+        workers = await self.it.node.leases.when_loaded(placement)
         key = session(name).key
-        assert self.it.node.claim(placement.lease, key, workers.values(), given=True)
+        assert self.it.node.leases.claim(placement.lease, key, workers.values(), given=True)
         return asyncio.create_task(self.it.runtime.of(self.model).call(placement.lease, run_s))
 
     @property
@@ -133,9 +130,9 @@ async def test_call_that_comes_at_once_has_its_lease_although_a_session_waits() 
         await computing
         placement = await second
         await asyncio.sleep(PATIENT.pass_on_s / 2)
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
         own = session("own").key
-        assert it.node.claim(placement.lease, own, workers.values(), given=True)
+        assert it.node.leases.claim(placement.lease, own, workers.values(), given=True)
 
         await asyncio.sleep(2 * PATIENT.pass_on_s)
         assert not asking.done()

@@ -32,7 +32,9 @@ EXAMPLES: list[orders.WorkerOrder] = [
     orders.ImageLoaded(1, 0.25, 7, [1.0, 2.0], [1.5, 2.5]),
     orders.ImageLoadFailed(1, True, "why"),
     orders.SetLimit(1, 1, 2, 0, False),
-    orders.AdmitCalls(1, 1, "team/f/s", False, True, orders.LeaseTerms((0, 3), 7, 4, 2)),
+    orders.AdmitCalls(
+        1, orders.Admission(1, "team/f/s", False, True, orders.LeaseTerms((0, 3), 7, 4, 2))
+    ),
     orders.CallsClaimed(1, 1, "team/f/s"),
     orders.EndCalls(1, 2),
     orders.CallsEnded(1, 2, 0.5),

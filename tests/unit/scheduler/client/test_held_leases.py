@@ -56,7 +56,7 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
             await asking
 
         assert world.service.reign is not None
-        for line in list(world.service.reign.callers.lines):
+        for line in list(world.service.reign.callers.leases.lines):
             line.abort()
 
         await eventually(lambda: keeper.held is not None, "the stream has ended")

@@ -9,10 +9,8 @@ import pytest
 from cache_manager.model.ids import NodeId
 from common.frame_line import FrameLine, LineBroken
 from scheduler.client import lease_client
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.actions import EndLease
 from scheduler.model.errors import (
-    EventRefused,
     NoGpus,
     QueueFull,
     RequestExpired,
@@ -40,6 +38,7 @@ from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.nodes.fake_node import FakeNode, fake_node
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -54,9 +53,7 @@ async def test_client_acquires_and_releases() -> None:
         granted = await client.acquire(request("r0", batch=4))
         assert (granted.placement.gpu, granted.placement.hit, granted.term) == ("g0", False, 1)
         assert granted.token
-        client.release(granted.placement.lease, may_return=True)
-        again = await client.wanted(RequestId("r0"))
-        assert again.placement.lease > granted.placement.lease
+        client.release(granted.placement.lease)
         assert world.office is not None
         record = world.office.history.get(RequestId("r0"))
         assert record is not None
@@ -66,8 +63,6 @@ async def test_client_acquires_and_releases() -> None:
 async def test_client_raises_what_the_scheduler_raised() -> None:
     async with leading(max_waiting=1) as world, world.leases() as client:
         await client.acquire(request("r0"))
-        with pytest.raises(EventRefused):
-            await client.wanted(RequestId("r9"))
         now_s = asyncio.get_running_loop().time()
         with pytest.raises(RequestExpired) as expired:
             await client.acquire(request("r1", deadline_s=now_s + 0.02))
@@ -86,7 +81,7 @@ async def test_client_reports_a_missing_gpu_or_right() -> None:
         async with world.leases() as client:
             with pytest.raises(NoGpus):
                 await client.acquire(request("r0"))
-        async with LeaseClient([world.url], "wrong", patience_s=0.2) as client:
+        async with WaitingCaller([world.url], "wrong", patience_s=0.2) as client:
             with pytest.raises(SchedulerUnreachable, match="404"):
                 await client.acquire(request("r0"))
 
@@ -141,7 +136,7 @@ async def cut_all_lines(world: World) -> None:
     """Break the callers' connections as a network does."""
     assert world.service.reign is not None
     callers = world.service.reign.callers
-    for line in list(callers.lines):
+    for line in list(callers.leases.lines):
         line.abort()
 
 
@@ -252,7 +247,7 @@ async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> Non
             await second
         await eventually(lambda: waiting_at(world) == 0)
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         await eventually(lambda: not leases, "the client's lease ended with it")
 
 
@@ -307,7 +302,7 @@ async def test_frozen_scheduler_is_left_when_another_one_leads(
         url = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         async with (
             leading(term=2) as world,
-            LeaseClient([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
+            WaitingCaller([url, world.url], token(SECRET, ApiRole.CALLER)) as client,
         ):
             assert (await client.acquire(request("r0"))).term == 2
 
@@ -317,7 +312,7 @@ async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits
 ) -> None:
     async with leading() as world, world.leases() as client:
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         client.release((await client.acquire(request("before"))).placement.lease)
         await eventually(lambda: not leases)
         with monkeypatch.context() as patch:
@@ -353,7 +348,7 @@ async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_
         await eventually(lambda: answered["/release", 200] > released, "it is said again")
         probe = asyncio.create_task(client.acquire(request("probe")))
         await eventually(lambda: waiting_at(world) == 1)
-        assert granted.placement.lease in world.office.core.placer.leases
+        assert granted.placement.lease in world.office.core.leases
         client.release(granted.placement.lease)
         await probe
 
@@ -362,7 +357,7 @@ async def test_question_that_is_cancelled_at_once_leaves_no_lease() -> None:
     async with leading() as world, world.leases() as client:
         client.release((await client.acquire(request("r0"))).placement.lease)
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         await eventually(lambda: not leases)
         for number in range(1, 20):  # the question and its end go out in one write
             asking = asyncio.create_task(client.acquire(request(f"r{number}")))
@@ -392,4 +387,4 @@ async def test_many_reports_go_out_in_frames_that_the_leader_takes() -> None:
         driver = world.office.driver
         await eventually(lambda: driver.counts().hits == 12_000)
         client.release(lease)
-        await eventually(lambda: world.office is not None and not world.office.core.placer.leases)
+        await eventually(lambda: world.office is not None and not world.office.core.leases)

@@ -7,7 +7,7 @@ from scheduler.model.values import LeaseId, RequestId
 from scheduler.wire.caller_stream import Cancel, GiveBack
 
 R0, R1 = RequestId("r0"), RequestId("r1")
-BACK = GiveBack(LeaseId(1), may_return=False, request=R0)
+BACK = GiveBack(LeaseId(1), R0)
 
 
 def said(at_s: float) -> RepeatedMessages:
@@ -44,7 +44,7 @@ def test_request_that_is_cancelled_twice_counts_from_the_second_time() -> None:
 def test_first_messages_are_forgotten_when_there_are_very_many() -> None:
     repeated = said(0.0)
     for number in range(5000):
-        repeated.say(GiveBack(LeaseId(number), False, None), 0.0)
+        repeated.say(GiveBack(LeaseId(number)), 0.0)
         repeated.say(Cancel(RequestId(f"x{number}")), 0.0)
     assert len(repeated) == 8000
     assert BACK not in list(repeated)

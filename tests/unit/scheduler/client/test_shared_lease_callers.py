@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from scheduler.client.lease_client import LeaseClient
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import LeaseId, RequestId
 from scheduler.service.streams import callers
 from tests.kit.cores.builders import model, request
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import World, leading
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -24,7 +24,7 @@ def waiting_at(world: World) -> int:
 
 
 @asynccontextmanager
-async def two_callers() -> AsyncIterator[tuple[World, list[LeaseClient], LeaseId]]:
+async def two_callers() -> AsyncIterator[tuple[World, list[WaitingCaller], LeaseId]]:
     """One lease of requests r1 and r2, which two callers asked for."""
     run_s = tuple((batch, "any", 0.5) for batch in (1, 2))
     async with leading() as world, world.leases() as one, world.leases() as two:
@@ -63,7 +63,7 @@ async def test_caller_that_goes_away_ends_only_its_part_of_a_shared_lease() -> N
         await two.__aexit__(None, None, None)
         await eventually(lambda: known(world) == {"r1"})
         assert world.office is not None
-        assert not world.office.core.placer.leases[lease].released
+        assert not world.office.core.leases[lease].released
 
 
 async def test_caller_that_is_back_says_which_request_has_its_part_of_a_shared_lease(
@@ -73,7 +73,7 @@ async def test_caller_that_is_back_says_which_request_has_its_part_of_a_shared_l
     monkeypatch.setattr(callers, "RETURN_S", 6.0)  # a busy machine's client is back late
     async with two_callers() as (world, (one, _), _lease):
         assert world.service.reign is not None
-        lines = world.service.reign.callers.lines
+        lines = world.service.reign.callers.leases.lines
         broken = set(lines)
         for line in broken:
             line.abort()

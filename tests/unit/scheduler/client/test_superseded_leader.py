@@ -50,7 +50,7 @@ async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() 
             await callers.close()
             line.send(pack(Present(VERSION, "late", ())))
             assert isinstance(read_down(await line.receive()), SentAway)
-            assert not callers.lines
+            assert not callers.leases.lines
 
 
 async def test_leader_is_elected_above_the_term_that_a_caller_has_met() -> None:

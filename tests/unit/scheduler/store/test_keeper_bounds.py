@@ -170,7 +170,8 @@ async def test_order_of_many_residents_is_cut_and_the_rest_counts_as_older() -> 
         assert len(record["models"]) + record["older"] == 5000
         found = await recover(made.store, LOG)
     shuffled = tuple(sorted(residents))
-    restored, _ = found.take(NodeSnapshot(spec.node, (GpuSnapshot(spec, shuffled),)))
+    (restored,) = found.take(NodeSnapshot(spec.node, (GpuSnapshot(spec, shuffled),)))
+    assert isinstance(restored, NodeSnapshot)
     listed = len(record["models"])
     assert restored.gpus[0].residents[-listed:] == residents[-listed:]
 

@@ -10,7 +10,7 @@ from scheduler.model.actions import Demote, Dispatch, EndLease, Order, Prepare
 from scheduler.model.errors import BadValue
 from scheduler.model.events import GpuSnapshot, LiveLease, NodeSnapshot, SlotFreed
 from scheduler.model.values import Estimate, LeaseId, ModelLoad, RequestId, SlotId
-from scheduler.service.streams.attached_manager import amended
+from scheduler.service.streams.nodes import amended
 from scheduler.wire.node_stream import Beat, Contended, DownChannel, Given, Leave, Report, UpChannel
 from scheduler.wire.refusals import CallRefusal, error_of
 from tests.kit.cores.builders import gpu

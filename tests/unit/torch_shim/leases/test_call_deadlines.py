@@ -112,7 +112,7 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
 
     def called(leases: ProcessLeases, left_s: float) -> int:
         def bring(_: ManagerSession) -> ModelImage:
-            return ModelImage(image.digest, image.table, {})
+            return ModelImage(image.digest, {})
 
         until_s = time.monotonic() + left_s
         left = request_context.given(

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(180, func_only=True), pytest.mark.usefixtures(
 
 async def test_call_that_goes_on_waits_for_the_quota_that_refuses_a_new_one(tmp_path: Path) -> None:
     def bring(_: ManagerSession) -> ModelImage:
-        return ModelImage(image.digest, image.table, {})
+        return ModelImage(image.digest, {})
 
     def offer() -> None:
         nodes.own.control.ask(FrameKind.UPLOAD, image.offer, (), [image.descriptor])

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from torch_shim.leases.leasing import (
     PresentedLease,
     ProcessLeases,
     SessionLease,
-    StandingClaims,
 )
 from torch_shim.leases.managers import Nodes
 from torch_shim.weights import ModelImage
@@ -61,7 +61,7 @@ class Function:
 
     def bring(self, session: ManagerSession) -> ModelImage:
         session.control.ask(FrameKind.UPLOAD, self.image.offer, (), [self.image.descriptor])
-        return ModelImage(self.image.digest, self.image.table, {})
+        return ModelImage(self.image.digest, {})
 
 
 @contextmanager
@@ -108,15 +108,15 @@ async def test_lease_goes_back_when_the_last_call_was_answered(tmp_path: Path) -
 
 def test_nothing_is_kept_of_requests_that_are_over() -> None:
     nodes = Nodes("unix:@gpufaas-nobody", "")
-    leasing = ProcessLeases(nodes)
+    leasing, kept = ProcessLeases(nodes), []
     for _ in range(3):
         with request_context.given("tcp:a:1", "x"):
             found = request_context.current()
             assert found is not None
-            leasing.presented_by(found)  # as a call does
+            kept.append(weakref.ref(leasing.presented_by(found)))  # as a call does
             del found
     gc.collect()
-    assert not leasing.requests  # it must not grow for ever
+    assert not any(reference() for reference in kept)  # it must not grow for ever
 
 
 @pytest.mark.parametrize("why", ["not sure", "no answer", "another call runs", "another asks"])
@@ -325,12 +325,12 @@ async def test_lease_is_used_without_asking_where_the_last_one_was(
 
 
 def test_few_claims_are_kept_whatever_tokens_come() -> None:
-    claims = StandingClaims()
-    first = claims.of("first")
-    assert claims.of("first") is first
+    leasing = ProcessLeases(Nodes("unix:@gpufaas-nobody", ""))
+    first = leasing.claimed_by("first")
+    assert leasing.claimed_by("first") is first
     for number in range(100):
-        claims.of(f"token {number}")
-    assert claims.of("first") is not first
+        leasing.claimed_by(f"token {number}")
+    assert leasing.claimed_by("first") is not first
 
 
 @pytest.mark.parametrize("stands", ["true", "1", "null", "[]", '"yes"', "{}"])

@@ -4,7 +4,7 @@ import pytest
 
 from torch_shim.errors import ConnectionLost, GpuUnavailable, ManagerUnreachable, RemoteFailure
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.program import BrokenConnections
+from torch_shim.remote.program import Tries
 
 LOST = ConnectionLost("broken pipe")
 
@@ -24,59 +24,59 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_call_fails_when_two_workers_are_lost_one_after_the_other(clock: list[float]) -> None:
-    broken = BrokenConnections()
-    broken.of_worker("a", LOST)
+    tries = Tries()
+    tries.lose_worker("a", LOST)
     clock.append(101.0)
     with pytest.raises(RemoteFailure, match="broke 2 times") as raised:
-        broken.of_worker("b", LOST)
+        tries.lose_worker("b", LOST)
     assert not isinstance(error_of(raised.value), GpuUnavailable), "it may be what ends workers"
 
 
 def test_two_workers_that_are_lost_together_are_one_crash_but_three_are_two(
     clock: list[float], pauses: list[float]
 ) -> None:
-    broken = BrokenConnections()
-    broken.of_worker("a", LOST)
+    tries = Tries()
+    tries.lose_worker("a", LOST)
     clock.append(100.02)
-    broken.of_worker("b", LOST)
-    assert broken.crashes == 1
+    tries.lose_worker("b", LOST)
+    assert tries.crashes == 1
     assert pauses == [0.5], "whatever ended both may not be over"
     with pytest.raises(RemoteFailure):
-        broken.of_worker("c", LOST)
+        tries.lose_worker("c", LOST)
 
 
 def test_a_worker_whose_end_is_not_seen_yet_is_one_crash(
     clock: list[float], pauses: list[float]
 ) -> None:
-    broken = BrokenConnections()
+    tries = Tries()
     for _ in range(20):
-        broken.of_worker("a", LOST)
-    assert broken.crashes == 1
+        tries.lose_worker("a", LOST)
+    assert tries.crashes == 1
     assert len(pauses) == 19
     clock.append(101.0)
     with pytest.raises(RemoteFailure):
-        broken.of_worker("a", LOST)
+        tries.lose_worker("a", LOST)
 
 
 def test_manager_that_is_lost_with_its_worker_is_not_a_second_crash() -> None:
-    broken = BrokenConnections()
-    broken.of_worker("a", LOST)
-    broken.of_manager(LOST)
-    assert broken.crashes == 1
+    tries = Tries()
+    tries.lose_worker("a", LOST)
+    tries.lose_manager(LOST)
+    assert tries.crashes == 1
 
 
 def test_call_may_be_made_again_when_its_manager_was_lost_twice() -> None:
-    broken = BrokenConnections()
-    broken.of_manager(LOST)
+    tries = Tries()
+    tries.lose_manager(LOST)
     with pytest.raises(RemoteFailure, match="lost 2 times") as raised:
-        broken.of_manager(LOST)
+        tries.lose_manager(LOST)
     assert isinstance(error_of(raised.value), GpuUnavailable)
 
 
 def test_error_names_the_manager_that_cannot_be_reached_after_a_crash() -> None:
-    broken, away = BrokenConnections(), ManagerUnreachable("unix:/node.sock", "refused")
-    broken.of_worker("a", LOST)
-    broken.of_manager(away)
+    tries, away = Tries(), ManagerUnreachable("unix:/node.sock", "refused")
+    tries.lose_worker("a", LOST)
+    tries.lose_manager(away)
     with pytest.raises(ManagerUnreachable) as raised:
-        broken.of_manager(away)
+        tries.lose_manager(away)
     assert raised.value is away

@@ -24,7 +24,7 @@ class Leases:
 
 def run(leases: Leases) -> None:
     program = Program(0, (), (ProgramStep("t:torch.ones", [1], {}),), Tuple([Ref(0)]))
-    RemoteProgram(program, 1).run((), leases.lease_for, lambda *_: None)
+    RemoteProgram(program, 1).run((), leases.lease_for)
 
 
 def test_lease_is_asked_for_again_when_the_connection_was_lost_meanwhile() -> None:

@@ -5,9 +5,9 @@ from tests.kit.programs.snippets import Snippet
 SETUP = """
 import fcntl, os
 from torch_shim.tensors import write_epochs
-from torch_shim.weights import MEMORY_NAME, ImageMemories
+from torch_shim.weights import MEMORY_NAME, ProcessWeights
 
-memories = ImageMemories()
+memories = ProcessWeights()
 
 def model(copies=1):
     torch.manual_seed(0)

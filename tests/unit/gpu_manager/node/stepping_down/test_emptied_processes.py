@@ -8,6 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.leases import SessionKey
+from gpu_manager.node.ledger import Account
 from scheduler.api import (
     ContextKept,
     LoadFailed,
@@ -92,7 +93,7 @@ async def test_load_under_way_is_given_up_when_its_model_is_told_to_leave_its_pr
     async with ordered_node() as it:
         model = it.add(300)
         placement = it.prepare(model)
-        waiting = asyncio.ensure_future(it.node.when_loaded(placement))
+        waiting = asyncio.ensure_future(it.node.leases.when_loaded(placement))
         await until(0.5)
         it.forget_reports()
 
@@ -175,11 +176,11 @@ async def test_model_comes_back_into_its_own_process_when_it_is_wanted_while_tha
         await until(1.5)
 
         placement = it.prepare(model, emptied=model)
-        workers = await it.node.when_loaded(placement)
+        workers = await it.node.leases.when_loaded(placement)
 
         assert workers[model].host == first.host
         assert workers[model].id != first.id
-        assert it.node.claim(placement.lease, SessionKey("s"), workers.values())
+        assert it.node.leases.claim(placement.lease, SessionKey("s"), workers.values())
         assert placement.lease in it.runtime.of(model).admitted
         assert first.admitted == set()
         assert it.seen(ContextKept) == []
@@ -199,7 +200,7 @@ async def test_lease_that_is_granted_while_its_model_leaves_admits_nobody() -> N
         placement = it.grant(model)
 
         with pytest.raises(NoWorker, match="no longer"):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
         await it.settle()
         assert hosted.admitted == set()
         assert [event.model for event in it.seen(ContextKept)] == [model]
@@ -236,7 +237,7 @@ async def test_load_takes_a_process_of_the_pool_when_the_emptied_one_ends_before
 
         it.runtime.empty[0].die()
 
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         await it.settle()
         assert (GPU, model) not in demoted(it)  # it is not the scheduler's any more
         it.check_books()
@@ -254,7 +255,7 @@ async def test_load_takes_a_process_of_the_pool_when_emptying_has_failed() -> No
 
         hosted.die_unseen()
 
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert it.runtime.of(following).host != hosted.host
         assert (GPU, model) not in demoted(it)
         it.check_books()
@@ -267,15 +268,16 @@ async def test_emptied_process_ends_when_the_load_that_should_take_it_fails() ->
         await it.loaded(model)
         it.empty(model)
         await it.settle()
-        it.gpu.ledger.set_aside(1024 * MIB - CONTEXT_BYTES - 150 * MIB)  # there is no room
+        others = Account()
+        it.gpu.ledger.grow(others, 1024 * MIB - CONTEXT_BYTES - 150 * MIB)  # there is no room
 
         placement = it.prepare(following, emptied=model)
         with pytest.raises(LoadFailure):
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
 
         await it.settle()
         assert [event.model for event in it.seen(LoadFailed)] == [following]
-        it.gpu.ledger.set_aside(0)
+        it.gpu.ledger.release(others)
         assert it.runtime.empty[0].closed.result() == "ended"
         it.check_books()
 

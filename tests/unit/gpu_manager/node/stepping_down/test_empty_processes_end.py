@@ -85,7 +85,7 @@ async def test_next_model_has_the_memory_when_a_context_is_its_victim() -> None:
 
         placement = it.prepare(following, ends=[model])
         assert it.shown().contexts == ()
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
 
         took_s = asyncio.get_running_loop().time() - began_s
         assert took_s == pytest.approx(2.0 + it.runtime.load_s)
@@ -324,7 +324,7 @@ async def test_context_of_a_forgotten_model_ends_when_it_is_evicted_or_dies() ->
         for model in models:
             owner = it.library.catalogue.get(model)
             it.store.forget(f"{owner.tenant}/function", owner.digest)
-        it.library.report_tiers()
+        it.node.weights.report_changed()
         it.forget_reports()
 
         it.end_context(models[0])

@@ -139,7 +139,7 @@ async def test_weights_stay_while_their_model_is_on_a_gpu_or_comes_there(
         model = it.add(5)
         placement = it.prepare(model)
         assert await ordered(it, model, tier) == [Tier.HOST]
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert await ordered(it, model, tier) == [Tier.HOST]
         assert kept_bytes(it) == (5, 0)
 
@@ -179,7 +179,7 @@ async def test_weights_stay_while_a_load_of_them_waits_for_another_model_to_leav
         it.runtime.unload_s = 2.0
         placement = it.prepare(model, victims=[victim])
         it.step_down(model, Tier.ABSENT)
-        await it.node.when_loaded(placement)
+        await it.node.leases.when_loaded(placement)
         assert it.store.tier(it.digest(model)) is Tier.HOST
 
 

@@ -125,7 +125,7 @@ def test_load_waits_for_the_deletion_that_was_begun_and_then_for_its_function(
             await eventually(lambda: tiers(it)[-1] is Tier.ABSENT, "they are gone")
             assert it.add(5) == model
 
-            await it.node.when_loaded(placement)
+            await it.node.leases.when_loaded(placement)
             assert it.seen(LoadFailed) == []
 
     asyncio.run(scene())

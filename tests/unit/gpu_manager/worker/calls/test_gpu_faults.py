@@ -189,7 +189,7 @@ def test_kept_memory_is_given_back_after_the_call_when_the_limit_falls_meanwhile
 
 def test_area_is_prepared_and_given_up_between_calls_only() -> None:
     worker = LocalWorker()
-    gate = worker.executor._gate  # noqa: SLF001 - what a call holds
+    gate = worker.executor.gate
     log: list[tuple[str, bool]] = []
 
     class Shared:

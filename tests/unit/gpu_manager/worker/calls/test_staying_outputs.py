@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer
+from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     LEASE,
@@ -156,7 +157,7 @@ def test_fetch_is_refused_when_it_is_nonsense(meta: Any) -> None:
 
 def test_function_gets_what_stayed_once_when_the_worker_ends() -> None:
     worker = LocalWorker()
-    worker.leases.admit(LEASE, "s")
+    worker.leases.admit(Admission(LEASE, "s"))
     servers, callers = [], []
     for _ in range(2):  # channels of one session
         ours, theirs = socket.socketpair()

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases, LeaseClocks
+from gpu_manager.worker.orders import Admission
 
 
 def nobody(*_: object) -> None:
@@ -16,16 +17,16 @@ def test_call_enters_when_the_order_that_admits_it_comes_after_it() -> None:
     leases = AdmittedLeases(nobody, nobody, LeaseClocks(), patience_s=10.0)
     entering = threading.Thread(target=leases.enter, args=(1, "s", "f"))
     entering.start()
-    leases.admit(2, "s")
+    leases.admit(Admission(2, "s"))
     assert entering.is_alive()
-    leases.admit(1, "s")
+    leases.admit(Admission(1, "s"))
     entering.join()
     assert not entering.is_alive()
 
 
 def test_call_is_refused_at_once_when_its_lease_has_ended() -> None:
     leases = AdmittedLeases(nobody, nobody, LeaseClocks(), patience_s=1000.0)
-    leases.admit(1, "s")
+    leases.admit(Admission(1, "s"))
     leases.end(1)
     with pytest.raises(CallRefused) as refused:
         leases.enter(1, "s", "f")
@@ -35,7 +36,7 @@ def test_call_is_refused_at_once_when_its_lease_has_ended() -> None:
 def test_call_is_refused_at_once_when_its_lease_is_another_sessions() -> None:
     ended: list[int] = []
     leases = AdmittedLeases(ended.append, nobody, LeaseClocks(), patience_s=1000.0)
-    leases.admit(1, "team/f/mine")
+    leases.admit(Admission(1, "team/f/mine"))
     with pytest.raises(CallRefused, match="another session"):
         leases.enter(1, "team/f/neighbours", "team/f")
     leases.enter(1, "team/f/mine", "team/f")
@@ -52,7 +53,7 @@ def test_call_is_refused_when_its_lease_never_comes() -> None:
 def test_end_is_told_after_the_last_call_when_several_are_under_way() -> None:
     ended: list[int] = []
     leases = AdmittedLeases(ended.append, nobody, LeaseClocks())
-    leases.admit(1, "s")
+    leases.admit(Admission(1, "s"))
     leases.enter(1, "s", "f")
     leases.enter(1, "s", "f")
     leases.end(1)
@@ -67,9 +68,9 @@ def test_end_is_told_after_the_last_call_when_several_are_under_way() -> None:
 def test_lease_is_in_force_again_when_it_is_admitted_again() -> None:
     ended: list[int] = []
     leases = AdmittedLeases(ended.append, nobody, LeaseClocks())
-    leases.admit(1, "s")
+    leases.admit(Admission(1, "s"))
     leases.end(1)
-    leases.admit(1, "s")
+    leases.admit(Admission(1, "s"))
     leases.enter(1, "s", "f")
     leases.leave(1)
     assert ended == [1]
@@ -81,7 +82,7 @@ def test_functions_lease_is_that_of_its_first_session_or_of_several(*, several: 
     leases = AdmittedLeases(
         nobody, lambda *first: claimed.append(first), LeaseClocks(), patience_s=1000.0
     )
-    leases.admit(1, "team/f", several=several)
+    leases.admit(Admission(1, "team/f", several=several))
     with pytest.raises(CallRefused, match="another session"):
         leases.enter(1, "team/g/a", "team/g")
     assert claimed == []
@@ -98,7 +99,7 @@ def test_functions_lease_is_that_of_its_first_session_or_of_several(*, several: 
 def test_session_that_asked_for_its_lease_is_not_told() -> None:
     claimed: list[tuple[int, str]] = []
     leases = AdmittedLeases(nobody, lambda *first: claimed.append(first), LeaseClocks())
-    leases.admit(1, "team/f/a")
+    leases.admit(Admission(1, "team/f/a"))
     leases.enter(1, "team/f/a", "team/f")
     assert claimed == []
 
@@ -108,14 +109,14 @@ def test_divided_lease_lets_in_each_session_that_was_admitted_and_reports_each()
     leases = AdmittedLeases(
         nobody, lambda *first: claimed.append(first), LeaseClocks(), patience_s=1000.0
     )
-    leases.admit(1, "team/f/a", divided=True)
-    leases.admit(1, "team/f/b", divided=True)
+    leases.admit(Admission(1, "team/f/a", divided=True))
+    leases.admit(Admission(1, "team/f/b", divided=True))
     for session in ("team/f/a", "team/f/b"):
         leases.enter(1, session, "team/f")
         assert leases.reported_session(1, session) == session
     with pytest.raises(CallRefused, match="another session"):
         leases.enter(1, "team/f/c", "team/f")
-    leases.admit(2, "team/f/a")
+    leases.admit(Admission(2, "team/f/a"))
     assert leases.reported_session(2, "team/f/a") == ""
     assert claimed == []
 
@@ -125,7 +126,7 @@ def test_time_of_calls_is_told_once_and_while_one_runs() -> None:
     clocks = LeaseClocks(lambda: now_s)
     first, second = (AdmittedLeases(nobody, nobody, clocks) for _ in range(2))
     for model in (first, second):
-        model.admit(1, "s")
+        model.admit(Admission(1, "s"))
     first.enter(1, "s", "f")
     now_s = 2.0
     assert clocks.take(1) == 2.0
@@ -147,6 +148,6 @@ def test_model_that_leaves_ends_its_leases() -> None:
     ended: list[int] = []
     leases = AdmittedLeases(ended.append, nobody, LeaseClocks())
     for lease in (1, 2):
-        leases.admit(lease, "s")
+        leases.admit(Admission(lease, "s"))
     leases.end_all()
     assert ended == [1, 2]

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from gpu_manager.worker.merging.call_line import CallLine
+from gpu_manager.worker.merging.merged_calls import MergedCalls
 from gpu_manager.worker.merging.records import MergeRecord, MergeRecords
+from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     Caller,
@@ -49,8 +51,9 @@ class PayingRecord(MergeRecord):
 def merging_pays(worker: LocalWorker) -> LocalWorker:
     """Have running as one pay always, and be compared at once."""
     worker.executor.single.run_s = RUN_S
-    worker.executor.merged.pace.pauses = 0.0
-    worker.executor.merged.records = MergeRecords(PayingRecord)
+    merged = worker.part(MergedCalls)
+    merged.pace.pauses = 0.0
+    merged.records = MergeRecords(PayingRecord)
     return worker
 
 
@@ -63,7 +66,7 @@ class Crowd:
         for number in range(size):
             session = f"s{number}"
             self.callers.append(worker.connect(session, arena_bytes))
-            worker.leases.admit(FIRST_LEASE + number, session)
+            worker.leases.admit(Admission(FIRST_LEASE + number, session))
         self._bindings: list[int] = []
         self._lacks = 0
         self._threads = ThreadPoolExecutor(size)
@@ -98,8 +101,8 @@ class Crowd:
         **more: Any,
     ) -> list["Future[Reply]"]:
         """The same, under way; `meanwhile` is done when all of them wait."""
-        line, found = self.worker.executor.line(), []
-        with self.worker.executor._gate:  # noqa: SLF001 - what a call holds
+        line, found = self.worker.part(MergedCalls).line(), []
+        with self.worker.executor.gate:
             for number, sent in enumerate(inputs):
                 if sent is not None:
                     found.append(self._threads.submit(self._one, number, what, sent, **more))

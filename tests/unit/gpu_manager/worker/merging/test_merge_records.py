@@ -9,8 +9,8 @@ from gpu_manager.worker.merging.records import (
     MergeRecord,
     MergeRecords,
     Plan,
-    Singly,
 )
+from gpu_manager.worker.orders import Singly
 
 
 def seen(single_s: float = 1.0) -> MergeRecord:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from gpu_manager.worker.merging import group_runs
+from gpu_manager.worker.merging.merged_calls import MergedCalls, Merging
 from gpu_manager.worker.merging.merged_run import run_merged
-from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.orders import Singly
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import FIRST_LEASE, Crowd, merging_pays
@@ -37,16 +38,16 @@ def some(count: int = SIZE, shape: tuple[int, ...] = (1, 8)) -> list[torch.Tenso
 
 def paying(*weights: torch.Tensor, **more: Any) -> LocalWorker:
     """A worker with whom running as one always pays."""
-    return merging_pays(LocalWorker(*weights, **more))
+    return merging_pays(LocalWorker(*weights, features=[Merging], **more))
 
 
 def merged(worker: LocalWorker) -> tuple[int, int]:
-    counts = worker.executor.merged.counts
+    counts = worker.part(MergedCalls).counts
     return counts.groups, counts.calls
 
 
 def singly(worker: LocalWorker) -> dict[Singly, int]:
-    return dict(+worker.executor.merged.counts.singly)
+    return dict(+worker.part(MergedCalls).counts.singly)
 
 
 def test_calls_run_as_one_and_each_gets_its_result_when_it_was_compared_and_pays() -> None:
@@ -59,7 +60,7 @@ def test_calls_run_as_one_and_each_gets_its_result_when_it_was_compared_and_pays
         assert merged(worker) == (before[0] + 1, before[1] + SIZE)
     for x, (y,) in zip(xs, found, strict=True):
         torch.testing.assert_close(y, torch.relu(x @ W.T + B))
-    assert worker.executor.merged.counts.compared >= 2 * SIZE
+    assert worker.part(MergedCalls).counts.compared >= 2 * SIZE
     wait_until(lambda: len(worker.ran) == 5 * SIZE, "each call is reported, after its answer")
 
 
@@ -324,7 +325,7 @@ def test_calls_run_singly_when_they_ask_for_it(options: list[Any], why: Singly) 
 @pytest.mark.parametrize(("most", "groups"), [(1, 0), (4, 2)])
 def test_groups_are_no_larger_than_allowed(most: int, groups: int) -> None:
     worker = paying(W, B)
-    worker.executor.merged.most = most
+    worker.part(MergedCalls).most = most
     with Crowd(worker, SIZE) as crowd:
         crowd.bind(LAYER, [W, B])
         crowd.learn(LAYER, some())
@@ -353,13 +354,13 @@ def test_outputs_that_stay_belong_to_their_call_alone() -> None:
 
 def test_calls_of_a_program_that_an_earlier_worker_forbade_run_singly() -> None:
     worker = paying(W, B)
-    worker.executor.merged.counts.forbid(digest_of(LAYER.pack()), Singly.DIFFERS)
+    worker.part(MergedCalls).counts.forbid(digest_of(LAYER.pack()), Singly.DIFFERS)
     with Crowd(worker, 4) as crowd:
         crowd.bind(LAYER, [W, B])
         crowd.learn(LAYER, some(4))
     assert merged(worker) == (0, 0)
     assert set(singly(worker)) == {Singly.DIFFERS}
-    assert not worker.executor.merged.counts.compared
+    assert not worker.part(MergedCalls).counts.compared
 
 
 @pytest.mark.parametrize("autocast", [None, "bfloat16"])
@@ -374,7 +375,7 @@ def test_group_computes_in_float32_when_one_before_failed_in_autocast(autocast: 
     )
     product = program(step("o:matmul", Ref(0), Ref(0)), output=[Ref(1)])
     good, bad = torch.eye(4), torch.zeros(4, 4)
-    with Crowd(merging_pays(LocalWorker()), 3) as crowd:
+    with Crowd(merging_pays(LocalWorker(features=[Merging])), 3) as crowd:
         for _ in range(6):
             crowd.call(what, [good, bad, good], options=(autocast, None, [], None))
             for (found,) in crowd.call(product, [torch.randn(4, 4)] * 3):

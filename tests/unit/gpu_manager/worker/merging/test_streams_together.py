@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_manager.worker.merging.records import Singly
+from gpu_manager.worker.merging.merged_calls import MergedCalls, Merging
+from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.channel_state import KeptStorages
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays
@@ -149,17 +150,17 @@ class Writers:
 
     @property
     def groups(self) -> tuple[int, int]:
-        counts = self.crowd.worker.executor.merged.counts
+        counts = self.crowd.worker.part(MergedCalls).counts
         return counts.groups, counts.calls
 
     @property
     def singly(self) -> dict[Singly, int]:
-        return dict(+self.crowd.worker.executor.merged.counts.singly)
+        return dict(+self.crowd.worker.part(MergedCalls).counts.singly)
 
 
 def paying_worker(*weights: torch.Tensor, **more: Any) -> LocalWorker:
     """A worker with whom running as one always pays."""
-    return merging_pays(LocalWorker(*(weights or (TABLE, OUT)), **more))
+    return merging_pays(LocalWorker(*(weights or (TABLE, OUT)), features=[Merging], **more))
 
 
 @both
@@ -309,8 +310,8 @@ def test_first_steps_that_make_their_caches_run_as_one_and_each_has_its_own() ->
                 torch.testing.assert_close(cache, expected)
                 seen = scaled_dot_product_attention(x, expected, expected)
                 torch.testing.assert_close(out, seen @ OUT.T)
-        assert worker.executor.merged.counts.calls >= 3 * 4
-        assert set(+worker.executor.merged.counts.singly) <= {Singly.UNKNOWN}
+        assert worker.part(MergedCalls).counts.calls >= 3 * 4
+        assert set(+worker.part(MergedCalls).counts.singly) <= {Singly.UNKNOWN}
 
 
 def test_programs_whose_weights_meet_other_shapes_run_as_one_with_equal_shapes_only() -> None:
@@ -326,11 +327,11 @@ def test_programs_whose_weights_meet_other_shapes_run_as_one_with_equal_shapes_o
     with Crowd(worker, 4) as crowd:
         crowd.bind(what, [weight])
         for lengths, merges in [((1, 2, 3, 4), False), ((5, 5, 5, 5), True)]:
-            before = worker.executor.merged.counts.groups
+            before = worker.part(MergedCalls).counts.groups
             for _ in range(4):
                 xs = [torch.randn(length, WIDTH) for length in lengths]
                 sent = [Sent((x,), {"keys": [7]}) for x in xs]
                 for x, (y,) in zip(xs, crowd.call(what, sent), strict=True):
                     torch.testing.assert_close(y, x)
-            assert (worker.executor.merged.counts.groups > before) is merges
-        assert worker.executor.merged.counts.singly[Singly.SHAPES] == 3
+            assert (worker.part(MergedCalls).counts.groups > before) is merges
+        assert worker.part(MergedCalls).counts.singly[Singly.SHAPES] == 3

@@ -47,16 +47,6 @@ async def test_waiting_request_goes_elsewhere_when_its_node_is_detached() -> Non
 
 
 @virtually
-async def test_holder_can_acquire_again_when_its_node_is_detached_for_requeueing() -> None:
-    stage = a_stage(*two_nodes())
-    held = await stage.driver.acquire(request("r0"))
-    stage.driver.detach(held.node, AfterLoss.REQUEUE)
-    again = await stage.driver.acquire(request("r0"))
-    assert (held.node, again.node) == ("n0", "n1")
-    assert stage.driver.status().counts.finished == {}
-
-
-@virtually
 async def test_orders_go_to_the_new_link_when_a_node_attaches_again() -> None:
     node = fake_node("n0", gpu("g0", node="n0"))
     stage = a_stage(node)
@@ -302,19 +292,6 @@ async def test_caller_is_placed_elsewhere_when_the_node_detaches_inside_an_order
     node.leave = lambda: stage.driver.detach(spec.node)
     placement = await stage.driver.acquire(request("r0"))
     assert placement.node == "n1"
-
-
-@virtually
-async def test_holders_wait_again_when_their_node_asks_for_that_inside_an_order() -> None:
-    spec = gpu("g0", node="n0", leases=2)
-    node = Leaving(spec.node, (spec,))
-    stage = a_stage(node, models=("bert", "t5"))
-    await stage.driver.acquire(request("r0"))
-    node.leave = lambda: stage.driver.detach(spec.node, AfterLoss.REQUEUE)
-    stage.ask(request("r1", "t5"))
-    await until(1.0)
-    assert list(stage.core.requests) == ["r0", "r1"]
-    assert stage.driver.status().waiting == 2
 
 
 @virtually

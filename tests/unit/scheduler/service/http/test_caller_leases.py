@@ -22,11 +22,11 @@ _REQUEST = {"request": "r", "function": "team/reader", "models": ["bert"]}
 # Programs that acquire a lease and hold it, as a gateway does and as another program does.
 _OVER_A_STREAM = """
 import asyncio, sys
-from scheduler.client.lease_client import LeaseClient
+from tests.kit.worlds.waiting_caller import WaitingCaller
 from scheduler.model.values import Request, RequestId
 
 async def main():
-    async with LeaseClient([sys.argv[1]], sys.argv[2]) as client:
+    async with WaitingCaller([sys.argv[1]], sys.argv[2]) as client:
         await client.acquire(Request(RequestId("r"), "team/reader", ("bert",)))
         print("acquired", flush=True)
         await asyncio.sleep(60)
@@ -51,7 +51,7 @@ time.sleep(60)
 
 def leases(world: World) -> int:
     assert world.office is not None
-    return len(world.office.core.placer.leases)
+    return len(world.office.core.leases)
 
 
 @contextlib.asynccontextmanager

@@ -52,7 +52,7 @@ async def test_token_binds_the_lease_to_request_function_slot_and_term() -> None
 async def test_token_names_where_its_node_listens() -> None:
     async with leading() as world:
         assert world.service.reign is not None
-        world.service.reign.streams.listens_at(NodeId("n0"), ("unix:/a", "tcp:b:1"))
+        world.service.reign.streams.addresses[NodeId("n0")] = ("unix:/a", "tcp:b:1")
         answer = await world.acquire("r0")
         assert answer.body["addresses"] == ["unix:/a", "tcp:b:1"]
         assert LeaseTokens(SECRET).verify(answer.body["token"], 0.0).addresses == (

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from scheduler.client.lease_client import LeaseClient
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
@@ -16,6 +16,7 @@ from tests.kit.cores.builders import request
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET, World, a_world, leading
+from tests.kit.worlds.waiting_caller import WaitingCaller
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -35,7 +36,7 @@ def waiting_at(world: World) -> int:
 
 def in_force(world: World) -> dict[str, OwnerTerms]:
     assert world.office is not None
-    return dict(world.office.core.terms)
+    return dict(world.office.core.layer(Tenancy).owners.terms)
 
 
 def test_message_arrives_as_it_was_sent() -> None:
@@ -57,7 +58,7 @@ async def test_terms_are_in_force_when_a_question_is_answered_that_was_asked_aft
 async def test_next_leader_is_told_what_still_holds() -> None:
     async with leading() as first, a_world() as second:
         urls = [first.url, second.url]
-        async with LeaseClient(urls, token(SECRET, ApiRole.CALLER)) as client:
+        async with WaitingCaller(urls, token(SECRET, ApiRole.CALLER)) as client:
             client.tell_terms(F, ONE)
             client.tell_terms(G, TWO)
             await eventually(lambda: len(in_force(first)) == 2)

@@ -1,0 +1,632 @@
+"""GPU leases for calls: asked of the scheduler before a call, left to the next one, or given back.
+
+The scheduler says for how long a lease stands, and recalls it when somebody else needs a GPU. Until
+then calls of the same function and models follow one another under it. What runs under it is
+reported a moment later (docs/decisions/0081-the-callers-lease.md).
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, Self
+
+from msgspec.structs import replace
+
+from cache_manager.model.ids import ModelId
+from common.telemetry.traces import TraceContext
+from gateway_ext import error_statuses
+from gateway_ext.calls.function_table import Function, FunctionCall
+from gateway_ext.metrics import GatewayMeters
+from gateway_ext.tracing.journey import LEASE
+from scheduler.api import (
+    CallEnd,
+    EventRefused,
+    LeaseId,
+    LeaseUse,
+    LeaseUsed,
+    NodeId,
+    QueueFull,
+    Request,
+    RequestEnded,
+    RequestFailed,
+    RequestId,
+    RequestWithdrawn,
+    SchedulerError,
+    StandingTerms,
+)
+from scheduler.client.lease_client import LeaseClient
+from scheduler.wire.caller_stream import Granted
+
+# A call waits this long for a lease that another call uses before it asks for one more: not long,
+# as a question costs little. While calls wait, it passes on from one to the next.
+PATIENCE_S = 0.003
+# A lease that no call used for this long is given back.
+IDLE_S = 0.5
+# What ran is reported this long after it began or ended, and free leases are looked at this often.
+REPORT_S, LOOK_S = 0.01, 0.1
+_MOST_USES = 200
+# How many waiting calls are looked at for one of the lease's instance, and how often the first one
+# may be passed over.
+_MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
+# Calls that share leases fill one batch first. While a question has brought no further GPU within
+# the patience, and for so long after it, each lease takes the calls of one more: these gather.
+FULL_S = 0.5
+_MOST_SHARED = 64  # leases that are looked at for room
+_CALL_ID_LETTERS = 64
+_FOR_ONE_CALL = StandingTerms(0.0, 1)
+
+
+class LeaseKind(NamedTuple):
+    """Calls of one kind can follow one another under one lease.
+
+    `together` is how many of them the function's handler is given at a time: they share the lease.
+    """
+
+    function: str
+    models: tuple[ModelId, ...]
+    together: int = 1
+
+    @property
+    def is_shared(self) -> bool:
+        return self.together > 1
+
+
+class LeasePool:
+    """The leases of this gateway, and the calls of GPU functions that wait for them.
+
+    A `LeaseKeeper`: the scheduler says here which leases it wants back.
+    """
+
+    def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
+        self._source = source
+        self._meters = meters
+        self.queues: dict[LeaseKind, _Queue] = {}
+        self._standing: dict[LeaseId, PooledLease] = {}
+        self._unreported: dict[PooledLease, None] = {}
+        self._reporting: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        source.let_stand(self)
+
+    @property
+    def kept_leases(self) -> int:
+        return len(self._standing)
+
+    def lease(self, call: FunctionCall) -> "CallLease":
+        """The call's lease, from when it is taken until the end of the context.
+
+        Then it is left to the next call, or given back. After an error the function may still be at
+        work for this call, and no other one follows.
+        """
+        return CallLease(self, call)
+
+    def recalled(self, lease: LeaseId) -> None:
+        """Begin no further call under this lease, and give it back."""
+        wanted = self._standing.get(lease)
+        if wanted is None:
+            return
+        wanted.recalled = True
+        if wanted in wanted.queue.free:
+            wanted.queue.free.remove(wanted)
+            self._give_back(wanted)
+
+    def all_recalled(self, held: Iterable[LeaseId]) -> None:
+        """The same for all leases that were granted: the stream to their leader has ended."""
+        for lease in held:
+            self.recalled(lease)
+
+    async def take(self, taking: "CallLease") -> bool:
+        """Wait for a lease; False if the scheduler no longer knows the models."""
+        kind, attempt = _kind(taking.call.function), taking.call.journey.attempts[-1]
+        attempt.request = taking.request
+        lease = self._at_hand(kind, taking)
+        if lease is not None:
+            self._begin(lease, taking)
+        else:
+            try:
+                error = await self._wait(kind, taking)
+            except asyncio.CancelledError:
+                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
+                raise
+            if error is not None:
+                self._refused(taking, error)
+                return False
+        attempt.leased_s = time.monotonic()
+        attempt.request, attempt.placement = taking.request, taking.lease.granted.placement
+        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
+        return True
+
+    def release(self, call: "CallLease", *, clean: bool) -> None:
+        """The call is over; without `clean` its function may still be at work for it."""
+        lease = call.lease
+        lease.end(call.request, time.monotonic())
+        lease.clean = lease.clean and clean
+        self._hand_on(lease)
+
+    # -- calls that wait, and their questions -----------------------------------------------------
+
+    def _at_hand(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | None":
+        """A lease that an earlier call has left, or shares."""
+        queue = self.queues.get(kind)
+        if queue is None:
+            return None
+        if kind.is_shared and (joined := queue.joined(call)) is not None:
+            return joined
+        while (lease := queue.take_free(call.instance)) is not None:
+            if not lease.is_spent(call.asked_s):
+                break
+            self._give_back(lease)
+        return lease
+
+    async def _wait(self, kind: LeaseKind, call: "CallLease") -> SchedulerError | None:
+        """Wait until the call has a lease; the error if the scheduler refuses one."""
+        queue = self.queues.get(kind)
+        if queue is None:
+            queue = self.queues[kind] = _Queue(kind)
+        loop = asyncio.get_running_loop()
+        if self._looking is None:
+            self._looking = loop.call_later(LOOK_S, self._look)
+        call.served = loop.create_future()
+        queue.waiting[call] = None
+        if queue.has_leases or (kind.is_shared and len(queue.waiting) > 1):
+            queue.unasked[call] = loop.time() + PATIENCE_S
+            if queue.asking is None:
+                self._ask_due(queue)
+        else:
+            self._ask(queue, call)
+        try:
+            return await call.served
+        except asyncio.CancelledError:
+            if call in queue.waiting:
+                self._leave(queue, call)
+            elif call.served.result() is None:
+                self.release(call, clean=True)
+            raise
+
+    def _ask_due(self, queue: "_Queue") -> None:
+        """Ask for the calls that have waited for long enough, and come back for the next one."""
+        loop = asyncio.get_running_loop()
+        queue.asking = None
+        while queue.unasked:
+            call, due_s = next(iter(queue.unasked.items()))
+            if due_s > loop.time():
+                queue.asking = loop.call_at(due_s, self._ask_due, queue)
+                return
+            self._ask(queue, call)
+
+    def _ask(self, queue: "_Queue", call: "CallLease") -> None:
+        queue.unasked.pop(call, None)
+        request = call.wish()
+        if queue.has_leases:
+            # A question says what is needed, and not for which call.
+            request = replace(request, id=RequestId(f"{request.id}~ask"))
+        else:
+            call.named = True
+        question = call.question = _Question(request.id, call)
+        answered = partial(self._answered, queue, question)
+        question.number = self._source.ask(request, call.trace, answered)
+        if queue.kind.is_shared:
+            loop = asyncio.get_running_loop()
+            question.timer = loop.call_later(PATIENCE_S, self._unanswered, queue, question)
+
+    def _answered(
+        self, queue: "_Queue", question: "_Question", answer: Granted | SchedulerError
+    ) -> None:
+        queue.settle(question)
+        call, question.call.question = question.call, None
+        waits = not call.served.done()
+        if isinstance(answer, SchedulerError):
+            if waits and call is not question.asker and isinstance(answer, RequestEnded):
+                self._ask(queue, call)  # for example after the deadline of the call that asked
+            elif waits:
+                self._leave(queue, call)
+                call.served.set_result(answer)
+            return
+        call.hit = answer.placement.hit
+        lease = PooledLease(queue, answer, question.request, call.instance)
+        if lease.stands:
+            self._standing[lease.id] = lease
+            queue.in_use[lease] = None
+        if waits and (question.request == call.request or not lease.stands):
+            call.request = question.request
+            self._serve(call, lease)
+        else:  # no call that runs is known by the question's name
+            lease.end(question.request, time.monotonic())
+            if waits:
+                self._begin(lease, call)
+                self._serve(call, lease)
+        self._hand_on(lease)
+
+    def _unanswered(self, queue: "_Queue", question: "_Question") -> None:
+        """No further GPU is free, it seems: a second batch gathers under each lease."""
+        queue.late[question] = None
+        now_s = time.monotonic()
+        for lease in list(queue.in_use):
+            self._fill(lease, now_s)
+
+    def _leave(self, queue: "_Queue", call: "CallLease") -> None:
+        """The call waits no more; its question is the next one's: it says what is needed."""
+        queue.waiting.pop(call)
+        queue.unasked.pop(call, None)
+        question, call.question = call.question, None
+        if question is None:
+            return
+        heir = next(iter(queue.unasked), None)
+        if heir is None:
+            queue.settle(question)
+            self._source.withdraw(question.number)
+            return
+        del queue.unasked[heir]
+        heir.question, question.call = question, heir
+
+    # -- leases and what runs under them ----------------------------------------------------------
+
+    def _begin(self, lease: "PooledLease", call: "CallLease") -> None:
+        """The call runs under this lease, which the scheduler has not granted to it by name."""
+        if call.named:  # its own question may still be asked, on behalf of another call
+            call.request = RequestId(f"{call.request}~kept")
+        lease.begin(call)
+        call.lease = lease
+        self._report_soon(lease)
+
+    def _serve(self, call: "CallLease", lease: "PooledLease") -> None:
+        self._leave(lease.queue, call)
+        call.lease = lease
+        call.served.set_result(None)
+
+    def _fill(self, lease: "PooledLease", now_s: float) -> None:
+        """Give the lease to calls that wait, as far as it has room."""
+        while lease.has_room(now_s):
+            call = lease.queue.next_call(lease.instance)
+            if call is None:
+                return
+            self._begin(lease, call)
+            self._serve(call, lease)
+
+    def _hand_on(self, lease: "PooledLease") -> None:
+        """Give the lease to calls that wait; if no call has it then, keep it or give it back."""
+        now_s = time.monotonic()
+        self._fill(lease, now_s)
+        if lease.running:
+            self._report_soon(lease)
+        elif lease.recalled or lease.terms.for_a_slice or not lease.clean or lease.is_spent(now_s):
+            self._give_back(lease)
+        else:
+            self._report_soon(lease)
+            lease.free_s = now_s
+            lease.queue.in_use.pop(lease)
+            lease.queue.free.append(lease)
+
+    def _give_back(self, lease: "PooledLease") -> None:
+        if not lease.stands:
+            self._source.release(lease.id, lease.first)
+            return
+        report = lease.report(0.0)
+        self._unreported.pop(lease, None)
+        if report is not None:
+            self._source.report((report,))
+        self._standing.pop(lease.id, None)
+        lease.queue.in_use.pop(lease, None)
+        self._source.release(lease.id)
+
+    def _report_soon(self, lease: "PooledLease") -> None:
+        self._unreported[lease] = None
+        if len(lease.uses) >= _MOST_USES:
+            self._report()
+        elif self._reporting is None:
+            self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report)
+
+    def _report(self) -> None:
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        unreported, self._unreported = self._unreported, {}
+        before_s = time.monotonic() - REPORT_S / 2
+        reports = [report for lease in unreported if (report := lease.report(before_s)) is not None]
+        if reports:
+            self._source.report(reports)
+        for lease in unreported:
+            if lease.has_unknown:  # a call has just begun
+                self._report_soon(lease)
+
+    def _look(self) -> None:
+        """Give back leases that nobody uses, and forget queues without any."""
+        self._looking = None
+        now_s = time.monotonic()
+        for queue in list(self.queues.values()):
+            for lease in list(queue.free):
+                if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
+                    queue.free.remove(lease)
+                    self._give_back(lease)
+            if not queue.has_leases and not queue.waiting:
+                del self.queues[queue.kind]
+        if self.queues:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _refused(self, taking: "CallLease", error: SchedulerError) -> None:
+        """Continue without a lease if the scheduler does not know the models; else raise NoGpu."""
+        call, now_s = taking.call, time.monotonic()
+        function, waited_s = call.function, now_s - taking.asked_s
+        if isinstance(error, EventRefused | RequestFailed | RequestWithdrawn):
+            text = "call %s: %s continues without a lease: %s"
+            cause, call_id = type(error).__name__, call.journey.call_id
+            function.log.log(logging.INFO, cause, text, call_id, function.id, error)
+            function.learned.forget()
+            self._meters.lease("refused", waited_s)
+            call.journey.attempts[-1].leased_s = now_s
+            return
+        if isinstance(error, QueueFull):
+            function.waits.saw_full_gpus(error.wait_s, function.most_wait_s, now_s)
+        self._meters.lease(type(error).__name__, waited_s)
+        raise error_statuses.no_gpu(error) from error
+
+
+def _kind(function: Function) -> LeaseKind:
+    together = max(1, function.options.batches.most)
+    return LeaseKind(function.id.for_scheduler, function.learned.models, together)
+
+
+class CallLease:
+    """A call that waits for a lease, and then has it.
+
+    `request` is what the scheduler knows the call by: `named` once a question was asked by it.
+    """
+
+    __slots__ = (
+        "asked_s", "call", "has_lease", "hit", "instance", "lease", "named", "passed_over",
+        "question", "request", "served", "trace", "_pool",
+    )  # fmt: skip
+
+    # From `take` on; `served` while the call waits, `lease` behind that.
+    instance: str
+    asked_s: float
+    request: RequestId
+    trace: TraceContext
+    served: asyncio.Future[SchedulerError | None]
+    lease: "PooledLease"
+
+    def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
+        self.call = call
+        self.has_lease = False
+        self.named = False
+        self.hit = True
+        self.passed_over = 0
+        self.question: _Question | None = None
+        self._pool = pool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.has_lease:
+            self._pool.release(self, clean=kind is None)
+
+    async def take(self, instance: str) -> None:
+        """Wait for a lease on the models that the call is expected to use, at this instance.
+
+        There is none if no model is expected, or if the scheduler no longer knows the models: the
+        function then asks for its GPU by itself. NoGpu if the scheduler refuses.
+        """
+        if self.has_lease or not self.call.function.learned.models:
+            return
+        number = self.call.journey.attempts[-1].number
+        self.instance = instance
+        self.asked_s = time.monotonic()
+        self.request = _request_id(self.call, number)
+        self.trace = self.call.journey.context(LEASE, number)
+        self.has_lease = await self._pool.take(self)
+
+    @property
+    def lines(self) -> tuple[bytes, ...]:
+        """Lines of a request's head that pass the lease to a function; nothing without one."""
+        return self.lease.lines if self.has_lease else ()
+
+    @property
+    def best_instance(self) -> str:
+        """The instance that best takes the call, as it has a lease for it; empty: any."""
+        function = self.call.function
+        if len(function.instances) == 1:
+            return ""
+        queue = self._pool.queues.get(_kind(function))
+        return queue.free[-1].instance if queue is not None and queue.free else ""
+
+    def wish(self) -> Request:
+        """What the call needs, as the scheduler is asked for it."""
+        call, function = self.call, self.call.function
+        options, wait_s, part = function.options, function.most_wait_s, call.part
+        wish = Request(
+            id=self.request,
+            function=function.id.for_scheduler,
+            models=function.learned.models,
+            deadline_s=call.deadline_s,
+            priority=options.priority,
+            slo_s=options.slo_s,
+            near=NodeId(call.asked.near) if call.asked.near else None,
+            registered_only=function.learned.reported,
+            max_wait_s=wait_s,
+            exit_rule=options.exit_rule,
+        )
+        if part is None:
+            return wish
+        return replace(
+            wish,
+            application=part.workflow,
+            stage=part.stage,
+            slo_s=options.slo_s if part.slo_s is None else part.slo_s,
+            max_wait_s=part.within_s if part.later else min(wait_s, part.within_s),
+        )
+
+
+def _request_id(call: FunctionCall, attempt: int) -> RequestId:
+    """A unique id for each lease: two requests with one id are one request to the scheduler.
+
+    What an earlier attempt asked for may still be asked for, or have been given back.
+    """
+    call_id = call.journey.call_id
+    if call.own_id:
+        return RequestId(f"{call_id}~{attempt + 1}" if attempt else call_id)
+    return RequestId(f"{call_id[:_CALL_ID_LETTERS]}~{secrets.token_hex(6)}")
+
+
+class PooledLease:
+    """One lease, and the calls that run under it: for the `first` alone, unless it `stands`.
+
+    `instance` is the function's instance that used it last, and need not claim it again. It is not
+    `clean` once a call broke off, since its function may still be at work.
+    """
+
+    __slots__ = (
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance", "lines",
+        "queue", "recalled", "running", "stands", "terms", "uses",
+    )  # fmt: skip
+
+    def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
+        self.queue = queue
+        self.granted = granted
+        self.first = first
+        self.lines = granted.header_lines()
+        self.stands = granted.placement.stands is not None
+        self.terms = granted.placement.stands or _FOR_ONE_CALL
+        self.began_s = time.monotonic()
+        self.calls_left = self.terms.calls - 1
+        self.recalled = False
+        self.free_s = 0.0
+        self.instance = instance
+        self.clean = True
+        self.uses: list[LeaseUse] = []
+        self.ends: list[CallEnd] = []
+        # The calls that run, and the use by which they are still to be reported: the scheduler
+        # placed the first call itself.
+        self.running: dict[RequestId, LeaseUse | None] = {first: None}
+
+    @property
+    def id(self) -> LeaseId:
+        return self.granted.placement.lease
+
+    def begin(self, call: CallLease) -> None:
+        began_s = time.monotonic()
+        self.running[call.request] = LeaseUse(
+            call.request, call.asked_s, began_s, parent=call.trace.header
+        )
+        self.calls_left -= 1
+        self.instance = call.instance
+        self.queue.in_use[self] = None
+
+    def end(self, request: RequestId, now_s: float) -> None:
+        use = self.running.pop(request)
+        if use is not None:
+            self.uses.append(replace(use, ended_s=now_s))
+        elif self.stands:
+            self.ends.append(CallEnd(request, now_s))
+
+    def is_spent(self, now_s: float) -> bool:
+        """Whether no further call may begin under it."""
+        stands_s = self.terms.slice_s if self.recalled else self.terms.seconds
+        return not self.calls_left or now_s >= self.began_s + stands_s
+
+    def has_room(self, now_s: float) -> bool:
+        """Whether one more call may run under it; of a second batch, where calls gather."""
+        most = self.queue.kind.together
+        if self.queue.kind.is_shared and self.queue.gathers(now_s):
+            most *= 2
+        return len(self.running) < most and self.clean and not self.is_spent(now_s)
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether a call runs that the scheduler has not been told of."""
+        return any(use is not None for use in self.running.values())
+
+    def report(self, began_before_s: float) -> LeaseUsed | None:
+        """What ran since the last report, with the calls that began before then and still run."""
+        for request, use in self.running.items():
+            if use is not None and use.began_s <= began_before_s:
+                self.uses.append(use)
+                self.running[request] = None
+        if not self.uses and not self.ends:
+            return None
+        uses, ends = tuple(self.uses), tuple(self.ends)
+        self.uses.clear()
+        self.ends.clear()
+        return LeaseUsed(self.id, self.queue.kind.function, uses, ends)
+
+
+class _Question:
+    """A question that the scheduler has not answered, and the call that needs the answer now."""
+
+    __slots__ = ("asker", "call", "number", "request", "timer")
+
+    def __init__(self, request: RequestId, asker: CallLease) -> None:
+        self.request = request
+        self.asker = self.call = asker
+        self.number = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Queue:
+    """The leases of one kind, and the calls that wait for one.
+
+    `unasked` are those for which nothing is asked, with the time at which it will be. `late`
+    questions were not answered within the patience, the last until `FULL_S` before `full_until_s`.
+    """
+
+    __slots__ = ("asking", "free", "full_until_s", "in_use", "kind", "late", "unasked", "waiting")
+
+    def __init__(self, kind: LeaseKind) -> None:
+        self.kind = kind
+        self.free: list[PooledLease] = []
+        self.in_use: dict[PooledLease, None] = {}
+        # The first one is asked for all the time: a plain dict would look through what was deleted.
+        self.waiting: OrderedDict[CallLease, None] = OrderedDict()
+        self.unasked: OrderedDict[CallLease, float] = OrderedDict()
+        self.asking: asyncio.TimerHandle | None = None
+        self.late: dict[_Question, None] = {}
+        self.full_until_s = 0.0
+
+    @property
+    def has_leases(self) -> bool:
+        return bool(self.in_use or self.free)
+
+    def gathers(self, now_s: float) -> bool:
+        """Whether a second batch gathers under each lease, as no further GPU is free."""
+        return bool(self.late) or now_s < self.full_until_s
+
+    def settle(self, question: _Question) -> None:
+        """The question is not asked any more."""
+        if question.timer is not None:
+            question.timer.cancel()
+        if question in self.late:
+            del self.late[question]
+            self.full_until_s = time.monotonic() + FULL_S
+
+    def take_free(self, instance: str) -> PooledLease | None:
+        """A lease that no call uses, best of all one that this instance has claimed."""
+        free = self.free
+        for place in range(len(free) - 1, -1, -1):
+            if free[place].instance == instance:
+                return free.pop(place)
+        return free.pop() if free else None
+
+    def joined(self, call: CallLease) -> PooledLease | None:
+        """A lease in use with room for one more call, best of all one of this instance."""
+        leases = islice(self.in_use, _MOST_SHARED)
+        roomy = [lease for lease in leases if lease.has_room(call.asked_s)]
+        instance = call.instance
+        return min(
+            roomy, key=lambda lease: (lease.instance != instance, len(lease.running)), default=None
+        )
+
+    def next_call(self, instance: str) -> CallLease | None:
+        """The first call for this instance, which has claimed the lease; else the first of all."""
+        live = (call for call in self.waiting if not call.served.done())
+        calls = list(islice(live, _MOST_LOOKED_AT))
+        first = calls[0] if calls else None
+        if first is not None and first.passed_over < _MOST_PASSED_OVER:
+            for call in calls:
+                if call.instance == instance:
+                    first.passed_over += call is not first
+                    return call
+        return first

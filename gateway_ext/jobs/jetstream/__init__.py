@@ -1,1 +1,0 @@
-"""The job queue that gateways share on NATS JetStream; nothing that SQLite's queue needs."""

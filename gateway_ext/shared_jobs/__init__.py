@@ -1,0 +1,1 @@
+"""What gateways share on NATS JetStream: the queue of jobs, and texts."""

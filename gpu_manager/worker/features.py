@@ -1,0 +1,77 @@
+"""What a worker does beside running calls: features, each in a folder, and the hooks they have.
+
+`life.py` names the features of a worker; the rest of it works without them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from gpu_manager.worker.executor import Executor, RunCall
+from gpu_manager.worker.orders import LoadImage, WorkerOrder
+from gpu_manager.worker.program.channel_state import KeptStorages
+from torch_shim.wire.frame_socket import Frame
+from torch_shim.wire.messages import Done
+from torch_shim.wire.protocol import FrameKind
+
+# Carries out an order, and has its descriptors.
+CarryOut = Callable[[Any, Frame], object]
+# Answers a frame of a session that keeps these storages.
+AnswerFrame = Callable[[str, KeptStorages, Frame], Done]
+
+
+class TellManager(Protocol):
+    """Reports something to the manager, on any thread; the caller keeps the descriptors."""
+
+    def __call__(self, order: WorkerOrder, descriptors: Sequence[int] = (), /) -> None: ...
+
+
+class WorkerSpace(NamedTuple):
+    """What a feature gets of its worker; `background` does some work in a thread."""
+
+    tell: TellManager
+    background: Callable[[Callable[[], None]], None]
+
+
+class ModelSpace(NamedTuple):
+    """What a feature gets of one model of the worker; `note` is for the manager's log."""
+
+    number: int
+    executor: Executor
+    note: Callable[[str], None]
+
+
+class ModelFeature:
+    """A feature's part of one model. Here no hook does anything."""
+
+    orders: Mapping[type[WorkerOrder], CarryOut] = {}  # those about the model that it carries out
+    frames: Mapping[FrameKind, AnswerFrame] = {}  # those that it answers on the model's channels
+
+    def stand_in(self) -> RunCall | None:
+        """Return what runs the model's calls instead of the executor, if the feature does that."""
+        return None
+
+    def loaded(self, order: LoadImage) -> None:
+        """Handle the end of the model's load."""
+
+    def report(self, *, at_once: bool = False) -> None:
+        """Report what is due, after a call and before the end of a lease; or all that there is."""
+
+    def park(self) -> None:
+        """Move what no call needs now to host memory; the gate is held."""
+
+    def let_go(self) -> None:
+        """Drop everything: the model's channels have ended."""
+
+
+class WorkerFeature:
+    """A feature's part of the process."""
+
+    def __init__(self, worker: WorkerSpace) -> None:
+        self.worker = worker
+
+    def begin(self, model: ModelSpace) -> ModelFeature:
+        """Make the part of a model that is about to be loaded."""
+        raise NotImplementedError
+
+    def answer_for_left(self, order: WorkerOrder) -> None:
+        """Handle an order about a model that leaves, or has left."""
