@@ -15,10 +15,7 @@ from gpu_manager import metrics
 from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secret
-from gpu_manager.data.items import DataSpill
-from gpu_manager.data.room import DataLimits, DataRoom
-from gpu_manager.data.staying import WorkerData
-from gpu_manager.data.table import DataTable
+from gpu_manager.data.requests import PassedData
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import BadSetting
@@ -32,11 +29,9 @@ from gpu_manager.runtimes.runtime import Observer, Preparation, Runtime
 from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.server.exporter import Exporter
 from gpu_manager.server.listening import Certificate, ManagerServer
-from gpu_manager.server.requests import Services
+from gpu_manager.server.requests import ManagerFeature, ManagerSpace, Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
-from gpu_manager.sessions.data_requests import NodeData
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
@@ -53,9 +48,8 @@ MakeRuntime = Callable[[Observer, Sequence[GpuDevice]], Awaitable[Runtime]]
 _STORE_SHARE = 4
 # Every image in host memory holds a descriptor: this fraction (1/N) of them is for images.
 _IMAGES_SHARE, _LEAST_IMAGES = 4, 64
-# The same for data that functions put for each other, of memory and of descriptors.
-_DATA_SHARE = 8
-_PIECES_SHARE, _LEAST_PIECES = 16, 64
+
+_FEATURES: tuple[type[ManagerFeature], ...] = (PassedData,)
 
 
 class GpuManager:
@@ -68,58 +62,51 @@ class GpuManager:
         make_runtime: MakeRuntime,
         neighbours: Attachment | None = None,
     ) -> None:
-        """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
+        """`neighbours` attaches the node to its cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
         self._neighbours = neighbours
         secret = _secret(settings)
         self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
-        node = NodeId(settings.node)
-        limit = settings.gpu_memory_bytes
-        self.devices = choose_devices(settings.devices, node, limit, settings.visible_devices)
+        name, limit = NodeId(settings.node), settings.gpu_memory_bytes
+        self.devices = choose_devices(settings.devices, name, limit, settings.visible_devices)
         descriptors = raise_open_files_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
         self._gates = _gates(self.devices, settings)
         gpus = [
-            host_gpu(device, node, settings, gates, len(self.devices))
+            host_gpu(device, name, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
-        sessions = self._sessions = ClientSessions(self._end_session)
-        table = _data_table(settings, descriptors)
-        workers = WorkerData(table)
-        self.node = GpuNode(
-            settings, gpus, self._store, catalogue, scheduling, workers, sessions.lease_ended
+        sessions = self.sessions = ClientSessions(self._end_session)
+        space = ManagerSpace(settings, descriptors, scheduling.locate)
+        self.features = [feature(space) for feature in _FEATURES]
+        node = self.node = GpuNode(
+            settings, gpus, self._store, catalogue, scheduling, self.features, sessions.lease_ended
         )
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
-        self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        self.leases_elsewhere = LeasesElsewhere(
-            scheduling, tokens, neighbours, settings.leases.unclaimed_s
-        )
-        self._acquiring = Acquiring(
-            self.node, scheduling, self.library, tokens, self.leases_elsewhere
-        )
-        self.data = NodeData(self.node, table, workers, scheduling.locate)
+        self.library = Library(node.weights, self._store, catalogue, scheduling, overhead_bytes)
+        self._acquiring = Acquiring(node, scheduling, self.library, tokens, neighbours)
         self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
             Services(
-                node=self.node,
+                node=node,
                 credentials=self.credentials,
                 sessions=sessions,
                 library=self.library,
                 acquiring=self._acquiring,
-                administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
+                administration=NodeAdministration(node, self._store, catalogue, scheduling),
                 limits=self.limits,
                 preparation=self._preparation,
-                data=self.data,
+                features=self.features,
                 hello_s=settings.hello_s,
             ),
             _certificate(settings),
         )
-        self._watch = DeviceWatch(self.node)
+        self._watch = DeviceWatch(node)
         self._exporter = Exporter(self.metrics, self._not_ready_reason)
 
     @property
@@ -154,7 +141,8 @@ class GpuManager:
         if self._runtime is not None:
             await self.node.drain(self._settings.drain_s)
         await self._server.close()
-        await self.data.close()
+        for feature in self.features:
+            await feature.close()
         if self._runtime is not None:
             self._scheduling.detach(self.node.name)
             await self._runtime.close()
@@ -170,18 +158,18 @@ class GpuManager:
 
     def _end_session(self, session: ClientSession) -> None:
         self._acquiring.end_session(session)
-        self.data.end_session(session)
+        for feature in self.features:
+            feature.end_session(session)
 
     def _families(self) -> Iterator[MetricFamily]:
         yield gauge(metrics.ATTACHED, [((), float(self._scheduling.connected))])
-        yield gauge(metrics.SESSIONS, [((), len(self._sessions))])
+        yield gauge(metrics.SESSIONS, [((), len(self.sessions))])
         yield gauge(metrics.LEASES, [((), len(self.node.leases))])
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())
         yield from of_weights(self._store.status())
-        kinds = self.data.table.bytes_by_place().items()
-        yield gauge(metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
-        yield gauge(metrics.DATA_PIECES, [((), len(self.data.table))])
+        for feature in self.features:
+            yield from feature.families()
 
     def _not_ready_reason(self) -> str:
         """Return why no call can be served now; empty if calls can be served."""
@@ -218,18 +206,6 @@ def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedG
             shared = shared or SharedGates(PathSpeed(speed_bytes_s))
             gates.append(shared)
     return gates
-
-
-def _data_table(settings: NodeSettings, descriptors: int) -> DataTable:
-    memory_bytes = settings.data_memory_bytes or available_bytes() // _DATA_SHARE
-    on_disk = settings.spill is not None
-    limits = DataLimits(
-        memory_bytes=memory_bytes,
-        disk_bytes=settings.data_disk_bytes if on_disk else 0,
-        most=max(_LEAST_PIECES, descriptors // _PIECES_SHARE),
-    )
-    spill = DataSpill(settings.spill / "data", limits.disk_bytes) if settings.spill else None
-    return DataTable(settings.node, limits, DataRoom(limits, spill))
 
 
 def _secret(settings: NodeSettings) -> bytes:

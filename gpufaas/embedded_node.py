@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +13,13 @@ from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.emulated.memory_pool import PoolNotBuilt, pool_library
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import Observer, Runtime
-from gpu_manager.runtimes.stream import BREAKS_FILE, ChosenRuntime, ProcessBreaks
+from gpu_manager.runtimes.stream import sharing_processes
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from scheduler.service.driver import Driver, MonotonicClock
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +45,17 @@ class EmbeddedNode:
         return self.driver.status()
 
 
+# What has models share processes, if anything does.
+_SHARING: tuple[Callable[[ProcessRuntime, str, Path | None], Runtime], ...] = (sharing_processes,)
+
+
 @asynccontextmanager
 async def embedded_node(
     settings: NodeSettings, policy: str = POLICY, make_runtime: MakeRuntime | None = None
 ) -> AsyncIterator[EmbeddedNode]:
     """Run a node within the context; at the end it is drained and closed."""
-    loop = asyncio.get_running_loop()
     core = make_core(policy, _EVICTION)
-    driver = Driver(core, LoopClock(loop), logging.getLogger("scheduler"))
+    driver = Driver(core, MonotonicClock(), logging.getLogger("scheduler"))
     try:
         async with GpuManager(
             settings, driver, make_runtime or worker_processes(settings)
@@ -76,8 +78,9 @@ def worker_processes(settings: NodeSettings) -> MakeRuntime:
         emulated = all(device.kind == "cpu" for device in devices)
         library = await asyncio.to_thread(_built_pool) if emulated else None
         processes = ProcessSettings(pool=pool, pool_library=library)
-        breaks = ProcessBreaks(None if settings.spill is None else settings.spill / BREAKS_FILE)
-        return ChosenRuntime(ProcessRuntime(observer, kinds, processes), settings.runtime, breaks)
+        alone = ProcessRuntime(observer, kinds, processes)
+        sharing = (share(alone, settings.runtime, settings.spill) for share in _SHARING)
+        return next(sharing, alone)
 
     return make
 

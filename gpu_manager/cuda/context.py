@@ -24,7 +24,7 @@ from gpu_manager.cuda.libraries import (
 from gpu_manager.cuda.sm_partitions import SmPartitions, SmShare
 from gpu_manager.cuda.staged_copy import StagingBuffers
 from gpu_manager.devices.image_file import ImageFile
-from gpu_manager.devices.lent_memory import Borrowed, LentStorage, Loan
+from gpu_manager.devices.lent_memory import Borrowed, IdleTimer, LentStorage, Loan
 from gpu_manager.devices.worker_device import WorkRecorder
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.schedule import TransferRank
@@ -35,6 +35,8 @@ Result = TypeVar("Result")
 MOST_PINNED_BYTES = 1 << 30
 _ASKED = re.compile(r"allocate ([\d.]+) ([KMGT]?i?B)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+# Free memory stays with its models for so long: each counts with the largest call of this time.
+_KEPT_FREE_S = 1.0
 _OF_PROGRAM = "device-side assert"
 
 _FIRST = torch.device("cuda", 0)
@@ -143,7 +145,7 @@ class CudaContext:
         self._make_part = make_part
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
-        self.idle_memory = IdleMemory(self.release)
+        self.idle_memory = IdleTimer(_KEPT_FREE_S, self.release)  # gives back what calls have left
         self._staging: StagingBuffers | None = None
         self._overhead_bytes = self._limit_bytes = self._pinned_bytes = 0
         self.total_bytes = 1  # of the GPU
@@ -437,34 +439,6 @@ def _generator(state: bytes) -> torch.Generator:
 def _asked_bytes(message: str) -> int:
     found = _ASKED.search(message)
     return int(float(found[1]) * _UNITS.get(found[2], 1)) if found else 0
-
-
-# Free memory stays with its models for so long: each counts with the largest call of this time.
-_KEPT_FREE_S = 1.0
-
-
-class IdleMemory:
-    """Gives back what calls have left free, once a second while there are calls. Thread-safe."""
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release = release
-        self._lock = threading.Lock()
-        self._is_due = False
-
-    def note_call(self) -> None:
-        """Give what is free by then back in a second, in a thread of its own."""
-        with self._lock:
-            if self._is_due:
-                return
-            self._is_due = True
-        timer = threading.Timer(_KEPT_FREE_S, self._give_back)
-        timer.daemon = True
-        timer.start()
-
-    def _give_back(self) -> None:
-        with self._lock:
-            self._is_due = False
-        self._release()
 
 
 # Memory of a real GPU from process to process, by CUDA's own calls: lent, and copied from there.

@@ -98,9 +98,7 @@ def _folders(maps: Path) -> list[Path]:
 # back.
 
 SUCCESS = 0
-# Flags of cudaHostRegister, and the attribute that says whether the last one is supported.
-PORTABLE, READ_ONLY = 1, 8
-_READ_ONLY_SUPPORTED = 113
+PORTABLE, READ_ONLY = 1, 8  # flags of cudaHostRegister
 # Of memory that another process lends: its name's size, access from another GPU, where copies go.
 TOKEN_BYTES = 64
 _PEER_ACCESS, _BY_ADDRESS = 1, 4
@@ -131,16 +129,6 @@ class CudaRuntime:
     def unpin(self, address: int) -> None:
         if self._library is not None:
             self._done(self._library.cudaHostUnregister(ctypes.c_void_p(address)))
-
-    def pins_read_only(self, device: int = 0) -> bool:
-        """Whether pages that may not be written can be pinned; many x86 machines cannot."""
-        if self._library is None:
-            return False
-        value = ctypes.c_int(0)
-        asked = self._library.cudaDeviceGetAttribute(
-            ctypes.byref(value), ctypes.c_int(_READ_ONLY_SUPPORTED), ctypes.c_int(device)
-        )
-        return self._done(asked) and value.value == 1
 
     def allocation_of(self, address: int) -> tuple[int, int] | None:
         """Where the allocation begins in which this address of the GPU lies, and its size."""

@@ -64,7 +64,7 @@ class CudaStream(CudaContext):
 
     def after_call(self) -> None:
         """Give back what no call of the last second used, for all models of the process."""
-        self.idle_memory.note_call()
+        self.idle_memory.ask()
 
     def clear(self) -> None:
         """Give back everything: the stream goes to the next model."""

@@ -17,7 +17,7 @@ from gpu_manager.data.items import DataFile, DataItem, DataStage, read_only, wit
 from gpu_manager.data.table import DataTable, NewData
 from gpu_manager.errors import DataError, DataFailed, NoSuchData
 from gpu_manager.node.leases import SessionKey
-from gpu_manager.runtimes.runtime import HostedId, HostedModel, StayingData
+from gpu_manager.runtimes.runtime import HostedId, HostedModel, NodeFeature
 from gpu_manager.worker.orders import (
     BorrowData,
     DataBorrowed,
@@ -66,7 +66,7 @@ class _Borrowed(NamedTuple):
     same_gpu: bool
 
 
-class WorkerData(StayingData):
+class WorkerData(NodeFeature):
     """Brings workers' data to memory, once for all who wait for it, and has workers lend it.
 
     Used on one loop.
@@ -112,7 +112,7 @@ class WorkerData(StayingData):
             case DataLent():
                 self._lent(hosted, report, descriptors)
             case _:
-                log.info("unexpected report of worker %s: %.300r", hosted.id, report)
+                pass
 
     async def bring(self, item: DataItem) -> None:
         """Have the item's bytes in memory; NoSuchData if they are lost.

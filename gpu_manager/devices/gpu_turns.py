@@ -57,10 +57,11 @@ class GpuTurns:
 class SlotTurns:
     """One worker's way to the turns on its leases' slots. Thread-safe.
 
-    A lease of several slots takes them in their order, so that no two wait for each other.
+    A lease of several slots takes them in their order, so that no two wait for each other. Where
+    leases have the whole GPU there is no descriptor, and nothing to wait for.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = descriptor
         # The kernel's locks are a process's: they do not keep its own threads apart.
         self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -68,17 +69,11 @@ class SlotTurns:
     @contextmanager
     def turn(self, slots: Sequence[int]) -> Iterator[None]:
         """Wait until all of these are free, have them, and leave them."""
+        if self._descriptor is None:
+            yield
+            return
         with ExitStack() as held:
             for slot in sorted(slots):
                 held.enter_context(self._threads[slot])
                 held.enter_context(GpuTurns(self._descriptor, slot))
             yield
-
-
-class NoSlotTurns:
-    """Where leases have the whole GPU: there is nothing to wait for."""
-
-    @contextmanager
-    def turn(self, slots: Sequence[int]) -> Iterator[None]:
-        del slots
-        yield

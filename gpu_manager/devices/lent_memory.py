@@ -1,8 +1,10 @@
 """Memory that processes lend each other: files of the host, and storages of a device."""
 
+import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +18,34 @@ IDLE_S = 10.0  # that a file waits to be used again before it is given up
 MAPPED_AHEAD = mmap.MAP_SHARED | mmap.MAP_POPULATE
 _PIECE_BYTES = 16 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class IdleTimer:
+    """Does some work in a thread, so long after it was asked for. Thread-safe, also in a finalizer.
+
+    Whoever asks meanwhile asks for the same work.
+    """
+
+    def __init__(self, after_s: float, work: Callable[[], None]) -> None:
+        self._after_s = after_s
+        self._work = work
+        self._lock = threading.RLock()
+        self.is_due = False  # it was asked for, and has not begun
+
+    def ask(self) -> None:
+        with self._lock:
+            if self.is_due:
+                return
+            later = threading.Timer(self._after_s, self._run)
+            later.daemon = True
+            with contextlib.suppress(RuntimeError):  # no room for a thread: the next one tries
+                later.start()
+                self.is_due = True
+
+    def _run(self) -> None:
+        with self._lock:
+            self.is_due = False
+        self._work()
 
 
 def make_file(size_bytes: int) -> int:

@@ -4,7 +4,6 @@ To clear new pages takes several times what a copy to used ones does. A file is 
 borrowed it any more, and no tensor of this process lies in it.
 """
 
-import contextlib
 import ctypes
 import threading
 import time
@@ -12,7 +11,7 @@ import weakref
 
 import torch
 
-from gpu_manager.devices.lent_memory import IDLE_S, MAPPED_AHEAD, MappedFile
+from gpu_manager.devices.lent_memory import IDLE_S, MAPPED_AHEAD, IdleTimer, MappedFile
 
 _MOST_FREE_BYTES = 1 << 28
 _ROUNDED_TO = 1 << 21
@@ -58,7 +57,7 @@ class LentFiles:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._free: list[MappedFile] = []
-        self._trimming: threading.Timer | None = None
+        self._trimming = IdleTimer(IDLE_S, self.trim)
 
     def take(self, size_bytes: int) -> LentFile:
         """Return a file at least as large: one that is free, or a new one."""
@@ -78,24 +77,15 @@ class LentFiles:
             if free_bytes + place.size_bytes <= _MOST_FREE_BYTES:
                 place.free_since_s = time.monotonic()
                 self._free.append(place)
-                self._trim_later()
+                self._trimming.ask()
                 return
         place.close()
 
     def trim(self, idle_s: float = IDLE_S) -> None:
         with self._lock:
-            self._trimming = None
             before_s = time.monotonic() - idle_s
             for place in [place for place in self._free if place.free_since_s <= before_s]:
                 self._free.remove(place)
                 place.close()
             if self._free:
-                self._trim_later()
-
-    def _trim_later(self) -> None:
-        if self._trimming is None:
-            later = threading.Timer(IDLE_S, self.trim)
-            later.daemon = True
-            with contextlib.suppress(RuntimeError):  # no room for a thread: the next one tries
-                later.start()
-                self._trimming = later
+                self._trimming.ask()

@@ -21,6 +21,7 @@ from gpu_manager.runtimes.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
     HostedId,
+    HostedModel,
     HostProcess,
     LoadOrder,
     LoadSpan,
@@ -46,7 +47,7 @@ _DROPPING_S = 5.0
 Keep = Callable[[LoadOrder, ForkedWorker, int], EmptyHost]
 
 
-class WorkerHostedModel:
+class WorkerHostedModel(HostedModel):
     """One model, from the order to load it until it has left its worker, or the worker ends."""
 
     def __init__(
@@ -63,9 +64,10 @@ class WorkerHostedModel:
         self.order = order
         self._host = host
         self.worker = host.worker  # it may run other models of the tenant, too
-        self.host = HostProcess(host.worker.pid)
+        self.id = HostedId(f"{self.worker.name}.{number}")
+        self.host: HostProcess = HostProcess(host.worker.pid)
         self._observer = observer
-        self.memory_bytes = 0
+        self.memory_bytes = self.overhead_bytes = 0
         self.load_s = 0.0
         self._begin_s = begin_s
         self.load_spans = [LoadSpan("worker", begin_s, loop.time())]
@@ -78,14 +80,6 @@ class WorkerHostedModel:
         self._left: EmptyHost | None = None
         # Done when the model has left the worker, or the worker has ended.
         self.closed: asyncio.Future[str] = loop.create_future()
-
-    @property
-    def id(self) -> HostedId:
-        return HostedId(f"{self.worker.name}.{self.number}")
-
-    @property
-    def overhead_bytes(self) -> int:
-        return self._host.overhead_bytes
 
     @property
     def runs_calls(self) -> bool:
@@ -110,6 +104,7 @@ class WorkerHostedModel:
             answer = await asyncio.shield(self._loaded)
         finally:
             urgency.ignore(self._hurry)
+        self.overhead_bytes = self._host.overhead_bytes
         self.memory_bytes, self.load_s = answer.memory_bytes, answer.load_s
         self.load_spans = [*self.load_spans, *spans_of(answer, self._begin_s)]
 
@@ -249,7 +244,8 @@ class WorkerHostedModel:
         elif isinstance(order, orders.Pressure):
             self._pressures.start(self._relieve(order))
         else:
-            self._observer.data.reported(self, order, descriptors)
+            for feature in self._observer.features:
+                feature.reported(self, order, descriptors)
 
     def _calls_ended(self, order: orders.CallsEnded) -> None:
         self._observer.computed(self, order.lease, order.computed_s)

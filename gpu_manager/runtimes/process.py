@@ -17,7 +17,7 @@ from common.liveness import LivenessTimes, until_frozen
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.hosting_worker import HostingWorker, WorkerHostedModel, load_within
-from gpu_manager.runtimes.runtime import HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.runtime import EmptyHost, HostProcess, LoadOrder, Observer
 from gpu_manager.runtimes.worker_pool import Pool, PoolSettings
 from gpu_manager.worker import orders
 from torch_shim.errors import WireError
@@ -46,7 +46,7 @@ class ProcessSettings:
     pool_library: Path | None = None
 
 
-class EmptyProcess:
+class EmptyProcess(EmptyHost):
     """A process with a context on a GPU and without a model; it belongs to a tenant for good."""
 
     def __init__(

@@ -88,66 +88,33 @@ class HostProcess:
     pid: int
 
 
-class EmptyHost(Protocol):
+class EmptyHost:
     """A process that a model has left, with its context on the GPU, until `closed` is done.
 
     It ends, or takes one more model of the same tenant.
     """
 
-    @property
-    def host(self) -> HostProcess | None:
-        """The process, if the runtime can name it."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The GPU memory that the process was left with."""
-
-    @property
-    def closed(self) -> "Future[str]":
-        """Done when the process has ended or has taken a model; the result says which."""
+    host: HostProcess | None  # if the runtime can name it
+    memory_bytes: int  # on the GPU, that the process was left with
+    closed: "Future[str]"  # done when it has ended or has taken a model; the result says which
 
     async def end(self) -> None:
         """End the process, and return when its memory is free; nothing if it has taken a model."""
+        raise NotImplementedError
 
 
-class HostedModel(Protocol):
+class HostedModel:
     """A model on a GPU, until `closed` is done."""
 
-    @property
-    def order(self) -> LoadOrder:
-        """The order by which the model was loaded."""
-
-    @property
-    def id(self) -> HostedId:
-        """The name by which shims request channels to the model; it is never reused."""
-
-    @property
-    def number(self) -> int:
-        """The number that the model has in orders to its worker."""
-
-    @property
-    def host(self) -> HostProcess | None:
-        """The model's process, if the runtime can name one: for logs and the driver."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """The model's last measured GPU memory: weights, overhead and the peak of its calls."""
-
-    @property
-    def overhead_bytes(self) -> int:
-        """The GPU memory of the model's process before it held any model; 0 if unknown."""
-
-    @property
-    def load_s(self) -> float:
-        """Seconds that loading took, from the order to the last byte in place."""
-
-    @property
-    def load_spans(self) -> Sequence[LoadSpan]:
-        """The parts of the load that the runtime has measured."""
-
-    @property
-    def closed(self) -> "Future[str]":
-        """Done when the model has ended; the result is the cause as text."""
+    order: LoadOrder  # by which it was loaded
+    id: HostedId  # by which shims ask for channels to the model; it is never reused
+    number: int  # that the model has in orders to its worker
+    host: HostProcess | None  # its process, if the runtime can name one: for logs and the driver
+    memory_bytes: int  # on the GPU, as last measured: weights, overhead and the peak of its calls
+    overhead_bytes: int  # of the model's process on the GPU, before any model; 0 if unknown
+    load_s: float  # that loading took, from the order to the last byte in place
+    load_spans: Sequence[LoadSpan]  # the parts of the load that the runtime has measured
+    closed: "Future[str]"  # done when the model has ended; the result is the cause as text
 
     def admit(self, admission: Admission) -> None:
         """Admit calls under a lease on the channels of its owner, and on no others."""
@@ -184,16 +151,18 @@ class HostedModel(Protocol):
 
     async def unload(self) -> int:
         """Remove the model from the GPU, even during a call; return the bytes freed."""
+        raise NotImplementedError
 
     async def empty(self) -> EmptyHost | None:
         """Remove the model from the GPU, and keep its process and context; None if none stays.
 
         The model has left in any case. A process that is slow to let it go is ended.
         """
+        raise NotImplementedError
 
 
-class StayingData:
-    """The data of functions whose bytes workers have; this base knows of none."""
+class NodeFeature:
+    """What a node does with models beside hosting them. Here no hook does anything."""
 
     async def rescue(self, hosted: HostedModel) -> None:
         """Bring what only this model's worker has to safety: the model is about to leave."""
@@ -201,7 +170,7 @@ class StayingData:
     def reported(
         self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
     ) -> None:
-        """Handle a worker's report about data; the caller closes the descriptors."""
+        """Handle a worker's report about the feature; the caller closes the descriptors."""
 
 
 class MergedSums(NamedTuple):
@@ -230,7 +199,7 @@ class MergedSums(NamedTuple):
 class Observer:
     """Receives the reports of hosted models, on the event loop; this base has no memory to give."""
 
-    data = StayingData()  # receives the reports about data of functions
+    features: Sequence[NodeFeature] = ()  # receive the reports about what the core does not know
 
     def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
         """Record that successful calls were this session's, which has a part of its lease.

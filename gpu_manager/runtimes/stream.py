@@ -18,6 +18,14 @@ from torch_shim.errors import WireError
 
 log = logging.getLogger(__name__)
 
+
+def sharing_processes(alone: ProcessRuntime, usual: str, spill: Path | None) -> "ChosenRuntime":
+    """Return a runtime by which models share processes; what they break is kept in this folder."""
+    return ChosenRuntime(
+        alone, usual, ProcessBreaks(None if spill is None else spill / BREAKS_FILE)
+    )
+
+
 # A model that has broken so many processes of others gets one of its own.
 _MOST_BREAKS = 2
 

@@ -3,20 +3,22 @@
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from cache_manager.model.ids import NodeId
+from common.telemetry.metrics import MetricFamily
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
 from gpu_manager.errors import ClientNotAllowed
 from gpu_manager.node.node import GpuNode
-from gpu_manager.runtimes.runtime import Preparation
+from gpu_manager.node.settings import NodeSettings
+from gpu_manager.runtimes.runtime import NodeFeature, Preparation
 from gpu_manager.server.connection_limits import ConnectionLimits
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
-from gpu_manager.sessions.data_requests import DataRequests, NodeData
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library, WeightRequests
 from torch_shim.errors import BadFrame
@@ -45,6 +47,54 @@ class ClientAnswer:
             end.close()
 
 
+class ManagerSpace(NamedTuple):
+    """What a feature gets of its manager: how many descriptors there are, where other nodes are."""
+
+    settings: NodeSettings
+    descriptors: int
+    locate: Callable[[NodeId], Awaitable[tuple[str, ...]]]  # a node's addresses; none if unknown
+
+
+class FeatureRequests:
+    """A feature's part of one connection of a function. Here it has none."""
+
+    # By the kind of a request; a handler answers it, or nothing if the client expects no answer.
+    handlers: Mapping[FrameKind, Callable[[Frame, Any], Awaitable[ClientAnswer | None]]] = {}
+
+    def is_arriving(self) -> bool:
+        """Whether pieces of something are to come."""
+        return False
+
+    def waits(self, kind: FrameKind, fields: Any) -> bool:  # noqa: ARG002 - none does
+        """Whether a request may wait for something: others go on then."""
+        return False
+
+    def close(self) -> None:
+        """Handle the end of the connection."""
+
+
+class ManagerFeature(NodeFeature):
+    """What a manager does beside hosting models; `daemon.py` names the features."""
+
+    def __init__(self, manager: ManagerSpace) -> None:
+        self.manager = manager
+
+    def requests(self, session: ClientSession, node: GpuNode, *, local: bool) -> FeatureRequests:
+        """Return what serves one connection of a session, whose client may be `local`."""
+        del session, node, local
+        return FeatureRequests()
+
+    def end_session(self, session: ClientSession) -> None:
+        """Handle the end of a session."""
+
+    def families(self) -> Iterator[MetricFamily]:
+        """Yield the feature's metrics as they are now."""
+        yield from ()
+
+    async def close(self) -> None:
+        """Handle the manager's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The services of one manager; a new connection has `hello_s` to send HELLO."""
@@ -57,7 +107,7 @@ class Services:
     administration: NodeAdministration
     limits: ConnectionLimits
     preparation: Preparation
-    data: NodeData
+    features: Sequence[ManagerFeature]
     hello_s: float
 
 
@@ -68,13 +118,16 @@ class ShimRequests:
         self._session = session
         self._acquiring = services.acquiring
         self._weights = WeightRequests(services.library, session)
-        self._data = DataRequests(services.data, session, local=local)
+        self._features = [
+            feature.requests(session, services.node, local=local) for feature in services.features
+        ]
         self._local = local
 
     @property
     def most_body_bytes(self) -> int:
         """The largest body of a frame now: one piece during an upload, otherwise none."""
-        return MAX_PIECE_BYTES if self._weights.arriving or self._data.arriving else 0
+        arrives = self._weights.arriving or any(each.is_arriving() for each in self._features)
+        return MAX_PIECE_BYTES if arrives else 0
 
     def waits(self, frame: Frame, fields: Any) -> bool:
         """Whether a request hashes weights, or waits for a lease or for room: others go on then.
@@ -86,14 +139,8 @@ class ShimRequests:
                 return True
             case FrameKind.UPLOAD:
                 return bool(frame.descriptors)
-            case FrameKind.PUT:
-                return self._local
-            case FrameKind.GET:
-                return self._data.waits(fields.handle, here=fields.here)
-            case FrameKind.DISCARD:
-                return self._data.waits(fields.handle)
             case _:
-                return False
+                return any(feature.waits(frame.kind, fields) for feature in self._features)
 
     async def handle(self, frame: Frame, fields: Any) -> ClientAnswer | None:
         session, local = self._session, self._local
@@ -114,7 +161,7 @@ class ShimRequests:
             case FrameKind.OFFER | FrameKind.PROVE | FrameKind.UPLOAD | FrameKind.CHUNK:
                 return ClientAnswer(*await self._handle_weights(frame, fields))
             case _:
-                return await self._handle_data(frame, fields)
+                return await self._handle_by_feature(frame, fields)
         return None
 
     async def _handle_weights(
@@ -130,26 +177,17 @@ class ShimRequests:
             case _:
                 return await self._weights.chunk(frame, fields), ()
 
-    async def _handle_data(self, frame: Frame, fields: Any) -> ClientAnswer | None:
-        match frame.kind:
-            case FrameKind.PUT:
-                return ClientAnswer(*await self._data.put(fields))
-            case FrameKind.GET:
-                answer, copies, body = await self._data.get(fields)
-                return ClientAnswer(answer, copies, body=body)
-            case FrameKind.PIECE:
-                return ClientAnswer(await self._data.piece(frame, fields))
-            case FrameKind.DISCARD:
-                await self._data.drop(fields.handle)
-            case FrameKind.RETURN:
-                self._data.give_back(fields.handle)
-            case _:
-                raise BadFrame(f"{frame.kind.name} is not a request of a shim")
-        return None
+    async def _handle_by_feature(self, frame: Frame, fields: Any) -> ClientAnswer | None:
+        for feature in self._features:
+            handle = feature.handlers.get(frame.kind)
+            if handle is not None:
+                return await handle(frame, fields)
+        raise BadFrame(f"{frame.kind.name} is not a request of a shim")
 
     def close(self) -> None:
         self._weights.close()
-        self._data.close()
+        for feature in self._features:
+            feature.close()
 
 
 class AdminRequests:

@@ -7,8 +7,6 @@ of its own.
 """
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gpu_manager.kernel_locks import (
     kill_lock_holder,
@@ -113,13 +111,3 @@ class NoGate:
 
     def leave(self) -> None:
         """Nobody else wants it."""
-
-
-@contextmanager
-def announced(gate: ProcessGate | NoGate, rank: TransferRank) -> Iterator[None]:
-    """Have other processes know that something of this rank moves."""
-    gate.announce(rank)
-    try:
-        yield
-    finally:
-        gate.retract(rank)

@@ -3,6 +3,7 @@
 Every method may be called from any thread and returns without blocking.
 """
 
+import asyncio
 import os
 import threading
 import time
@@ -247,14 +248,51 @@ class ReadingTimes(NamedTuple):
     verified_s: float
 
 
-class Joined(NamedTuple):
-    """One who waits for an image: the hold to come, and a descriptor of the growing memory.
+class ImageRequest:
+    """One request; whoever made it must close it, and has its hold if it was taken before."""
 
-    Whoever joined closes the descriptor.
-    """
+    def __init__(
+        self,
+        waiting: "Future[ImageHold]",
+        descriptor: int,
+        arriving: "ArrivingImage | None" = None,
+    ) -> None:
+        """An image that is `arriving` is not in memory yet; the request has its descriptor."""
+        self.arriving = arriving
+        self.descriptor = descriptor
+        self._waiting = waiting
+        self._taken = False
 
-    waiting: "Future[ImageHold]"
-    descriptor: int
+    def wait(self) -> ImageHold:
+        """Block until the image is there; the caller releases the hold."""
+        hold = self._waiting.result()
+        self._taken = True
+        return hold
+
+    async def hold(self) -> ImageHold:
+        """Wait until the image is there; the caller releases the hold."""
+        if not self._waiting.done():
+            await asyncio.wrap_future(self._waiting)
+        return self.wait()
+
+    def raise_failure(self) -> None:
+        """Raise the error for which the image will never be there, if there is one by now."""
+        if self._waiting.done():
+            self._waiting.result()
+
+    async def over(self) -> None:
+        if not self._waiting.done():
+            await asyncio.wait({asyncio.wrap_future(self._waiting)})
+
+    def close(self) -> None:
+        """Give the request up; without effect on a hold that was taken."""
+        if self.arriving is not None and self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+        if self._taken or self._waiting.cancel() or self._waiting.cancelled():
+            return
+        if self._waiting.exception() is None:
+            self.wait().release()
 
 
 class ArrivingImage:
@@ -272,18 +310,6 @@ class ArrivingImage:
         self._is_over = self._is_verified = False
         self._begun_s = self._read_s = time.monotonic()
 
-    @classmethod
-    def joined(cls, digest: str, table: ImageTable) -> "tuple[ArrivingImage, Joined]":
-        """An image, and the first who waits for it."""
-        image = cls(digest, table)
-        try:
-            first = image.join()
-        except StoreFailed:
-            image.memory.close()
-            raise
-        assert first is not None, "nothing has ended its reading"
-        return image, first
-
     @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits; once this is False, nobody can join any more."""
@@ -296,8 +322,8 @@ class ArrivingImage:
         """Where the bytes that are there end."""
         return self._present_bytes
 
-    def join(self) -> Joined | None:
-        """Wait for the image, too; None if its reading is over.
+    def join(self) -> ImageRequest | None:
+        """Request the image, too; None if its reading is over.
 
         StoreFailed if the system has no descriptor left.
         """
@@ -305,11 +331,11 @@ class ArrivingImage:
             if self._is_closed:
                 return None
             try:
-                joined = Joined(Future(), os.dup(self.memory.descriptor))
+                descriptor = os.dup(self.memory.descriptor)
             except OSError as error:
                 raise StoreFailed(f"shared memory: {error}") from error
-            self._waiting.append(joined.waiting)
-            return joined
+            self._waiting.append(Future())
+            return ImageRequest(self._waiting[-1], descriptor, self)
 
     def wait_beyond(self, offset: int) -> int | None:
         """Wait until more than the bytes before this offset are there; return where they end.

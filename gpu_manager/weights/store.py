@@ -28,8 +28,13 @@ from gpu_manager.errors import (
     WeightStoreFull,
 )
 from gpu_manager.transfers.path import TransferPath, disk_speed
-from gpu_manager.weights.host_images import ArrivingImage, HostImage, HostImages, ImageHold
-from gpu_manager.weights.image_requests import ImageRequest
+from gpu_manager.weights.host_images import (
+    ArrivingImage,
+    HostImage,
+    HostImages,
+    ImageHold,
+    ImageRequest,
+)
 from gpu_manager.weights.sealed_images import ImageWriter, WeightsUpload, checked_digest
 from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
 from torch_shim.wire.image_digests import (
@@ -357,7 +362,9 @@ class WeightStore:
         fresh: ArrivingImage | None = None
         with self._requesting:
             if (hold := self._images.open(digest)) is not None:
-                request = ImageRequest.in_memory(hold)
+                there: Future[ImageHold] = Future()
+                there.set_result(hold)
+                request = ImageRequest(there, hold.descriptor)
             else:
                 request, fresh = self._join(digest, table)
         if fresh is not None:
@@ -399,14 +406,20 @@ class WeightStore:
     def _join(self, digest: str, table: ImageTable) -> tuple[ImageRequest, ArrivingImage | None]:
         """Join the tasks that wait for this image; the first starts the read (lock held)."""
         arriving = self._arriving.get(digest)
-        joined = None if arriving is None else arriving.join()
-        if arriving is not None and joined is not None:
-            return ImageRequest.on_its_way(joined, arriving), None
+        request = None if arriving is None else arriving.join()
+        if request is not None:
+            return request, None
         if self._is_closed or not self._on_disk(digest):
             raise UnknownImage(digest)
-        arriving, joined = ArrivingImage.joined(digest, table)
+        arriving = ArrivingImage(digest, table)
+        try:
+            request = arriving.join()
+        except StoreFailed:
+            arriving.memory.close()
+            raise
+        assert request is not None, "nothing has ended its reading"
         self._arriving[digest] = arriving
-        return ImageRequest.on_its_way(joined, arriving), arriving
+        return request, arriving
 
     def _read_soon(self, arriving: ArrivingImage) -> None:
         try:

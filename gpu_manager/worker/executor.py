@@ -1,12 +1,12 @@
 """The calls of one model, one at a time, and what they have in common."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.lent_memory import IDLE_S
+from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
 from gpu_manager.devices.worker_device import DeviceImage, SharedArea, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Deliver, GraphCall
@@ -20,8 +20,8 @@ from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.wire.messages import SentTensor
 from torch_shim.wire.protocol import FailureKind
 
-# Does some work when a call has the turn of its slots, its model and its process.
-InTurn = Callable[[ChannelCall, Callable[[], CallAnswer]], CallAnswer]
+# Calls a function with some arguments when a call has the turn of its slots, model and process.
+InTurn = Callable[..., CallAnswer]
 # Answers a call when it has its turn, or has another call's turn answer it.
 RunCall = Callable[[ChannelCall, InTurn], CallAnswer]
 
@@ -46,7 +46,7 @@ class Executor:
         self._together = together
         self._leases = leases
         self._run: RunCall = self._run_singly
-        self._trimming: threading.Timer | None = None
+        self._trimming = IdleTimer(IDLE_S, self._trim_files)
 
     def extend(self, park: Callable[[], None], run: RunCall | None) -> None:
         """Have a feature park what it has where memory is short, and run the calls, if it does.
@@ -91,16 +91,11 @@ class Executor:
 
     def _give_up_idle_files(self) -> None:
         """Have the files that no function reads be given up, unless they are used again soon."""
-        if self._trimming is None and self.sessions.any_free_file():
-            later = threading.Timer(IDLE_S, self._trim_files)
-            later.daemon = True
-            with contextlib.suppress(RuntimeError):  # no room for a thread: the next call tries
-                later.start()
-                self._trimming = later
+        if not self._trimming.is_due and self.sessions.any_free_file():
+            self._trimming.ask()
 
     def _trim_files(self) -> None:
         with self.gate:
-            self._trimming = None
             self.sessions.trim_files(time.monotonic() - IDLE_S)
         self._give_up_idle_files()
 
@@ -131,9 +126,11 @@ class Executor:
 
     def _run_singly(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
         asked_s = time.perf_counter()
-        return in_turn(asked, lambda: self.single.run(asked, asked_s))
+        return in_turn(asked, self.single.run, asked, asked_s)
 
-    def _in_turn(self, asked: ChannelCall, work: Callable[[], CallAnswer]) -> CallAnswer:
+    def _in_turn(
+        self, asked: ChannelCall, work: Callable[..., CallAnswer], *arguments: Any
+    ) -> CallAnswer:
         """Do the work of a call, or of several, when its slots, its model and its process are free.
 
         What emulated slots take beyond the computing passes while the model's calls on other slots
@@ -142,7 +139,7 @@ class Executor:
         with self._together.slots.turn(asked.terms.slots):
             with self.gate, self._together.call(asked.call.needs):
                 self.single.use_terms(asked.terms)
-                answer = work()
+                answer = work(*arguments)
                 owed_s = self.single.take_owed_s()
             if owed_s:
                 time.sleep(owed_s)

@@ -52,7 +52,14 @@ class HostedModel:
         self._ran = CallSums(number, self.executor.single.usage, tell)
         space = ModelSpace(number, self.executor, self._note)
         self.parts = [feature.begin(space) for feature in features]
-        self.orders: dict[type[orders.WorkerOrder], CarryOut] = {}  # of features
+        self.orders: dict[type[orders.WorkerOrder], CarryOut] = {
+            orders.AdmitCalls: lambda order, _: self.leases.admit(order.admission),
+            orders.EndCalls: lambda order, _: self.leases.end(order.lease),
+            orders.AskComputed: lambda order, _: self._tell_computed(order.lease),
+            orders.OpenChannel: self._open,
+            orders.SetLimit: self._limit,
+            orders.HurryLoad: lambda *_: urgency.hurry(),
+        }
         frames: dict[FrameKind, AnswerFrame] = {}
         for part in self.parts:
             self.executor.extend(part.park, part.stand_in())
@@ -61,42 +68,6 @@ class HostedModel:
         self._observers = CallObservers(self._after_call, self._note, lost, frames)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self._settled = threading.Event()  # its load has ended, well or not
-
-    def admit(self, order: orders.AdmitCalls) -> None:
-        self.leases.admit(order.admission)
-
-    def serve(self, order: orders.OpenChannel, frame: Frame) -> None:
-        """Serve calls on a channel, in a thread of its own."""
-        (descriptor,) = frame.descriptors
-        connection = socket.socket(fileno=descriptor)
-        if self.executor.sessions.has_too_many(order.session):
-            connection.close()
-            self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
-            return
-        server = ChannelServer(
-            connection,
-            order.session,
-            order.function,
-            self.executor,
-            self.leases,
-            self._programs,
-            self._observers,
-        )
-        thread = threading.Thread(target=self._serve, args=(server,), name="channel", daemon=True)
-        self._channels = {known: of for known, of in self._channels.items() if of.is_alive()}
-        try:
-            thread.start()
-            self._channels[server] = thread
-        except RuntimeError as error:  # no more threads, or no address space for one
-            server.close()
-            self._note(f"a channel of session {order.session} is closed: {error}")
-
-    def limit(self, order: orders.SetLimit) -> None:
-        """Use no more than this, or go on with the call that asked for more."""
-        if order.answers:
-            self.relief.answer(order)
-        else:
-            self.executor.memory.set_limit(order.limit_bytes)
 
     def note_settled(self) -> None:
         self.device.link.report(self._moved, at_once=True)
@@ -133,6 +104,39 @@ class HostedModel:
         self.device.clear()
         return "" if all(freed) else "something refers to the weights still"
 
+    def _open(self, order: orders.OpenChannel, frame: Frame) -> None:
+        """Serve calls on a channel, in a thread of its own."""
+        (descriptor,) = frame.descriptors
+        connection = socket.socket(fileno=descriptor)
+        if self.executor.sessions.has_too_many(order.session):
+            connection.close()
+            self._note(f"session {order.session} has {MOST_CHANNELS} channels: another is closed")
+            return
+        server = ChannelServer(
+            connection,
+            order.session,
+            order.function,
+            self.executor,
+            self.leases,
+            self._programs,
+            self._observers,
+        )
+        thread = threading.Thread(target=self._serve, args=(server,), name="channel", daemon=True)
+        self._channels = {known: of for known, of in self._channels.items() if of.is_alive()}
+        try:
+            thread.start()
+            self._channels[server] = thread
+        except RuntimeError as error:  # no more threads, or no address space for one
+            server.close()
+            self._note(f"a channel of session {order.session} is closed: {error}")
+
+    def _limit(self, order: orders.SetLimit, _: Frame) -> None:
+        """Use no more than this, or go on with the call that asked for more."""
+        if order.answers:
+            self.relief.answer(order)
+        else:
+            self.executor.memory.set_limit(order.limit_bytes)
+
     def _serve(self, server: ChannelServer) -> None:
         self.device.adopt_thread()
         server.serve()
@@ -148,7 +152,7 @@ class HostedModel:
             part.report()
         self.device.link.report(self._moved, at_once=at_once)
 
-    def tell_computed(self, lease: int) -> None:
+    def _tell_computed(self, lease: int) -> None:
         computed_s = self._clocks.take(lease)
         self._tell(orders.CallsComputed(self.number, lease, computed_s))
 

@@ -90,17 +90,9 @@ class _WorkerLife:
             orders.Warm: lambda order, _: self._setup.warm(order),
             orders.Assign: self._assign,
             orders.LoadImage: self._load,
-            orders.OpenChannel: self._serve,
-            orders.EndCalls: lambda order, _: self._end(order),
-            orders.SetLimit: lambda order, _: self._limit(order),
+            orders.SetLimit: self._limit,
             orders.DropModel: lambda order, _: self._drop(order),
         }
-        of_models: dict[type[orders.WorkerOrder], Callable[[HostedModel, Any], object]] = {
-            orders.AdmitCalls: HostedModel.admit,
-            orders.AskComputed: lambda model, order: model.tell_computed(order.lease),
-            orders.HurryLoad: lambda model, _: model.urgency.hurry(),
-        }
-        handlers |= {kind: partial(self._tell_model, tell) for kind, tell in of_models.items()}
         while True:
             try:
                 frame = self._wire.receive()
@@ -109,24 +101,21 @@ class _WorkerLife:
                 break
             if isinstance(order, orders.StopWorker):
                 break
-            handlers.get(type(order), self._tell_features)(order, frame)
+            handlers.get(type(order), self._tell_model)(order, frame)
         for model in self._models.values():
             model.leave()
 
     # -- orders ---------------------------------------------------------------------------------
 
-    def _tell_model(self, tell: Callable[[HostedModel, Any], object], order: Any, _: Frame) -> None:
-        """Tell it to the order's model, unless that has left; nothing refers to it afterwards."""
-        model = self._models.get(order.model)
-        if model is not None:
-            tell(model, order)
-
-    def _tell_features(self, order: Any, frame: Frame) -> None:
+    def _tell_model(self, order: Any, frame: Frame) -> None:
+        """Have the order's model carry it out, unless that has left; nothing refers to it then."""
         model = self._models.get(order.model)
         if model is not None:
             model.orders[type(order)](order, frame)
             return
         frame.close_descriptors()
+        if isinstance(order, orders.EndCalls):
+            self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
         for feature in self._features:
             feature.answer_for_left(order)
 
@@ -162,26 +151,10 @@ class _WorkerLife:
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
-    def _end(self, order: orders.EndCalls) -> None:
-        model = self._models.get(order.model)
-        if model is None:
-            self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
-        else:
-            model.leases.end(order.lease)
-
-    def _limit(self, order: orders.SetLimit) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            if order.together_bytes:
-                self._setup.device.limit_together(order.together_bytes)
-            model.limit(order)
-
-    def _serve(self, order: orders.OpenChannel, frame: Frame) -> None:
-        model = self._models.get(order.model)
-        if model is not None:
-            model.serve(order, frame)
-            return
-        frame.close_descriptors()
+    def _limit(self, order: orders.SetLimit, frame: Frame) -> None:
+        if order.together_bytes and order.model in self._models:
+            self._setup.device.limit_together(order.together_bytes)
+        self._tell_model(order, frame)
 
     def _drop(self, order: orders.DropModel) -> None:
         """Let a model go in a thread of its own, while the others work."""

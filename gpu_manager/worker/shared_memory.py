@@ -19,7 +19,7 @@ from torch_shim.wire.protocol import MOST_BLOCK_BYTES, MOST_BLOCKS, FailureKind
 # Smaller results come in a file that is used once.
 LEAST_FILE_BYTES = 1 << 20
 # How much all files of a worker may take, beside the results that are used once.
-_MOST_BYTES = 1 << 30
+MOST_FILE_BYTES = 1 << 30
 _ROUNDED_TO = 1 << 21
 
 _numbers = itertools.count(1)
@@ -47,10 +47,10 @@ class ResultFile(MappedFile):
         super().close()
 
 
-class FileBudget:
-    """The bytes of all sessions' files in a worker."""
+class ByteBudget:
+    """The bytes that something of all sessions takes in a worker, and may take at most."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.size_bytes = 0
 
@@ -58,7 +58,7 @@ class FileBudget:
 class ResultFiles:
     """One session's files: those that the function reads, and those that are free."""
 
-    def __init__(self, budget: FileBudget) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._lent: OrderedDict[int, ResultFile] = OrderedDict()
         self._free: list[ResultFile] = []  # the one that became free last is the last

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_manager import eviction
-from research.thesis.readings import Readings
+from research.thesis.readings import Readings, SharedTraffic
 from scheduler import policies
 from scheduler.composition import compose
 from scheduler.model.actions import Dispatch, EnqueueLocally, Prepare
@@ -118,9 +118,7 @@ def test_readings_refuse_a_window_below_zero() -> None:
 
 
 def test_functions_beyond_the_table_share_its_models() -> None:
-    own, shared = (
-        Traffic(working_set=35, shares_models=shares).build(seed=1) for shares in (False, True)
-    )
+    own, shared = (kind(working_set=35).build(seed=1) for kind in (Traffic, SharedTraffic))
 
     assert len(own.models) == 35
     assert {each.id for each in shared.models} == set(table1())

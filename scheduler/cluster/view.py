@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
+from zlib import crc32
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.cluster import side_by_side
@@ -16,9 +17,7 @@ from scheduler.cluster.rankings import (
 from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.cluster.slots import Gpu, Slot
 from scheduler.cluster.state import ClusterState
-from scheduler.estimates import estimate
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import home
 
 
 class GpuRoom(NamedTuple):
@@ -180,7 +179,7 @@ class View:
     def configured_s(self, request: Pending, slot: Slot, configuration: Configuration) -> float:
         ran = configuration._replace(batch=configuration.batch * request.request.batch)
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
-        return estimate.configured_s(profiles, request.models, ran, gpu_type)
+        return profiles.configured_runs_s(request.models, ran, gpu_type)
 
     def measured(self, request: Pending, slot: Slot) -> Sequence[Configuration]:
         """The configurations in which such requests were measured on GPUs of the slot's type."""
@@ -483,3 +482,8 @@ class View:
 
 def _used(slot: Slot) -> tuple[int, str]:
     return slot.frequency, slot.id
+
+
+def home(application: str, stage: str, nodes: int) -> int:
+    """The node where the first stage of an application runs if it can: always the same."""
+    return crc32(f"{application}/{stage}".encode()) % nodes

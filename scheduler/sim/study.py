@@ -34,7 +34,6 @@ class Traffic:
     trace_start: int = 0
     without_top: int = 0
     profile: str = THESIS
-    shares_models: bool = False
 
     def build(self, seed: int) -> Workload:
         found = self._build(seed)
@@ -42,14 +41,7 @@ class Traffic:
 
     def _build(self, seed: int) -> Workload:
         if self.trace is None:
-            return workload.thesis(
-                self.working_set,
-                self.rate,
-                self.minutes,
-                self.pattern,
-                seed,
-                shares_models=self.shares_models,
-            )
+            return workload.thesis(self.working_set, self.rate, self.minutes, self.pattern, seed)
         window = workload.Window(self.trace_start, self.minutes, self.working_set, self.without_top)
         return workload.workload(workload.read(self.trace), window, self.rate, self.pattern, seed)
 

@@ -25,7 +25,7 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.process import ProcessRuntime
-from gpu_manager.runtimes.runtime import HostedModel, StayingData
+from gpu_manager.runtimes.runtime import HostedModel
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.store import WeightStore
@@ -142,13 +142,11 @@ async def live_node() -> AsyncIterator[LiveNode]:
         device, GpuSpec(GPU, NodeId("node"), device.memory_bytes), Ledger(device.memory_bytes)
     )
     store, catalogue, record = WeightStore(TierIndex("lru", 1 << 30)), Catalogue(), ReportRecord()
-    node = GpuNode(
-        NodeSettings("node", ()), [gpu], store, catalogue, record, StayingData(), lambda *_: None
-    )
+    node = GpuNode(NodeSettings("node", ()), [gpu], store, catalogue, record, (), lambda *_: None)
     runtime = ProcessRuntime(node, ["cpu"])
     runtime.prepare()
     node.start(runtime)
-    library = Library(NodeId("node"), store, catalogue, record, 0)
+    library = Library(node.weights, store, catalogue, record, 0)
     try:
         yield LiveNode(node, gpu, runtime, library, record)
     finally:

@@ -51,13 +51,12 @@ def measure(asked: PartOptions, say: Say) -> None:
         if asked.emulated:
             return
         runtime = loaded_runtime()
-        note = f"read-only pages can be pinned: {runtime.pins_read_only()}"
         for way, flags in (("pinned in pieces", PORTABLE), ("pinned read-only", READ_ONLY)):
             if runtime.pin(source.data_ptr(), mmap.PAGESIZE, flags):
                 runtime.unpin(source.data_ptr())
-                say(row(way, lambda: _registered(runtime, source, target), note))
+                say(row(way, lambda: _registered(runtime, source, target)))
             else:
-                say({"way": way, "gb_s": None, "of_link": None, "note": f"refused; {note}"})
+                say({"way": way, "gb_s": None, "of_link": None, "note": "refused"})
         best = 0.0
         for piece_bytes in _PIECES:
             began_s = time.perf_counter()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.devices.gpu_turns import GpuTurns, NoSlotTurns, SlotTurns
+from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.worker.calls.admitted_leases import LeaseClocks
 from torch_shim.wire.arithmetic import arithmetic_in_force, use_arithmetic
 from torch_shim.wire.messages import Arithmetic
@@ -38,7 +38,7 @@ class CallsTogether:
 
     def __init__(self) -> None:
         self.clocks = LeaseClocks()
-        self.slots: SlotTurns | NoSlotTurns = NoSlotTurns()  # where leases have parts of the GPU
+        self.slots = SlotTurns()  # where leases have parts of the GPU
         self._turns: GpuTurns | nullcontext[None] = nullcontext()  # one lease at a time
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()

@@ -16,6 +16,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import InputReader, Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.program.tensor_specs import versions_of
 from gpu_manager.worker.usage import ModelUsage
 from torch_shim.wire.protocol import FailureKind
 
@@ -221,7 +222,3 @@ def refuse_reshaped(written: Sequence[TensorInput]) -> None:
 
 def sum_of_bytes(outputs: Sequence[Any]) -> int:
     return sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor))
-
-
-def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by

@@ -12,7 +12,7 @@ import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
-from gpu_manager.worker.calls.single_call import refuse_reshaped, versions_of
+from gpu_manager.worker.calls.single_call import refuse_reshaped
 from gpu_manager.worker.executor import InTurn, RunCall
 from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature
 from gpu_manager.worker.merging import merged_run
@@ -33,6 +33,7 @@ from gpu_manager.worker.orders import LoadImage, Singly
 from gpu_manager.worker.program.channel_state import TensorInput
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.program.tensor_specs import versions_of
 from torch_shim.wire.protocol import FailureKind
 
 SMALLEST = 2  # calls in a group
@@ -101,7 +102,7 @@ class MergedCalls(ModelFeature):
         if not line.stand(waiting):
             return waiting.outcome()
         try:
-            return in_turn(asked, lambda: self.answer(waiting, line))
+            return in_turn(asked, self.answer, waiting, line)
         finally:
             line.leave()
 

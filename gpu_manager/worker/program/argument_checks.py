@@ -374,71 +374,42 @@ def _require_few(pieces: int) -> None:
     require(pieces <= _MOST_PIECES, "more than {} pieces", _MOST_PIECES)
 
 
-CHECKS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), grid_sampler),
-    **dict.fromkeys(
-        (
-            "native_batch_norm",
-            "_native_batch_norm_legit",
-            "_native_batch_norm_legit_functional",
-            "_native_batch_norm_legit_no_training",
-            "_batch_norm_with_update",
-        ),
+_CHECKED: tuple[tuple[str, Operator], ...] = (
+    ("grid_sampler grid_sampler_2d grid_sampler_3d", grid_sampler),
+    (
+        """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
+        _native_batch_norm_legit_no_training _batch_norm_with_update""",
         batch_norm,
     ),
-    "native_group_norm": group_norm,
-    **dict.fromkeys(("div", "div_", "divide", "divide_"), divide),
-    **dict.fromkeys(("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"), boxes),
-    **dict.fromkeys(
-        ("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"),
-        layer_checks.embedding_bag,
-    ),
-    "torch.nn.functional.embedding_bag": layer_checks.functional_embedding_bag,
-    **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy"), strided),
-    "as_strided_scatter": strided_scatter,
-    **dict.fromkeys(("empty_strided", "new_empty_strided"), new_strided),
-    **dict.fromkeys(
-        (
-            "upsample_linear1d",
-            "upsample_bilinear2d",
-            "upsample_bicubic2d",
-            "upsample_trilinear3d",
-            "upsample_nearest1d",
-            "upsample_nearest2d",
-            "upsample_nearest3d",
-            "_upsample_nearest_exact1d",
-            "_upsample_nearest_exact2d",
-            "_upsample_nearest_exact3d",
-        ),
+    ("native_group_norm", group_norm),
+    ("div div_ divide divide_", divide),
+    ("roi_align roi_pool ps_roi_align ps_roi_pool", boxes),
+    ("embedding_bag _embedding_bag _embedding_bag_forward_only", layer_checks.embedding_bag),
+    ("torch.nn.functional.embedding_bag", layer_checks.functional_embedding_bag),
+    ("as_strided as_strided_ as_strided_copy", strided),
+    ("as_strided_scatter", strided_scatter),
+    ("empty_strided new_empty_strided", new_strided),
+    (
+        """upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+        upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+        _upsample_nearest_exact2d _upsample_nearest_exact3d""",
         upsample,
     ),
-    "_transformer_encoder_layer_fwd": layer_checks.encoder_layer,
-    "_native_multi_head_attention": layer_checks.native_heads,
-    "padded_encoder": layer_checks.padded_encoder,
-    **dict.fromkeys(
-        ("scaled_dot_product_attention", "_scaled_dot_product_attention_math"),
-        layer_checks.attention,
-    ),
-    "multi_head_attention_forward": layer_checks.heads,
-    **dict.fromkeys(("_weight_norm", "_weight_norm_interface"), weight_norm),
-    "binary_cross_entropy": binary_cross_entropy,
-    **dict.fromkeys(("eig", "eigvals", "linalg_eig", "linalg_eigvals"), eigenvalues),
-    "deform_conv2d": deformed,
-    "lstm": layer_checks.lstm,
-    "gru": layer_checks.gru,
-    **dict.fromkeys(("unbind", "unbind_copy"), rows),
-    **dict.fromkeys(("split", "split_copy"), split),
-    "chunk": chunk,
-    **dict.fromkeys(
-        (
-            "tensor_split",
-            "hsplit",
-            "vsplit",
-            "dsplit",
-            "split_with_sizes",
-            "split_with_sizes_copy",
-        ),
-        chunks,
-    ),
-    **dict.fromkeys(("rnn_tanh", "rnn_relu"), layer_checks.plain_recurrent),
-}
+    ("_transformer_encoder_layer_fwd", layer_checks.encoder_layer),
+    ("_native_multi_head_attention", layer_checks.native_heads),
+    ("padded_encoder", layer_checks.padded_encoder),
+    ("scaled_dot_product_attention _scaled_dot_product_attention_math", layer_checks.attention),
+    ("multi_head_attention_forward", layer_checks.heads),
+    ("_weight_norm _weight_norm_interface", weight_norm),
+    ("binary_cross_entropy", binary_cross_entropy),
+    ("eig eigvals linalg_eig linalg_eigvals", eigenvalues),
+    ("deform_conv2d", deformed),
+    ("lstm", functools.partial(layer_checks.recurrent, layer_checks.LSTM_GATES)),
+    ("gru", functools.partial(layer_checks.recurrent, layer_checks.GRU_GATES)),
+    ("rnn_tanh rnn_relu", functools.partial(layer_checks.recurrent, layer_checks.PLAIN_GATES)),
+    ("unbind unbind_copy", rows),
+    ("split split_copy", split),
+    ("chunk", chunk),
+    ("tensor_split hsplit vsplit dsplit split_with_sizes split_with_sizes_copy", chunks),
+)
+CHECKS = {name: check for names, check in _CHECKED for name in names.split()}

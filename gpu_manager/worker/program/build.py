@@ -66,7 +66,6 @@ class BuiltProgram:
         self.digest = digest
         self.inputs = program.inputs
         self.random = program.random
-        self.steps = len(program.steps)
         self.operators = frozenset(step.operator for step in program.steps)
         self.has_parts = bool(program.parts)
         self.source = program
@@ -151,7 +150,6 @@ class _Writer:
         self._values: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._defined = program.inputs + constants
-        self._last_use: dict[int, int] = {}
         self._maps_devices = True
         self._takes_parts = False
 
@@ -159,7 +157,7 @@ class _Writer:
         """The compiled function, which returns its output's leaves, or else the output itself."""
         program = self._program
         first = self._defined
-        self._find_last_uses()
+        spent = self._spent_by_step()
         lines = ["def run(inputs, constants):"]
         for names, count, start in (
             ("inputs", program.inputs, 0),
@@ -173,7 +171,7 @@ class _Writer:
                 used = references([step.arguments, list(step.named.values())])
                 self.writing_lines[len(lines)] = [f"v{number}" for number in used]
             self._defined += 1
-            lines += [f" v{spent} = None" for spent in self._spent_after(first + number)]
+            lines += [f" v{value} = None" for value in sorted(spent[number])]
         lines.append(f" return {self._output(flat=flat)}")
         code = compile("\n".join(lines), PROGRAM, "exec", dont_inherit=True, optimize=2)
         # The builtins stay: torch itself imports modules through those of its caller.
@@ -188,25 +186,18 @@ class _Writer:
             return f"({''.join(f'{leaf},' for leaf in self._leaves(self._program.output))})"
         return self._expression(self._program.output)
 
-    def _find_last_uses(self) -> None:
-        """After which step each value is needed no more; those of the output never end."""
-        first = self._defined
-        for number, step in enumerate(self._program.steps):
+    def _spent_by_step(self) -> list[list[int]]:
+        """The values that are needed no more after each step; those of the output never end."""
+        first, steps = self._defined, self._program.steps
+        last = {first + number: number for number in range(len(steps))}  # used by itself alone
+        for number, step in enumerate(steps):
             for used in references([step.arguments, list(step.named.values())]):
-                self._last_use[used] = first + number
-        for used in references(self._program.output):
-            self._last_use.pop(used, None)
-        kept = set(references(self._program.output))
-        self._spent: dict[int, list[int]] = {}
-        for used, user in self._last_use.items():
-            if used >= first and used not in kept:
-                self._spent.setdefault(user, []).append(used)
-        for number in range(first, first + len(self._program.steps)):
-            if number not in self._last_use and number not in kept:
-                self._spent.setdefault(number, []).append(number)
-
-    def _spent_after(self, number: int) -> list[int]:
-        return self._spent.get(number, [])
+                if used >= first:
+                    last[used] = number
+        spent: list[list[int]] = [[] for _ in steps]
+        for value in last.keys() - references(self._program.output):
+            spent[last[value]].append(value)
+        return spent
 
     def _call(self, step: ProgramStep) -> str:
         found = self._table.find(step.operator)

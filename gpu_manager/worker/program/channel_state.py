@@ -12,7 +12,12 @@ from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.worker_device import DeviceImage
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity
-from gpu_manager.worker.shared_memory import FileBudget, FunctionBlocks, ResultFiles
+from gpu_manager.worker.shared_memory import (
+    MOST_FILE_BYTES,
+    ByteBudget,
+    FunctionBlocks,
+    ResultFiles,
+)
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind
 
 
@@ -62,14 +67,6 @@ class TensorInput(NamedTuple):
         return layout == (spec.shape, spec.strides, spec.offset)
 
 
-class SoleBudget:
-    """The bytes that the sessions of a worker keep, and that nobody else has."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.size_bytes = 0
-
-
 class KeptStorages:
     """A session's kept storages. One call at a time.
 
@@ -77,7 +74,7 @@ class KeptStorages:
     first. Of what the function does not have, nothing leaves until the function says so.
     """
 
-    def __init__(self, budget_bytes: int, sole_budget: SoleBudget, file_budget: FileBudget) -> None:
+    def __init__(self, budget_bytes: int, sole_budget: ByteBudget, file_budget: ByteBudget) -> None:
         self.files = ResultFiles(file_budget)
         self.blocks = FunctionBlocks()
         self.budget_bytes = budget_bytes  # of the copies
@@ -163,8 +160,8 @@ class SessionStorages:
         self._lock = threading.Lock()
         self._sessions: dict[str, KeptStorages] = {}
         self.budget_bytes = _COPIES_BYTES
-        self.sole_budget = SoleBudget(_SOLE_BYTES)
-        self.file_budget = FileBudget()
+        self.sole_budget = ByteBudget(_SOLE_BYTES)  # of what nobody else has
+        self.file_budget = ByteBudget(MOST_FILE_BYTES)
 
     def open(self, name: str) -> KeptStorages:
         """What the session keeps, for one more channel of it."""

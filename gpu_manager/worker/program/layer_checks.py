@@ -13,7 +13,7 @@ from torch_shim.kernels.padded_encoder import LAYER_WEIGHTS, layer_arguments
 _STATIC = slice(21, 23)  # keys and values given to torch.nn.functional's attention
 _ENCODER_ARGUMENTS = 15  # weights, and what lies between them
 _HEADS_ARGUMENTS = 4  # the weights of attention alone
-_LSTM_GATES, _GRU_GATES, _PLAIN_GATES = 4, 3, 1
+LSTM_GATES, GRU_GATES, PLAIN_GATES = 4, 3, 1
 
 
 def require(holds: object, what: str, *values: object) -> None:
@@ -200,23 +200,11 @@ def _mask(
         require(mask.shape == shapes[mask_type or 0], "a mask of shape {}", mask.shape)
 
 
-def lstm(*arguments: Any) -> None:
-    """The kernels read as much of states and weights as the first of them promises."""
-    _recurrent(_LSTM_GATES, arguments)
+def recurrent(gates: int, *arguments: Any) -> None:
+    """The kernels read as much of states and weights as the first of them promises.
 
-
-def gru(*arguments: Any) -> None:
-    """As for `lstm`."""
-    _recurrent(_GRU_GATES, arguments)
-
-
-def plain_recurrent(*arguments: Any) -> None:
-    """As for `lstm`."""
-    _recurrent(_PLAIN_GATES, arguments)
-
-
-def _recurrent(gates: int, arguments: Sequence[Any]) -> None:
-    """Both forms: a padded batch, and packed sequences with their batch sizes."""
+    Both forms: a padded batch, and packed sequences with their batch sizes.
+    """
     require(len(arguments) == len(("data", "sizes", *"hwbldtr")), "nine arguments")
     if not isinstance(arguments[3], (list, tuple)):
         data, states, weights, has_biases, layers, _, _, both_ways, batch_first = arguments
@@ -229,7 +217,7 @@ def _recurrent(gates: int, arguments: Sequence[Any]) -> None:
     directions = 2 if both_ways else 1
     each, left = divmod(len(weights), layers * directions) if layers > 0 else (0, 1)
     plain = 4 if has_biases else 2
-    projected = gates == _LSTM_GATES and each == plain + 1
+    projected = gates == LSTM_GATES and each == plain + 1
     require(not left and (each == plain or projected), "{} weights", len(weights))
     hidden, out = _sizes(weights, gates, projected=projected)
     for number, weight in enumerate(weights):
@@ -241,7 +229,7 @@ def _recurrent(gates: int, arguments: Sequence[Any]) -> None:
     for state, size in zip(states, (out, hidden), strict=False):
         shape = (layers * directions, batch, size)
         require(state.shape == shape, "a state of shape {}, not {}", state.shape, shape)
-    require(len(states) == (2 if gates == _LSTM_GATES else 1), "{} states", len(states))
+    require(len(states) == (2 if gates == LSTM_GATES else 1), "{} states", len(states))
 
 
 def _packed_batch(data: torch.Tensor, sizes: torch.Tensor) -> int:

@@ -16,7 +16,7 @@ from gpu_manager.devices.worker_device import Recording, WorkerDevice
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
 from gpu_manager.worker.program.inputs import Inputs
-from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, view
+from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, versions_of, view
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.
 _RUNS_BEFORE = 2
@@ -98,10 +98,9 @@ class Graphs:
 
     def _watched(self, key: Any, program: BuiltProgram, inputs: Inputs) -> ProgramRun:
         """A run before the recording, which shows whether one would be right."""
-        before = [constant._version for constant in program.constants]  # noqa: SLF001 - autograd's
+        before = versions_of(program.constants)
         run = self._step_by_step(program, inputs)
-        after = [constant._version for constant in program.constants]  # noqa: SLF001 - counter
-        if inputs.changed() or before != after:
+        if inputs.changed() or before != versions_of(program.constants):
             self._refuse(program, "writes to an input or constant")
         elif len(self._runs) < _MOST_KEYS:
             self._runs[key] = self._runs.get(key, 0) + 1

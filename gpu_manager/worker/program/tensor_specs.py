@@ -1,5 +1,6 @@
 """Tensors as the wire describes them, checked, and as torch has them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,3 +76,7 @@ def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
 def identity(storage: torch.UntypedStorage) -> int:
     """A number that two storages alive at the same time have in common only if they are one."""
     return int(storage._cdata)  # noqa: SLF001 - the address of the storage itself, not of its data
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - the counter autograd goes by

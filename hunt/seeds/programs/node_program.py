@@ -20,9 +20,8 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import HostedId, LoadOrder, StayingData
+from gpu_manager.runtimes.runtime import HostedId, LoadOrder
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -140,7 +139,7 @@ class WatchedNode(GpuNode):
         most: int,
     ) -> None:
         """`most` leases may be in force on a slot."""
-        super().__init__(settings, gpus, store, catalogue, attachment, StayingData(), lease_ended)
+        super().__init__(settings, gpus, store, catalogue, attachment, (), lease_ended)
         self._around = around
         self._journal = around.journal
         self._most = most
@@ -205,9 +204,8 @@ class NodeProgram:
             node = self.node = WatchedNode(
                 settings, gpus, store, catalogue, attachment, ended, around, self._most
             )
-            self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
-            elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
-            self.acquiring = Acquiring(node, attachment, self.library, tokens, elsewhere)
+            self.library = Library(node.weights, store, catalogue, attachment, _CONTEXT_BYTES)
+            self.acquiring = Acquiring(node, attachment, self.library, tokens, attachment)
             attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)

@@ -12,7 +12,9 @@ from typing import Any
 from common.gpu_wishes import PROCESS
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import (
+    EmptyHost,
     HostedId,
+    HostedModel,
     HostProcess,
     LoadOrder,
     LoadSpan,
@@ -25,20 +27,20 @@ from gpu_manager.worker.orders import Admission, LeaseTerms, WorkerOrder
 CarryOut = Callable[[WorkerOrder, Sequence[int]], None]
 
 
-class InMemoryHosted:
+class InMemoryHosted(HostedModel):
     """One model in memory."""
 
     def __init__(self, runtime: "InMemoryRuntime", order: LoadOrder, number: int) -> None:
         self.order = order
         self.id = HostedId(f"worker-{number}")
         self.number = number
-        self.host: HostProcess | None = runtime.host_of(order, number)
+        self.host = runtime.host_of(order, number)
         self.memory_bytes = runtime.memory_bytes.get(order.model, order.total_bytes)
         self.overhead_bytes = runtime.overhead_bytes
         self.load_s = runtime.load_s
         now_s = asyncio.get_running_loop().time()
-        self.load_spans: Sequence[LoadSpan] = [LoadSpan("transfer", now_s - self.load_s, now_s)]
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.load_spans = [LoadSpan("transfer", now_s - self.load_s, now_s)]
+        self.closed = asyncio.get_running_loop().create_future()
         self.limit_bytes = order.limit_bytes
         self.together_bytes = order.together_bytes
         self.admitted: set[int] = set()
@@ -101,7 +103,8 @@ class InMemoryHosted:
 
     def report(self, report: WorkerOrder, descriptors: Sequence[int] = ()) -> None:
         """Report something about a feature at once."""
-        self._runtime.observer.data.reported(self, report, descriptors)
+        for feature in self._runtime.observer.features:
+            feature.reported(self, report, descriptors)
 
     async def heard(self) -> None:
         for say in self.say:
@@ -173,14 +176,14 @@ class InMemoryHosted:
                 ended.set()
 
 
-class InMemoryEmpty:
+class InMemoryEmpty(EmptyHost):
     """A process that a model has left."""
 
     def __init__(self, runtime: "InMemoryRuntime", left_by: InMemoryHosted) -> None:
         self.tenant = left_by.order.tenant
         self.host = left_by.host
         self.memory_bytes = runtime.context_bytes
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.get_running_loop().create_future()
         self._runtime = runtime
 
     async def end(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,7 +19,7 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
-from gpu_manager.runtimes.runtime import StayingData
+from gpu_manager.runtimes.runtime import NodeFeature
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -28,7 +28,7 @@ from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.composition import make_core
 from scheduler.features.billing.use_meter import UseMeter
 from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
@@ -120,7 +120,7 @@ async def world(
     shared: bool = False,
     watched: bool = False,
     emulation: EmulatedTimes = EmulatedTimes(),  # noqa: B008 - it never changes
-    data: StayingData = StayingData(),  # noqa: B008 - it never changes
+    features: Sequence[NodeFeature] = (),
 ) -> AsyncIterator[World]:
     """A node with emulated GPUs and nothing on them.
 
@@ -146,10 +146,10 @@ async def world(
     )
     ended: list[tuple[SessionKey, LeaseId]] = []
     node = GpuNode(
-        settings, hosts, store, catalogue, driver, data, lambda *lease: ended.append(lease)
+        settings, hosts, store, catalogue, driver, features, lambda *lease: ended.append(lease)
     )
     runtime = InMemoryRuntime(node, shared=shared)
-    library = Library(name, store, catalogue, driver, 0)
+    library = Library(node.weights, store, catalogue, driver, 0)
     meter = core.add(UseMeter(core.lifecycle, loop.time()))
     found = World(node, driver, runtime, store, library, events, meter, ended)
     driver.attach(name, node)

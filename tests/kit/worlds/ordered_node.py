@@ -15,7 +15,6 @@ from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.runtimes.runtime import StayingData
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -197,12 +196,10 @@ async def ordered_node(
     gpu = HostGpu(device, GpuSpec(GpuId(GPU), name, device.memory_bytes), ledger)
     store = store or WeightStore(TierIndex("lru", 64 * 1024 * MIB))
     catalogue, record = Catalogue(), ReportRecord()
-    node = GpuNode(
-        NodeSettings("node", ()), [gpu], store, catalogue, record, StayingData(), lambda *_: None
-    )
+    node = GpuNode(NodeSettings("node", ()), [gpu], store, catalogue, record, (), lambda *_: None)
     runtime = InMemoryRuntime(node)
     runtime.context_bytes = CONTEXT_BYTES
-    library = Library(name, store, catalogue, record, CONTEXT_BYTES)
+    library = Library(node.weights, store, catalogue, record, CONTEXT_BYTES)
     found = OrderedNode(node, gpu, runtime, store, library, record)
     node.start(runtime)
     try:

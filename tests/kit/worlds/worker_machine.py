@@ -20,8 +20,8 @@ from gpu_manager.runtimes.runtime import (
     MergedSums,
     Observer,
     PressureAnswer,
+    Runtime,
 )
-from gpu_manager.runtimes.stream import ChosenRuntime
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpu_manager.worker.orders import Admission
 from tests.kit.waiting import AsyncCondition, eventually
@@ -120,7 +120,7 @@ class Machine:
             pool=pool, load_timeout_s=20, liveness=liveness, pool_library=pool_library()
         )
         self.runtime = self.run(self._start(settings))
-        self.chosen = ChosenRuntime(self.runtime)
+        self.chosen: Runtime = self.runtime  # which loads models
         self.weights = torch.arange(1 << 20, dtype=torch.float32)
         self.image, self.table, self.total = sealed_image(self.weights)
 

@@ -15,7 +15,8 @@ from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpu_manager.transfers.path import TransferPath
-from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.host_images import ImageRequest
+from gpu_manager.weights.image_requests import ImageFeed
 from tests.kit.processes.fork_servers import server_pid
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import eventually

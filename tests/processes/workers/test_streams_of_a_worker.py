@@ -12,6 +12,7 @@ import torch
 
 from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.runtime import Emulation, HostedModel, PressureAnswer
+from gpu_manager.runtimes.stream import ChosenRuntime
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.caller import (
     Caller,
@@ -48,6 +49,7 @@ DRAW = program(
 @pytest.fixture(scope="module")
 def _machine() -> Iterator[Machine]:
     machine = Machine()
+    machine.chosen = ChosenRuntime(machine.runtime)
     yield machine
     machine.run(machine.runtime.close())
     os.close(machine.image)

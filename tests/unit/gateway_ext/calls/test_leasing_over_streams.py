@@ -30,7 +30,9 @@ BERT = 64 * "b"
 
 
 async def a_lease(leasing: LeasePool, function: Function, call_id: str) -> CallLease | None:
-    return await leasing.lease(gpu_call(function, call_id), "http://echo")
+    lease = leasing.lease(gpu_call(function, call_id))
+    await lease.take("http://echo")
+    return lease if lease.has_lease else None
 
 
 async def test_request_is_cancelled_when_its_task_is() -> None:

@@ -25,7 +25,8 @@ class Lenders:
 
     def __init__(self, it: World, lender: InMemoryHosted, borrower: InMemoryHosted) -> None:
         self.table: DataTable = table()
-        self.data = it.node.data = WorkerData(self.table)
+        self.data = WorkerData(self.table)
+        it.node.features = [self.data]
         self.lender, self.borrower = InMemoryData(lender), InMemoryData(borrower)
         new = NewData(len(CONTENT), b"about")
         self.item: DataItem = self.data.put(lender.order.tenant, ONE, new, lender)

@@ -20,7 +20,8 @@ class Putting:
 
     def __init__(self, it: World, hosted: InMemoryHosted) -> None:
         self.table: DataTable = table(memory_bytes=128 * MIB)
-        self.data = it.node.data = WorkerData(self.table)
+        self.data = WorkerData(self.table)
+        it.node.features = [self.data]
         self.hosted = hosted
         self.worker = InMemoryData(hosted)
         self.tenant = hosted.order.tenant

@@ -23,7 +23,7 @@ def published(
     it: World, data: WorkerData, there: InMemoryData, content: bytes = CONTENT
 ) -> DataItem:
     """Data that this model's worker has."""
-    it.node.data = data
+    it.node.features = [data]
     item = data.put("team", ONE, NewData(len(content), b""), there.hosted)
     there.content[item.handle] = content
     return item
@@ -212,7 +212,7 @@ async def test_data_is_lost_when_its_worker_dies_and_that_ends_the_wait() -> Non
 @virtually
 async def test_data_is_brought_to_safety_when_its_model_is_evicted() -> None:
     kept, data = parts()
-    async with world(gpu_mib=300, data=data) as it:
+    async with world(gpu_mib=300, features=[data]) as it:
         first, second = it.add(100), it.add(101)
         held, hosted = await it.hold(first)
         there = InMemoryData(hosted)

@@ -23,8 +23,8 @@ from gpu_manager.errors import (
     WeightStoreError,
 )
 from gpu_manager.transfers.path import TransferPath
-from gpu_manager.weights.host_images import ArrivingImage
-from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.host_images import ArrivingImage, ImageRequest
+from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.store import WeightStore
 from tests.kit.fakes.path_gate import PIECE_BYTES as PIECE

@@ -9,7 +9,8 @@ from msgspec import structs
 from gpu_manager.runtimes.hosting_worker import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
 from gpu_manager.transfers.path import TransferPath
-from gpu_manager.weights.image_requests import ImageFeed, ImageRequest
+from gpu_manager.weights.host_images import ImageRequest
+from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker import orders
 from tests.kit.virtual_time import virtually
 

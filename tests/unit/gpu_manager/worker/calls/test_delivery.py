@@ -7,12 +7,17 @@ import pytest
 
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker.channel_server import Delivery
-from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, FileBudget, ResultFiles
+from gpu_manager.worker.shared_memory import (
+    LEAST_FILE_BYTES,
+    MOST_FILE_BYTES,
+    ByteBudget,
+    ResultFiles,
+)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_file_is_taken_back_when_the_answer_is_not_sent(*, fails: bool) -> None:
-    files = ResultFiles(FileBudget())
+    files = ResultFiles(ByteBudget(MOST_FILE_BYTES))
     delivery = Delivery(CpuArithmetic(), memoryview(bytearray(64)), files, files.give)
     with contextlib.suppress(InterruptedError), delivery:
         assert len(delivery.room(LEAST_FILE_BYTES)) >= LEAST_FILE_BYTES

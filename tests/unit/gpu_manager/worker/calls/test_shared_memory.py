@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, FileBudget, ResultFiles
+from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ByteBudget, ResultFiles
 from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
@@ -88,7 +88,7 @@ def test_idle_files_are_given_up_and_closed_sessions_leave_none() -> None:
 
 
 def test_files_stay_within_their_budget_whatever_the_function_holds() -> None:
-    budget = FileBudget(most_bytes=6 * MEBIBYTE)
+    budget = ByteBudget(most_bytes=6 * MEBIBYTE)
     files, others = ResultFiles(budget), ResultFiles(budget)
     taken = [files.take(2 * MEBIBYTE, lambda _: None) for _ in range(5)]
     assert all(taken)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from gpu_manager.devices.gpu_turns import (
-    NoSlotTurns,
     SlotTurns,
     kill_turn_holder,
     make_turns,
@@ -119,5 +118,5 @@ def test_the_slots_of_a_killed_process_are_free(turns: int) -> None:
 
 
 def test_nothing_is_waited_for_where_leases_have_the_whole_gpu() -> None:
-    with NoSlotTurns().turn((0,)), NoSlotTurns().turn((0,)):
+    with SlotTurns().turn((0,)), SlotTurns().turn((0,)):
         pass

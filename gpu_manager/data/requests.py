@@ -1,116 +1,168 @@
-"""Handles a session's requests about data: put, pieces of it, get, drop, give back."""
+"""The node's data of functions, and a session's requests about it: put, get, drop, give back."""
 
 import os
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cache_manager.model.ids import NodeId
 from common.data_handles import node_of
-from gpu_manager.data.items import DataItem
+from common.telemetry.metrics import MetricFamily, gauge
+from gpu_manager import metrics
+from gpu_manager.data.items import DataItem, DataSpill
+from gpu_manager.data.room import DataLimits, DataRoom
 from gpu_manager.data.staying import WorkerData
 from gpu_manager.data.table import DataTable, NewData
+from gpu_manager.devices.host_memory import available_bytes
 from gpu_manager.errors import ClientNotAllowed, NoRoomForData, NoScheduler, NoSuchData
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedId, HostedModel
+from gpu_manager.server.requests import (
+    ClientAnswer,
+    FeatureRequests,
+    ManagerFeature,
+    ManagerSpace,
+)
 from gpu_manager.sessions.sessions import ClientSession, in_thread
+from gpu_manager.worker.orders import WorkerOrder
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.messages import Get, Piece, Put
-from torch_shim.wire.protocol import MAX_PIECE_BYTES
+from torch_shim.wire.messages import AboutData, Get, Piece, Put
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
 
 Answer = dict[str, Any]
-# Returns the addresses of another node; none if it is unknown.
-Locate = Callable[[NodeId], Awaitable[tuple[str, ...]]]
 _MOST_ARRIVING = 4  # of one connection, in pieces
+# By default functions' data has this fraction (1/N) of the free memory, and this of descriptors.
+_SHARE = 8
+_PIECES_SHARE, _LEAST_PIECES = 16, 64
 
 
-@dataclass(frozen=True, slots=True)
-class NodeData:
+class PassedData(ManagerFeature):
     """The node's data of functions, and where other nodes' data is asked for."""
 
-    node: GpuNode
-    table: DataTable
-    workers: WorkerData
-    locate: Locate
+    def __init__(self, manager: ManagerSpace) -> None:
+        super().__init__(manager)
+        self.table = _table(manager)
+        self.workers = WorkerData(self.table)
+
+    async def rescue(self, hosted: HostedModel) -> None:
+        await self.workers.rescue(hosted)
+
+    def reported(
+        self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
+    ) -> None:
+        self.workers.reported(hosted, report, descriptors)
+
+    def requests(self, session: ClientSession, node: GpuNode, *, local: bool) -> "DataRequests":
+        return DataRequests(self, session, node, local=local)
 
     def end_session(self, session: ClientSession) -> None:
         self.table.end_session(session.key)
+
+    def families(self) -> Iterator[MetricFamily]:
+        kinds = self.table.bytes_by_place().items()
+        yield gauge(metrics.DATA, [((kind,), float(size)) for kind, size in kinds])
+        yield gauge(metrics.DATA_PIECES, [((), len(self.table))])
 
     async def close(self) -> None:
         await self.workers.close()
         self.table.close()
 
 
-class DataRequests:
+def _table(manager: ManagerSpace) -> DataTable:
+    settings, spill = manager.settings, manager.settings.spill
+    limits = DataLimits(
+        memory_bytes=settings.data_memory_bytes or available_bytes() // _SHARE,
+        disk_bytes=settings.data_disk_bytes if spill is not None else 0,
+        most=max(_LEAST_PIECES, manager.descriptors // _PIECES_SHARE),
+    )
+    disk = None if spill is None else DataSpill(spill / "data", limits.disk_bytes)
+    return DataTable(settings.node, limits, DataRoom(limits, disk))
+
+
+class DataRequests(FeatureRequests):
     """The requests of one connection; `local` clients get descriptors instead of bytes."""
 
-    def __init__(self, data: NodeData, session: ClientSession, *, local: bool) -> None:
+    def __init__(
+        self, data: PassedData, session: ClientSession, node: GpuNode, *, local: bool
+    ) -> None:
         self._data = data
+        self._node = node
         self._table = data.table
         self._key = session.key
         self._tenant = session.identity.tenant
         self._local = local
         self._arriving: dict[str, int] = {}  # bytes that have come, by handle
+        self.handlers = {
+            FrameKind.PUT: self._put,
+            FrameKind.GET: self._get,
+            FrameKind.PIECE: self._piece,
+            FrameKind.DISCARD: self._drop,
+            FrameKind.RETURN: self._give_back,
+        }
 
-    @property
-    def arriving(self) -> bool:
+    def is_arriving(self) -> bool:
         return bool(self._arriving)
 
-    async def put(self, asked: Put) -> tuple[Answer, tuple[int, ...]]:
+    def waits(self, kind: FrameKind, fields: Any) -> bool:
+        """Whether a request may wait: for room, a worker, a disk, or the scheduler."""
+        match kind:
+            case FrameKind.PUT:
+                return self._local
+            case FrameKind.GET | FrameKind.DISCARD:
+                near = node_of(fields.handle) == self._node.name and self._local
+                comes = self._data.workers.grants.may_come(self._tenant, fields.handle)
+                return comes or not near or (kind is FrameKind.GET and fields.here)
+            case _:
+                return False
+
+    async def _put(self, _: Frame, asked: Put) -> ClientAnswer:
         """Make room for data, or note data that a worker has; return the handle."""
         parts = tuple(asked.parts)
         new = NewData(asked.size, asked.about, asked.lifetime_s, parts, asked.wished)
         for part in parts:
             await self._settle(part)
         try:
-            return await self._put(new, asked.worker)
+            return await self._put_new(new, asked.worker)
         except NoRoomForData:
             if not await self._data.workers.grants.recall_of(self._tenant):
                 raise
-        return await self._put(new, asked.worker)
+        return await self._put_new(new, asked.worker)
 
-    async def _put(self, new: NewData, worker: str | None) -> tuple[Answer, tuple[int, ...]]:
+    async def _put_new(self, new: NewData, worker: str | None) -> ClientAnswer:
         if worker is not None:
             hosted = self._hosted(HostedId(worker))
             item = self._data.workers.put(self._tenant, self._key, new, hosted)
-            return {"handle": item.handle}, ()
+            return ClientAnswer({"handle": item.handle})
         if not self._local and len(self._arriving) >= _MOST_ARRIVING:
             raise ClientNotAllowed(f"{_MOST_ARRIVING} pieces of data have not arrived yet")
         item = await self._table.put(self._tenant, self._key, new)
         assert item.file is not None, "data that arrives has a file"
         if self._local:
-            return {"handle": item.handle}, (item.file.for_writer(),)
+            return ClientAnswer({"handle": item.handle}, (item.file.for_writer(),))
         self._arriving[item.handle] = 0
-        return {"handle": item.handle}, ()
+        return ClientAnswer({"handle": item.handle})
 
-    async def piece(self, frame: Frame, asked: Piece) -> Answer:
+    async def _piece(self, frame: Frame, asked: Piece) -> ClientAnswer:
         """Take a piece of data; after the last one it may be read. A local client sends none."""
         handle = asked.handle
         item = self._table.arriving(self._tenant, self._key, handle)
         if not self._local:
             await self._write(item, asked.offset, frame.body)
         if not asked.last:
-            return {}
+            return ClientAnswer({})
         came = self._arriving.pop(handle, None)
         if came is not None and came != item.size_bytes:
             self._table.end(item)
             raise BadFrame(f"data of {item.size_bytes} bytes ended after {came}")
         self._table.filled(item)
-        return {}
+        return ClientAnswer({})
 
-    def waits(self, handle: str, *, here: bool = False) -> bool:
-        """Whether a request about data may wait: for a worker, a disk, or the scheduler."""
-        near = node_of(handle) == self._data.node.name
-        comes = self._data.workers.grants.may_come(self._tenant, handle)
-        return comes or not (near and self._local) or here
-
-    async def get(self, asked: Get) -> tuple[Answer, tuple[int, ...], bytes | None]:
+    async def _get(self, _: Frame, asked: Get) -> ClientAnswer:
         """Return what data is, with a descriptor or a piece of it if it is `here`."""
         handle = asked.handle
         node = NodeId(node_of(handle) or "")
-        if node != self._data.node.name:
-            return {"elsewhere": await self._elsewhere(node)}, (), None
+        if node != self._node.name:
+            return ClientAnswer({"elsewhere": await self._elsewhere(node)})
         await self._settle(handle)
         item = self._table.find(self._tenant, handle)
         if not item.is_here and asked.here:
@@ -120,24 +172,25 @@ class DataRequests:
         if item.hosted is not None:
             answer["worker"] = item.hosted.id
         if not item.is_here:
-            return answer, (), None
+            return ClientAnswer(answer)
         if self._local:
-            return answer | {"start": 0}, (item.for_reader(self._key),), None
+            return ClientAnswer(answer | {"start": 0}, (item.for_reader(self._key),))
         content = None if asked.offset is None else await self._read(item, asked.offset)
-        return answer, (), content
+        return ClientAnswer(answer, body=content)
 
-    async def drop(self, handle: str) -> None:
+    async def _drop(self, _: Frame, asked: AboutData) -> None:
         """End data, if it is this tenant's."""
-        await self._settle(handle)
-        self._table.drop(self._tenant, handle)
+        await self._settle(asked.handle)
+        self._table.drop(self._tenant, asked.handle)
 
-    def give_back(self, handle: str) -> None:
-        self._table.give_back(self._tenant, self._key, handle)
+    async def _give_back(self, _: Frame, asked: AboutData) -> None:
+        self._table.give_back(self._tenant, self._key, asked.handle)
 
     def close(self) -> None:
         for handle in self._arriving:
             self._table.drop(self._tenant, handle)
         self._arriving.clear()
+        self.handlers = {}  # they hold this object: nothing should wait for the collector
 
     async def _settle(self, handle: str) -> None:
         """Have the table know data that a worker has put by itself a moment ago."""
@@ -145,14 +198,14 @@ class DataRequests:
 
     def _hosted(self, name: HostedId) -> HostedModel:
         """Return the model whose worker has the data; ClientNotAllowed for another tenant's."""
-        hosted = self._data.node.hosted(name)
+        hosted = self._node.hosted(name)
         if hosted.order.tenant != self._tenant:
             raise ClientNotAllowed(f"worker {name} is not this namespace's")
         return hosted
 
     async def _elsewhere(self, node: NodeId) -> Answer:
         try:
-            addresses = await self._data.locate(node) if node else ()
+            addresses = await self._data.manager.locate(node) if node else ()
         except NoScheduler as error:
             raise NoSuchData from error
         if not addresses:

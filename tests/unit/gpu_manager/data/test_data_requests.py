@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from common.addresses import TcpAddress, UnixAddress
+from gpu_manager.data.requests import PassedData
 from tests.kit.nodes.in_memory_data import InMemoryData
 from tests.kit.nodes.manager_client import (
     Manager,
@@ -48,7 +49,8 @@ async def get(client: ManagerClient, handle: str) -> bytes:
 
 
 def table(it: Manager) -> Any:
-    return it.node.manager.data.table
+    (data,) = (each for each in it.node.manager.features if isinstance(each, PassedData))
+    return data.table
 
 
 async def test_another_function_of_the_tenant_gets_what_one_has_put() -> None:
