@@ -8,30 +8,12 @@ from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.layer import Layer
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.features.billing.charges import (
-    CONTEXT,
-    DISK,
-    GPU_TIME,
-    HOST,
-    IDLE,
-    IN_USE,
-    KEPT,
-    KEPT_FROM_OTHERS,
-    LOADING,
-    NOBODY,
-    WAITING,
-    FormerUsers,
-    Holding,
-    LeaseBill,
-    Payer,
-    SlotTime,
-    charge_equally,
-    owe_equally,
-)
+from scheduler.features.billing import charges
+from scheduler.features.billing.charges import Holding, LeaseBill, Payer, SlotTime
 from scheduler.features.billing.use_buckets import Collected, GpuSpan, take_charges
 from scheduler.model.values import LeaseId, LeaseUse, SlotId
 
-_NOBODY_ALONE = (NOBODY,)
+_NOBODY_ALONE = (charges.NOBODY,)
 _MICROSECONDS = 1e6
 # What nodes have is reported within this time after a change of leader.
 _RETURN_US = 60_000_000
@@ -46,7 +28,7 @@ class GpuBook:
     Unused memory is counted by itself: free, and withheld for programs outside gpufaas.
     """
 
-    def __init__(self, gpu: Gpu, former: FormerUsers, now_us: int) -> None:
+    def __init__(self, gpu: Gpu, former: charges.FormerUsers, now_us: int) -> None:
         self.cache = gpu.cache
         self._former = former
         self.gpu = gpu.spec.id
@@ -56,7 +38,7 @@ class GpuBook:
         self.residents: dict[ModelId, Holding] = {}
         self.contexts: dict[ModelId, Holding] = {}
         self.slots: dict[SlotId, Holding] = {
-            slot.id: Holding(_NO_MODEL, self.gpu, 1, GPU_TIME, None, self.charged, now_us)
+            slot.id: Holding(_NO_MODEL, self.gpu, 1, charges.GPU_TIME, None, self.charged, now_us)
             for slot in gpu.slots
         }
         self._counted_us = now_us
@@ -83,7 +65,7 @@ class GpuBook:
             if holding.size != size:
                 self._resize(holding, size, now_us)
             return None
-        holding = Holding(model, self.gpu, 0, IN_USE, IDLE, self.charged, now_us)
+        holding = Holding(model, self.gpu, 0, charges.IN_USE, charges.IDLE, self.charged, now_us)
         self._resize(holding, size, now_us)
         self.residents[model] = holding
         return holding
@@ -116,7 +98,9 @@ class GpuBook:
         if context is None:
             if not size:
                 return
-            context = Holding(model, self.gpu, 0, CONTEXT, CONTEXT, self.charged, now_us)
+            context = Holding(
+                model, self.gpu, 0, charges.CONTEXT, charges.CONTEXT, self.charged, now_us
+            )
             self.contexts[model] = context
             left = self.residents.get(model)
             users = self._former.of(self.node, model) if left is None else left.users
@@ -153,7 +137,7 @@ class UseMeter(Layer):
         self._collected: list[Collected] = []
         self._spans: list[GpuSpan] = []
         self._stored: dict[ModelId, dict[NodeId, Holding]] = {}
-        self._former = FormerUsers()
+        self._former = charges.FormerUsers()
         self._bills: dict[LeaseId, LeaseBill] = {}
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
         self._now_us = int(now * _MICROSECONDS)
@@ -178,7 +162,7 @@ class UseMeter(Layer):
         payers = self._begin(lease)
         for pending, payer in zip(lease.requests, payers, strict=False):
             if not pending.gave_back:  # else it has had a lease
-                payer.add(WAITING, _us(pending.arrived_s, self._cluster.now))
+                payer.add(charges.WAITING, _us(pending.arrived_s, self._cluster.now))
 
     def adopted(self, lease: ActiveLease) -> None:
         self._begin(lease)
@@ -206,11 +190,11 @@ class UseMeter(Layer):
         for slot in () if lease.beside else (lease.slot, *lease.more):
             book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
         if lease.loading:
-            self._spend(lease, LOADING)
+            self._spend(lease, charges.LOADING)
         return of_slot
 
     def loaded(self, lease: ActiveLease, *, joins: bool) -> None:
-        self._spend(lease, GPU_TIME)
+        self._spend(lease, charges.GPU_TIME)
         if joins:
             self._join(lease)
 
@@ -228,7 +212,7 @@ class UseMeter(Layer):
     def kept(self, lease: ActiveLease, since_s: float) -> None:
         """No call has run under a lease since then, as is reported now: its caller keeps it."""
         bill = self._bills[lease.id]
-        if lease.loading or (bill.time is not None and bill.time.kind == KEPT):
+        if lease.loading or (bill.time is not None and bill.time.kind == charges.KEPT):
             return
         now = self._cluster.now
         if since_s < now:
@@ -237,16 +221,16 @@ class UseMeter(Layer):
             kept_us = kept_us * (1 + len(lease.more)) // sharing
             contended_s = self._cluster.contended_s(lease.slot)
             others_us = min(kept_us, _us(bill.contended_s, contended_s))
-            owe_equally(self._payers_of(lease), kept_us, others_us)
-        self._spend(lease, KEPT)
+            charges.owe_equally(self._payers_of(lease), kept_us, others_us)
+        self._spend(lease, charges.KEPT)
 
     def called(self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float) -> None:
         """A call ran under a lease that its caller keeps, for so long without any other one."""
         self._correct(lease, _us(began_s, ended_s))
         waited_us = _us(use.arrived_s, min(use.began_s, self._cluster.now))
-        charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
+        charges.charge_equally(self._payers_of(lease)[:1], charges.WAITING, waited_us)
         if use.ended_s is None:
-            self._spend(lease, GPU_TIME)
+            self._spend(lease, charges.GPU_TIME)
 
     def computed(self, lease: ActiveLease, computed_s: float) -> None:
         """Calls have run for so long, since it was last said, under a lease that is kept."""
@@ -254,7 +238,7 @@ class UseMeter(Layer):
 
     def _correct(self, lease: ActiveLease, called_us: int) -> None:
         kept = self._bills[lease.id].time
-        if kept is None or kept.kind != KEPT:
+        if kept is None or kept.kind != charges.KEPT:
             return
         self._settle(lease)
         slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
@@ -272,8 +256,8 @@ class UseMeter(Layer):
     def ended(self, lease: ActiveLease) -> None:
         now_us = self._at(self._cluster.now)
         bill = self._bills[lease.id]
-        if bill.time is not None and bill.time.kind == KEPT:
-            self._spend(lease, GPU_TIME)
+        if bill.time is not None and bill.time.kind == charges.KEPT:
+            self._spend(lease, charges.GPU_TIME)
         del self._bills[lease.id]
         for holding in bill.payers:
             holding.end(lease.id, bill, now_us)
@@ -350,14 +334,14 @@ class UseMeter(Layer):
 
     def _spend(self, lease: ActiveLease, kind: int) -> None:
         """A lease spends its slot's time with this from now on, once its load is over."""
-        if lease.loading and kind != LOADING:
+        if lease.loading and kind != charges.LOADING:
             return
         now_us = self._settle(lease)
         bill = self._bills[lease.id]
         before, contended_s = bill.time, self._cluster.contended_s(lease.slot)
-        if before is not None and before.kind == KEPT:
+        if before is not None and before.kind == charges.KEPT:
             self._charge_for_others(lease, before, contended_s)
-        bill.time = None if kind == GPU_TIME else SlotTime(kind, contended_s)
+        bill.time = None if kind == charges.GPU_TIME else SlotTime(kind, contended_s)
         bill.computes_us, bill.contended_s = now_us, contended_s
 
     def _charge_for_others(self, lease: ActiveLease, kept: SlotTime, contended_s: float) -> None:
@@ -369,7 +353,9 @@ class UseMeter(Layer):
         before_us = kept.others_us
         kept.others_us = min(before_us + max(0, waited_us), kept.kept_us)
         kept.counted_us, kept.contended_s = kept.kept_us, contended_s
-        charge_equally(self._payers_of(lease), KEPT_FROM_OTHERS, kept.others_us - before_us)
+        charges.charge_equally(
+            self._payers_of(lease), charges.KEPT_FROM_OTHERS, kept.others_us - before_us
+        )
 
     def _look(self, now_us: int) -> None:
         changes, index = self.changes, self._cluster.index
@@ -440,13 +426,13 @@ class UseMeter(Layer):
             if holding is None:
                 holding = nodes[node] = self._store(node, model, now_us)
             holding.resize(size, now_us)
-            holding.idle_charge = HOST if tier is Tier.HOST else DISK
+            holding.idle_charge = charges.HOST if tier is Tier.HOST else charges.DISK
         if not nodes:
             del self._stored[model]
 
     def _store(self, node: NodeId, model: ModelId, now_us: int) -> Holding:
         """Weights are paid by who uses them on this node, or did before they were stored."""
-        holding = Holding(model, None, 0, HOST, HOST, self._charged, now_us)
+        holding = Holding(model, None, 0, charges.HOST, charges.HOST, self._charged, now_us)
         users = list(self._former.of(node, model))
         for gpu, cache in self._cluster.index.holders(model).items():
             book = self._books.get(gpu)
