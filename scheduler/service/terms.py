@@ -227,11 +227,12 @@ class KeptTerms:
         while True:
             await self._doubted.wait()
             await asyncio.sleep(_TRY_AGAIN_S)
+            self._doubted.clear()
             try:
                 async with self._writing:
                     await self._write_differences()
-                    self._doubted.clear()
             except DatastoreError as error:
+                self._doubted.set()
                 self._log.debug("the terms of owners are not stored: %s", error)
 
     async def _write_differences(self) -> None:
