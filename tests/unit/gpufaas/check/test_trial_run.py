@@ -27,7 +27,7 @@ def registered() -> list[str]:
     text = (resources.files("torch._dynamo") / "graph_break_registry.json").read_text()
     ours = (resources.files("torch_shim.capture") / "dynamo.py").read_text()
     dynamos = [versions[0]["Gb_type"] for versions in json.loads(text).values()]
-    return dynamos + re.findall(r'gb_type="([^"]+)"', ours) + UNREGISTERED
+    return dynamos + re.findall(r'end_graph\(\s*"([^"]+)"', ours) + UNREGISTERED
 
 
 def ran(**more: object) -> TrialRun:
