@@ -482,14 +482,14 @@ class PooledLease:
 
     __slots__ = (
         "began_s", "calls_left", "clean", "ends", "first", "for_a_slice", "free_s", "granted",
-        "instance", "lines", "queue", "recalled", "running", "stands", "terms", "uses",
+        "instance", "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
         self.queue = queue
         self.granted = granted
         self.first = first
-        self.lines = granted.header_lines()
+        self._lines: tuple[bytes, ...] = ()
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
         self.began_s = time.monotonic()
@@ -508,6 +508,13 @@ class PooledLease:
     @property
     def id(self) -> LeaseId:
         return self.granted.placement.lease
+
+    @property
+    def lines(self) -> tuple[bytes, ...]:
+        """Made by a call: an address that no header can have must fail only calls."""
+        if not self._lines:
+            self._lines = self.granted.header_lines()
+        return self._lines
 
     def begin(self, call: CallLease) -> None:
         began_s = time.monotonic()
