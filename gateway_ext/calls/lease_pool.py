@@ -22,6 +22,7 @@ from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function, FunctionCall
 from gateway_ext.metrics import GatewayMeters
+from gateway_ext.model import FunctionId
 from gateway_ext.tracing.journey import LEASE
 from scheduler.api import (
     CallEnd,
@@ -67,7 +68,7 @@ class LeaseKind(NamedTuple):
     `together` is how many of them the function's handler is given at a time: they share the lease.
     """
 
-    function: str
+    function: FunctionId
     models: tuple[ModelId, ...]
     together: int = 1
 
@@ -293,7 +294,7 @@ class LeasePool:
         self._fill(lease, now_s)
         if lease.running:
             self._report_soon(lease)
-        elif lease.recalled or lease.terms.for_a_slice or not lease.clean or lease.is_spent(now_s):
+        elif lease.recalled or lease.for_a_slice or not lease.clean or lease.is_spent(now_s):
             self._give_back(lease)
         else:
             self._report_soon(lease)
@@ -367,7 +368,7 @@ class LeasePool:
 
 def _kind(function: Function) -> LeaseKind:
     together = max(1, function.options.batches.most)
-    return LeaseKind(function.id.for_scheduler, function.learned.models, together)
+    return LeaseKind(function.id, function.learned.models, together)
 
 
 class CallLease:
@@ -480,18 +481,19 @@ class PooledLease:
     """
 
     __slots__ = (
-        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance", "lines",
-        "queue", "recalled", "running", "stands", "terms", "uses",
+        "began_s", "calls_left", "clean", "ends", "first", "for_a_slice", "free_s", "granted",
+        "instance", "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
         self.queue = queue
         self.granted = granted
         self.first = first
-        self.lines = granted.header_lines()
+        self._lines: tuple[bytes, ...] = ()
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
         self.began_s = time.monotonic()
+        self.for_a_slice = self.terms.for_a_slice
         self.calls_left = self.terms.calls - 1
         self.recalled = False
         self.free_s = 0.0
@@ -506,6 +508,13 @@ class PooledLease:
     @property
     def id(self) -> LeaseId:
         return self.granted.placement.lease
+
+    @property
+    def lines(self) -> tuple[bytes, ...]:
+        """Made by a call: an address that no header can have must fail only calls."""
+        if not self._lines:
+            self._lines = self.granted.header_lines()
+        return self._lines
 
     def begin(self, call: CallLease) -> None:
         began_s = time.monotonic()
@@ -551,7 +560,7 @@ class PooledLease:
         uses, ends = tuple(self.uses), tuple(self.ends)
         self.uses.clear()
         self.ends.clear()
-        return LeaseUsed(self.id, self.queue.kind.function, uses, ends)
+        return LeaseUsed(self.id, self.queue.kind.function.for_scheduler, uses, ends)
 
 
 class _Question:
