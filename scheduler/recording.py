@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from cache_manager.model.ids import ModelId
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
@@ -60,10 +59,7 @@ class Beginning(Value, frozen=True):
         chosen = self.parameters if policy is None else parameters
         core = make_core(policy or self.policy, self.eviction, chosen, settings)
         for model, record in self.models.items():
-            profile, gaps = profile_of(record)
-            core.cluster.profiles.restore(model, profile)
-            if gaps.total:
-                core.layer(StagedExit).remember(model, gaps)
+            core.cluster.profiles.restore(model, profile_of(record))
         return core
 
 

@@ -125,12 +125,6 @@ class ProcessReport:
             what = f"{what} runs on the function's own processor"
             told_places.tell(place or users_line(), what, for_local(reason))
 
-    def acquired(self, queue_s: float, load_s: float) -> None:
-        with self._lock:
-            self.counts.acquires += 1
-            self.counts.queue_s += queue_s
-            self.counts.load_s += load_s
-
     def graph_break(self, graph_break: GraphBreak) -> None:
         """Record each line and reason once."""
         with self._lock:
@@ -141,9 +135,10 @@ class ProcessReport:
             place = CodePlace(graph_break.file, graph_break.line)
             told_places.tell(place, "a graph ends here", for_break(graph_break.reason))
 
-    def add(self, name: str, amount: float) -> None:
+    def add(self, **amounts: float) -> None:
         with self._lock:
-            setattr(self.counts, name, getattr(self.counts, name) + amount)
+            for name, amount in amounts.items():
+                setattr(self.counts, name, getattr(self.counts, name) + amount)
 
     def as_json(self) -> str:
         """Return the counts as the line that `gpufaas exec --stats` sums up."""

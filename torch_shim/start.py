@@ -39,5 +39,6 @@ def after_import() -> None:
         parallel.install()
         foreign_classes.install()
         cuda_module.install(settings)
-        put_and_get.connect(module_calls.install(settings))
+        nodes = module_calls.install(settings)
+        put_and_get.connect(nodes)
         _installed.append(settings)

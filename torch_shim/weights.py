@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from torch_shim.errors import RemoteFailure
+from torch_shim.errors import NoWeights, RemoteFailure
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction
@@ -49,14 +49,11 @@ class ModelImage:
 
     def __init__(self, digest: str, places: dict[int, StoragePlace]) -> None:
         self.digest = digest
-        self._places = places
-
-    def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
-        return self.digest == digest and self._places == places
+        self.places = places
 
     def place_of(self, mark: write_epochs.WriteMark, version: int) -> StoragePlace | None:
         """Return the place of this storage in the image; None if it was written to since."""
-        place = self._places.get(mark.key)
+        place = self.places.get(mark.key)
         same = place is not None and place.epoch == mark.epoch and place.version == version
         return place if same else None
 
@@ -124,10 +121,6 @@ class ImageMemory(mmap.mmap):
         places = [(storage.data_ptr() - self.address, storage.nbytes()) for storage in storages]
         return places == list(self.table.storages)
 
-    def contents(self) -> tuple[Content, ...]:
-        """Return the identifiers of the storages' contents; they change with every write."""
-        return tuple(map(_content, self._tensors))
-
     def seal(self, copy: int | None = None) -> None:
         """Make the memfd immutable; later writes of this process go to private pages.
 
@@ -136,7 +129,7 @@ class ImageMemory(mmap.mmap):
         with self._lock:
             if self.sealed is not None:
                 return
-            contents = self.contents()
+            contents = tuple(map(_content, self._tensors))
             source = self.descriptor if copy is None else copy
             map_privately_at(self.address, self.table.total_bytes, source)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -222,8 +215,8 @@ class ProcessWeights:
         tensors: Iterable[torch.Tensor],
         session: ManagerSession,
         known: ModelImage | None = None,
-    ) -> ModelImage | None:
-        """Return the image of these weights after the node has it; None if there are no weights.
+    ) -> ModelImage:
+        """Return the image of these weights after the node has it; NoWeights if there are none.
 
         The `known` image is returned if nothing has changed since it was created.
         """
@@ -232,7 +225,7 @@ class ProcessWeights:
         storages = list(_storages(tensors))
         table = lay_out(storage.nbytes() for _, storage, _ in storages)
         if not table.storages:
-            return None
+            raise NoWeights
         with self._lock:
             session.connected_images()  # nothing is hashed for a manager that is not there
             epochs = [mark.epoch for mark, _, _ in storages]
@@ -243,9 +236,9 @@ class ProcessWeights:
                 storages, table.storages, epochs, strict=True
             )
         }
-        if known is None or not known.is_of(digest, places):
-            known = ModelImage(digest, places)
-        return known
+        if known is not None and (known.digest, known.places) == (digest, places):
+            return known
+        return ModelImage(digest, places)
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -270,11 +263,8 @@ class ProcessWeights:
                 memory.descriptor, table, session, hashed, known=memory.digest
             )
             return memory.digest
-        descriptor = _image([storage for _, storage, _ in storages], table)
-        try:
-            return self._deliver(descriptor, table, session)
-        finally:
-            os.close(descriptor)
+        image = _image([storage for _, storage, _ in storages], table)
+        return self._deliver(image.descriptor, table, session)
 
     def _seal(self, memory: ImageMemory, session: ManagerSession) -> str:
         """Seal the memory, and map the node's pages into it if the node has the same content.
@@ -343,22 +333,15 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:
             yield mark, storage, write_epochs.version_of(tensor)
 
 
-def _image(storages: list[torch.UntypedStorage], table: ImageTable) -> int:
-    """Return a sealed memfd with the content of these storages."""
-    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, table.total_bytes)
-        memory = mmap.mmap(descriptor, table.total_bytes)
-        with NoTorchFunction(), torch.no_grad():
-            for storage, (offset, size) in zip(storages, table.storages, strict=True):
-                source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
-                flat(memory, torch.uint8, offset, size).copy_(source)
-        memory.close()
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _image(storages: list[torch.UntypedStorage], table: ImageTable) -> ImageMemory:
+    """Return sealed memory with the content of these storages."""
+    memory = ImageMemory.make(table)
+    with NoTorchFunction(), torch.no_grad():
+        for storage, (offset, size) in zip(storages, table.storages, strict=True):
+            source = tensor_over(storage, torch.uint8, 0, (size,), (1,))
+            flat(memory, torch.uint8, offset, size).copy_(source)
+    memory.seal()
+    return memory
 
 
 def _prove(

@@ -313,6 +313,7 @@ class InnerAnswer:
     async def _end(self) -> None:
         """Nobody reads the rest; return when the call holds nothing any more."""
         if self.task is not None and not self.task.done():
+            await asyncio.sleep(0)  # a task that has not begun would record no end
             self.task.cancel()
             await asyncio.wait([self.task])
 

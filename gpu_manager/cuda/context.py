@@ -25,7 +25,7 @@ from gpu_manager.cuda.sm_partitions import SmPartitions, SmShare
 from gpu_manager.cuda.staged_copy import StagingBuffers
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.lent_memory import Borrowed, IdleTimer, LentStorage, Loan
-from gpu_manager.devices.worker_device import WorkRecorder
+from gpu_manager.devices.worker_device import Unshare, WorkRecorder
 from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.schedule import TransferRank
 
@@ -353,7 +353,7 @@ class CudaContext:
                     target.copy_(part, non_blocking=True)
             self._wait()
 
-    def share(self, area: memoryview) -> "_PinnedArea | None":
+    def share(self, area: memoryview) -> Unshare | None:
         """Pin the area, so that copies need no detour; not where the worker has pinned much."""
         if self._pinned_bytes + len(area) > MOST_PINNED_BYTES:
             return None
@@ -361,12 +361,14 @@ class CudaContext:
         if not self._runtime.pin(view.data_ptr(), view.numel()):
             return None
         self._pinned_bytes += view.numel()
-        return _PinnedArea(view, self._unpin)
+        return partial(self._unpin, view)
 
     def _unpin(self, view: torch.Tensor) -> None:
-        self._cuda.synchronize()  # a call that failed may have left a copy under way
-        self._runtime.unpin(view.data_ptr())
-        self._pinned_bytes -= view.numel()
+        # After a lasting fault of the GPU the pages are given back with the process, which ends.
+        with contextlib.suppress(RuntimeError):
+            self._cuda.synchronize()  # a call that failed may have left a copy under way
+            self._runtime.unpin(view.data_ptr())
+            self._pinned_bytes -= view.numel()
 
     @contextlib.contextmanager
     def _faults_told(self) -> Iterator[None]:
@@ -404,19 +406,6 @@ class CudaContext:
         except RuntimeError as error:
             return str(error) or type(error).__name__
         return ""
-
-
-class _PinnedArea:
-    """Host memory that stays mapped and pinned until it is closed."""
-
-    def __init__(self, view: torch.Tensor, unpin: Callable[[torch.Tensor], None]) -> None:
-        self._view = view
-        self._unpin = unpin
-
-    def close(self) -> None:
-        # After a lasting fault of the GPU the pages are given back with the process, which ends.
-        with contextlib.suppress(RuntimeError):
-            self._unpin(self._view)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from gpu_manager.transfers.device_link import DeviceLink
 from gpu_manager.transfers.schedule import TransferRank
 
 Result = TypeVar("Result")
+Unshare = Callable[[], None]  # undoes the preparation of host memory; no call may be under way
 Refill = Callable[[torch.UntypedStorage, memoryview, int, int], None]
 
 
@@ -26,13 +27,6 @@ class WorkRecorder(Protocol):
 
     def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
         """The recorded work and what it gave; CannotRecord where it does not allow that."""
-
-
-class SharedArea(Protocol):
-    """Host memory that is prepared for transfers, and stays mapped, until it is closed."""
-
-    def close(self) -> None:
-        """Undo the preparation; no call may be under way."""
 
 
 class WorkerDevice(Protocol):
@@ -169,7 +163,7 @@ class WorkerDevice(Protocol):
     ) -> None:
         """Copy tensors of bytes to host memory of the same sizes; they are there on return."""
 
-    def share(self, area: memoryview) -> "SharedArea | None":
+    def share(self, area: memoryview) -> Unshare | None:
         """Prepare host memory for transfers; None where there is nothing to undo."""
 
 

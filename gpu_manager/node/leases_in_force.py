@@ -50,9 +50,8 @@ _NO_LEASE = LeaseId(0)
 class LeasesInForce:
     """Every lease from its grant to the report of its end.
 
-    `granted` tells of each new one, and `offered` is done when the next one may be taken over.
-    `on_end` is called for one that a session had claimed itself, before the report to the
-    scheduler.
+    `granted` tells of each new one, `offered` of each that may be taken over. `on_end` is called
+    for one that a session had claimed itself, before the report to the scheduler.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class LeasesInForce:
         self._on_end = on_end
         self._leases: dict[LeaseId, Lease] = {}
         self._loop = asyncio.get_running_loop()
-        self.offered: asyncio.Future[None] = self._loop.create_future()
+        self.offered = ChangeSignal()
         self._checked_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks(log, "the end of a lease")
@@ -304,8 +303,7 @@ class LeasesInForce:
         """End the leases that are due, offer unclaimed ones, and check again when one is due."""
         now_s = self._loop.time()
         if any(self._checked_s < lease.passes_on_s(self.times) <= now_s for lease in self):
-            offered, self.offered = self.offered, self._loop.create_future()
-            offered.set_result(None)
+            self.offered.notify()
         self._checked_s = now_s
         for lease in self:
             reason = self._due(lease, now_s)

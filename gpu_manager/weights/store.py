@@ -10,9 +10,8 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -135,11 +134,10 @@ class Demoter:
             if not stays and still():
                 self._images.remove_idle(idle)
 
-    @contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """Wait for demotions in progress, and block new ones inside the `with` block."""
+    def close_images(self) -> None:
+        """Let all images go, after the demotions that are in progress."""
         with self._lock:
-            yield
+            self._images.close()
 
     def _carry_out(self, demotion: Demotion, stuck: set[str]) -> None:
         """Demote the victims in turn, as long as the decision is still valid.
@@ -389,8 +387,7 @@ class WeightStore:
         with self._requesting:
             self._is_closed = True
         self._readers.shutdown()
-        with self._demoter.at_rest():
-            self._images.close()
+        self._demoter.close_images()
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost
 from gpu_manager.devices.lent_memory import make_file
-from gpu_manager.devices.worker_device import SharedArea, WorkerDevice
+from gpu_manager.devices.worker_device import Unshare, WorkerDevice
 from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, read_call
@@ -178,7 +178,7 @@ class ChannelServer:
         self._programs = programs
         self._reports = reports
         self._state = ChannelState(executor.sessions.open(session))
-        self._share: SharedArea | None = None
+        self._share: Unshare | None = None
         self._trace = ""  # of the last call
         self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.ARENA: self._take_arena,

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
-from gpu_manager.devices.worker_device import DeviceImage, SharedArea, WorkerDevice
+from gpu_manager.devices.worker_device import DeviceImage, Unshare, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Deliver, GraphCall
 from gpu_manager.worker.calls.calls_together import CallsTogether
@@ -57,11 +57,11 @@ class Executor:
         if run is not None:
             self._run = run
 
-    def share(self, area: memoryview, former: SharedArea | None) -> SharedArea | None:
+    def share(self, area: memoryview, former: Unshare | None) -> Unshare | None:
         """Prepare an area instead of the former one; not during a call, which may be recorded."""
         with self.gate:
             if former is not None:
-                former.close()
+                former()
             return self.device.share(area) if len(area) else None
 
     def share_block(self, kept: KeptStorages, key: int, memory: memoryview) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import MappedFile
-from gpu_manager.devices.worker_device import SharedArea
+from gpu_manager.devices.worker_device import Unshare
 from torch_shim.wire.protocol import MOST_BLOCK_BYTES, MOST_BLOCKS, FailureKind
 
 # Smaller results come in a file that is used once.
@@ -25,7 +25,7 @@ _ROUNDED_TO = 1 << 21
 _numbers = itertools.count(1)
 
 # Prepares memory for transfers from the device.
-Prepare = Callable[[memoryview], SharedArea | None]
+Prepare = Callable[[memoryview], Unshare | None]
 
 
 class ResultFile(MappedFile):
@@ -35,15 +35,15 @@ class ResultFile(MappedFile):
         super().__init__(size_bytes)
         self.number = next(_numbers)
         try:
-            self._shared = prepare(self.memory)
+            self._unshare = prepare(self.memory)
         except BaseException:
             super().close()
             raise
 
     def close(self) -> None:
         """Let go of it. A function that still maps it keeps the pages."""
-        if self._shared is not None:
-            self._shared.close()
+        if self._unshare is not None:
+            self._unshare()
         super().close()
 
 
@@ -126,7 +126,7 @@ class FunctionBlock(NamedTuple):
     """One block: its bytes, which the function can write to at any time."""
 
     memory: memoryview
-    prepared: SharedArea | None
+    unshare: Unshare | None
 
 
 class FunctionBlocks:
@@ -151,8 +151,8 @@ class FunctionBlocks:
     def drop(self, key: int) -> None:
         """Let a block go, if there is one of this key; its pages are the function's."""
         block = self._blocks.pop(key, None)
-        if block is not None and block.prepared is not None:
-            block.prepared.close()
+        if block is not None and block.unshare is not None:
+            block.unshare()
 
     def clear(self) -> None:
         for key in list(self._blocks):

@@ -13,7 +13,7 @@ from tests.kit.places import ROOT
 _DECODERS = frozenset(
     {
         *("from_json", "unpack", "unpack_from", "decoded"),
-        *("safe_load", "compose", "DictReader", "b64decode", "urlsafe_b64decode"),
+        *("safe_load", "DictReader", "b64decode", "urlsafe_b64decode"),
         *("HttpRequestParser", "HttpResponseParser", "parse_qs", "parse_qsl", "urlsplit", "URL"),
         *("fromisoformat", "fromhex", "literal_eval", "Decoder"),
     }
@@ -21,7 +21,7 @@ _DECODERS = frozenset(
 _OF_MODULES = frozenset(
     {
         *(("json", "loads"), ("json", "load"), ("tomllib", "load"), ("csv", "reader")),
-        ("json", "decode"),  # of msgspec
+        *(("json", "decode"), ("yaml", "compose")),  # the first of msgspec
     }
 )
 _MOST_BYTES = 1 << 20

@@ -3,7 +3,6 @@
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
-from scheduler.estimates import estimate
 from scheduler.estimates.resource_metrics import Metrics, scaled
 from scheduler.model.events import RunFinished
 
@@ -135,7 +134,7 @@ def _add(parts: dict[tuple[ModelId, ...], float], models: tuple[ModelId, ...], p
 def slowdown(cluster: ClusterState, models: tuple[ModelId, ...], slot: Slot) -> float:
     """How many times as long a run of these takes beside what runs on the slot; 1 alone."""
     gpu_type = slot.gpu.spec.gpu_type
-    return estimate.slowdown(cluster.profiles, models, gpu_type, slot.neighbours())
+    return cluster.profiles.slowdown(models, gpu_type, slot.neighbours())
 
 
 def slows(
@@ -149,8 +148,8 @@ def slows(
     slowed = []
     for lease in runs:
         others = tuple([other.models for other in runs if other is not lease])
-        before = estimate.slowdown(profiles, lease.models, gpu_type, others)
-        after = estimate.slowdown(profiles, lease.models, gpu_type, (*others, models))
+        before = profiles.slowdown(lease.models, gpu_type, others)
+        after = profiles.slowdown(lease.models, gpu_type, (*others, models))
         slowed.append((lease, after / before))
     return slowed
 

@@ -17,7 +17,6 @@ from scheduler.cluster.request_queue import (
     WaitClock,
 )
 from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
-from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
 from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
@@ -376,12 +375,12 @@ class ClusterState:
             for model in bundle.models
             if model not in cache.residents
         ]
-        return estimate.load_s(self.profiles, missing)
+        return self.profiles.loads_s(missing)
 
     def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
         """The expected seconds of a batch of these models, once they are there."""
         gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
-        return estimate.run_s(self.profiles, bundle.models, batch, gpu_type, neighbours)
+        return self.profiles.runs_s(bundle.models, batch, gpu_type, neighbours)
 
     # -- slots ----------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from scheduler.cluster.rankings import (
 from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.cluster.slots import Gpu, Slot
 from scheduler.cluster.state import ClusterState
-from scheduler.estimates import estimate
 from scheduler.model.values import Configuration
 
 
@@ -180,7 +179,7 @@ class View:
     def configured_s(self, request: Pending, slot: Slot, configuration: Configuration) -> float:
         ran = configuration._replace(batch=configuration.batch * request.request.batch)
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
-        return estimate.configured_s(profiles, request.models, ran, gpu_type)
+        return profiles.configured_runs_s(request.models, ran, gpu_type)
 
     def measured(self, request: Pending, slot: Slot) -> Sequence[Configuration]:
         """The configurations in which such requests were measured on GPUs of the slot's type."""

@@ -10,7 +10,6 @@ from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.estimates import estimate as estimates
 from scheduler.model.actions import EnqueueLocally, Prepare
 from scheduler.model.values import (
     CoreSettings,
@@ -168,7 +167,7 @@ class Placer:
             return self._cluster.estimate(bundle, batch, slot)
         ran = decision.configuration._replace(batch=batch)
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
-        run_s = estimates.configured_s(profiles, bundle.models, ran, gpu_type)
+        run_s = profiles.configured_runs_s(bundle.models, ran, gpu_type)
         return Estimate(self._cluster.load_s(bundle, slot), run_s)
 
     def _load(self, lease: ActiveLease, plan: LoadPlan, *, prefetch: bool = False) -> float:

@@ -1,9 +1,10 @@
 """Every model's known size and times: declared, measured, or a default."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
+from cache_manager.model.request_rates import IdleGaps
 from scheduler.estimates.resource_metrics import Metrics, mean_of, metrics_of
 from scheduler.estimates.slowdowns import Interference
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
@@ -19,12 +20,14 @@ class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type.
 
     `configured_s` holds run seconds by configuration and GPU type, as they were measured. The runs
-    whose times are `stand_ins` all had neighbours.
+    whose times are `stand_ins` all had neighbours. `gaps` are those between its uses, if anybody
+    counts them.
     """
 
     __slots__ = (
         "configured_s",
         "features",
+        "gaps",
         "load_s",
         "measured_bytes",
         "measured_loads",
@@ -48,6 +51,7 @@ class Profile:
         self.features: dict[str, float] = {}
         self.usual_run_s: float | None = None
         self.weights_bytes = 0
+        self.gaps = IdleGaps()
 
     def has_room(self, key: tuple[int, str]) -> bool:
         """Whether a run's time can be kept without the loss of another."""
@@ -230,6 +234,79 @@ class Profiles:
             same_type or any_type or list(known), key=lambda key: (abs(key[0] - batch), key)
         )
         return known[nearest] * max(1.0, batch / nearest[0])
+
+    # -- the one estimate of how long a request takes on a slot ---------------------------------
+    #
+    # Every placement decision reads its seconds here: what a policy compares, what a lease is
+    # expected to take, what a local queue adds up, and what an explanation shows. Interference
+    # between models that share a GPU therefore belongs into `runs_s` alone.
+
+    def loads_s(self, missing: Sequence[tuple[ModelId, Tier]]) -> float:
+        """The expected seconds to load the models that a slot lacks, each from this tier."""
+        total_s = 0.0
+        for model, source in missing:
+            total_s += self.load_s(model, source)
+        return total_s
+
+    def runs_s(
+        self,
+        models: tuple[ModelId, ...],
+        batch: int,
+        gpu_type: str,
+        neighbours: tuple[tuple[ModelId, ...], ...],
+    ) -> float:
+        """The expected seconds to run all models once, one by one, on a GPU of this type.
+
+        `neighbours` are the models of each lease that would run beside this one on the same GPU.
+        """
+        total_s = 0.0
+        for model in models:
+            alone_s = self.run_s(model, batch, gpu_type)
+            if neighbours:
+                alone_s *= self._slowdown(model, gpu_type, neighbours)
+            total_s += alone_s
+        return total_s
+
+    def configured_runs_s(
+        self, models: tuple[ModelId, ...], configuration: Configuration, gpu_type: str
+    ) -> float:
+        """The expected seconds to run all models once, one by one, in this configuration."""
+        total_s = 0.0
+        for model in models:
+            total_s += self.configured_s(model, configuration, gpu_type)
+        return total_s
+
+    def slowdown(
+        self,
+        models: tuple[ModelId, ...],
+        gpu_type: str,
+        neighbours: tuple[tuple[ModelId, ...], ...],
+    ) -> float:
+        """How many times as long the models run beside these leases; 1 alone, or if unknown."""
+        if not neighbours:
+            return 1.0
+        alone_s = self.runs_s(models, 1, gpu_type, ())
+        return self.runs_s(models, 1, gpu_type, neighbours) / alone_s if alone_s else 1.0
+
+    def _slowdown(
+        self, model: ModelId, gpu_type: str, neighbours: tuple[tuple[ModelId, ...], ...]
+    ) -> float:
+        """Of one model: it takes turns with itself, and the rest is as it was learned."""
+        turns = 0.0
+        others: list[Metrics] = []
+        own = self.metrics(model)
+        for lease in neighbours:
+            if model in lease:
+                turns += 1.0 / len(lease)
+                continue
+            metrics = self.mean_metrics(lease)
+            if metrics is None:
+                own = None
+            else:
+                others.append(metrics)
+        if own is None or not others:
+            return 1.0 + turns
+        return self.interference.slowdown(gpu_type, own, others) + turns
 
     # -- reports --------------------------------------------------------------------------------
 

@@ -34,13 +34,15 @@ class _Place(NamedTuple):
 class _Idle:
     """One idle model, as its exit rule sees it."""
 
-    def __init__(
-        self, cluster: ClusterState, gpu: Gpu | None, model: ModelId, gaps: IdleGaps
-    ) -> None:
-        self.gaps = gaps
+    def __init__(self, cluster: ClusterState, gpu: Gpu | None, model: ModelId) -> None:
         self._cluster = cluster
         self._gpu = gpu
         self._model = model
+
+    @property
+    def gaps(self) -> IdleGaps:
+        profile = self._cluster.profiles.known().get(self._model)
+        return IdleGaps() if profile is None else profile.gaps
 
     def held_bytes(self, stage: Tier) -> int:
         """With the context's memory in the stages on a GPU, without it below."""
@@ -78,7 +80,6 @@ class StagedExit(Layer):
         self._fell_idle: list[tuple[Gpu, ModelId]] = []
         self._came_to_rest: list[tuple[NodeId, ModelId]] = []
         self._other_rule: set[ModelId] = set()
-        self._gaps: dict[ModelId, IdleGaps] = {}
         self._idle_s: dict[ModelId, float] = {}
         self._stored: dict[tuple[NodeId, ModelId], tuple[Tier, float]] = {}
         self._timers: dict[_Place, tuple[float, Tier]] = {}
@@ -190,17 +191,9 @@ class StagedExit(Layer):
             else:
                 del self._own[model]
 
-    def gaps(self, model: ModelId) -> IdleGaps:
-        return self._gaps.get(model) or IdleGaps()
-
-    def remember(self, model: ModelId, gaps: IdleGaps) -> None:
-        """An earlier leader saw these gaps."""
-        self._gaps[model] = gaps
-
     def forgotten(self, model: ModelId) -> None:
         self._own.pop(model, None)
         self._other_rule.discard(model)
-        self._gaps.pop(model, None)
         self._idle_s.pop(model, None)
 
     # -- on GPUs ----------------------------------------------------------------------------------
@@ -209,10 +202,7 @@ class StagedExit(Layer):
         for model in lease.models if self.active else ():
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
-                gaps = self._gaps.get(model)
-                if gaps is None:
-                    gaps = self._gaps[model] = IdleGaps()
-                gaps.saw(self._cluster.now - idle_s)
+                self._cluster.profiles.of(model).gaps.saw(self._cluster.now - idle_s)
 
     def ended(self, lease: ActiveLease) -> None:
         gpu = lease.slot.gpu
@@ -269,7 +259,7 @@ class StagedExit(Layer):
 
     def _stays_s(self, stage: Tier, gpu_id: GpuId | None, model: ModelId) -> float | None:
         gpu = None if gpu_id is None else self._cluster.gpus.get(gpu_id)
-        idle = _Idle(self._cluster, gpu, model, self.gaps(model))
+        idle = _Idle(self._cluster, gpu, model)
         stays_s = self._rule_of(model).stays_s(stage, idle)
         if stays_s is not None and gpu_id is None:
             return max(stays_s, _LEAST_AGAIN_S)

@@ -9,7 +9,6 @@ from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.estimates import estimate
 from scheduler.model.actions import Dispatch, EndLease, Finish, Recall, SetTimer, Taken
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import Event, LeaseUsed, RecallPassed
@@ -235,7 +234,7 @@ class StandingLeases(Layer):
         given = lease.dispatch or _adopted(lease)
         profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
         beside = lease.slot.neighbours(lease)
-        run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
+        run_s = profiles.runs_s(lease.models, event.batch, gpu_type, beside)
         return replace(
             given,
             hit=True,

@@ -9,11 +9,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId
-from cache_manager.model.request_rates import IdleGaps
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, PinAsked
 from scheduler.model.owner_terms import OwnerTerms
@@ -39,19 +37,16 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True)
 class Recovered:
-    """Profiles, gaps between uses, the order of the latest uses, pinned models, policy, terms."""
+    """Profiles, the order of the latest uses, pinned models, policy, terms."""
 
     profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
     orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
     policy: PolicyChoice | None = None
-    gaps: Mapping[ModelId, IdleGaps] = field(default_factory=dict)
     terms: Mapping[str, OwnerTerms] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
         for model, model_profile in self.profiles.items():
             core.cluster.profiles.restore(model, model_profile)
-        for model, gaps in self.gaps.items():
-            core.layer(StagedExit).remember(model, gaps)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
         """The administrator's choice, if there is one; else the configured policy."""
@@ -111,7 +106,6 @@ async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -
         {model: stored[model].profile for model in by_use},
         {GpuId(gpu): order for gpu, order in orders.items()},
         choices.get(""),
-        {model: record.gaps for model, record in stored.items() if record.gaps.total},
         await sound(TERMS, owner_terms),
     )
 

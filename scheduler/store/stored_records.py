@@ -11,7 +11,6 @@ from urllib.parse import quote, unquote
 from msgspec import Struct, json
 
 from cache_manager.model.ids import ModelId
-from cache_manager.model.request_rates import IdleGaps
 from scheduler.cluster.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
 from scheduler.model.owner_terms import OwnerTerms, check_terms
@@ -124,7 +123,6 @@ class StoredModel(NamedTuple):
     """What a record says."""
 
     profile: Profile
-    gaps: IdleGaps
     used_unix_s: int
 
 
@@ -133,7 +131,7 @@ _MODELS = json.Decoder(ModelRecord)
 
 def stored_model(value: bytes) -> StoredModel:
     record = read(_MODELS, value)
-    return StoredModel(*profile_of(record), record.used_unix_s)
+    return StoredModel(profile_of(record), record.used_unix_s)
 
 
 def is_unused(used_unix_s: int, since_unix_s: float) -> bool:

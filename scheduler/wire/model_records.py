@@ -1,4 +1,4 @@
-"""A model's profile and the gaps between its uses, as they are stored and recorded."""
+"""A model's profile, as it is stored and recorded."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -58,8 +58,8 @@ class ModelRecord(Struct, frozen=True, omit_defaults=True):
     gaps: tuple[tuple[int, Number], ...] = ()
 
 
-def model_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> ModelRecord:
-    counts = ((place, round(count, _DECIMALS)) for place, count in gaps.counts)
+def model_record(profile: Profile, used_unix_s: int) -> ModelRecord:
+    counts = ((place, round(count, _DECIMALS)) for place, count in profile.gaps.counts)
     return ModelRecord(
         used_unix_s,
         profile.memory_bytes,
@@ -83,10 +83,10 @@ def model_record(profile: Profile, used_unix_s: int, gaps: IdleGaps) -> ModelRec
     )
 
 
-def profile_of(record: ModelRecord) -> tuple[Profile, IdleGaps]:
+def profile_of(record: ModelRecord) -> Profile:
     """What a record says; BadValue if no model can have it."""
     try:
-        return _profile(record), IdleGaps.of(record.gaps)
+        return _profile(record)
     except (KeyError, ValueError) as error:  # no such tier, or gaps that nobody can have seen
         raise BadValue(str(error)) from error
 
@@ -109,4 +109,5 @@ def _profile(record: ModelRecord) -> Profile:
         profile.keep_configured((configuration, times.gpu_type), times.run_s)
     profile.usual_run_s = record.usual_run_s
     profile.features = dict(record.features)
+    profile.gaps = IdleGaps.of(record.gaps)
     return profile

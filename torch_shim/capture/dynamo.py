@@ -241,7 +241,7 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
             return _only_now(FrameAction.DEFAULT)
         raise
     finally:
-        report.add("trace_s", time.perf_counter() - start_s)
+        report.add(trace_s=time.perf_counter() - start_s)
     return _given_up() if traces.ours and reads.have_changed() else result
 
 

@@ -378,7 +378,7 @@ def with_bases(module: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModul
 
 
 class Outputs:
-    """The outputs of one graph, by their positions."""
+    """The outputs of one graph, by their positions: devices, gradients, what they are views of."""
 
     def __init__(self, module: fx.GraphModule, examples: Sequence[Any]) -> None:
         returned: Any = module.graph.output_node().args[0]
@@ -539,6 +539,12 @@ def _is_or_has_float(example: Any) -> bool:
     return isinstance(example, torch.Tensor) and (
         example.dtype.is_floating_point or example.dtype.is_complex
     )
+
+
+# Outputs that are views of inputs or of other outputs: what is written to one is in all of them.
+#
+# An answered call makes such an output from its source anew, so that autograd knows what they
+# share.
 
 
 def _sources_of(

@@ -36,7 +36,7 @@ class ModuleCalls:
 
     def __init__(self, settings: ShimSettings) -> None:
         self._native = Module.__call__
-        self._roots = Roots(settings.address, settings.credential)
+        self.roots = Roots(settings.address, settings.credential)
         self._known: dict[int, Root] = {}
         self._users_have_backends = False
         self._users_compiled: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -55,7 +55,7 @@ class ModuleCalls:
         """Return what the process's sessions are had from, which a fork and a reset make anew."""
         native, local, is_tracing = (
             self._native,
-            self._roots.local,
+            self.roots.local,
             torch.compiler.is_dynamo_compiling,
         )
         call_root = self._call_root
@@ -69,10 +69,10 @@ class ModuleCalls:
         Module.__call__ = __call__  # type: ignore[method-assign]
         redirect(Module, "_apply", self._apply)
         redirect(torch, "compile", self._compile)
-        _install_checkpoints(self._roots)
+        _install_checkpoints(self.roots)
         os.register_at_fork(after_in_child=self._after_fork)
         _installed.append(self)
-        return self._roots.nodes if self._roots.has_manager else None
+        return self.roots.nodes if self.roots.has_manager else None
 
     def import_tracing(self) -> None:
         """Import Dynamo, and make what captures."""
@@ -82,11 +82,8 @@ class ModuleCalls:
         with self._import_lock, at_imports(), pause:
             capture = importlib.import_module("torch_shim.capture.root_calls")
             self._made = self._made or capture.Capture(
-                self._roots, self._native, self._tracer, in_background=self._in_background
+                self.roots, self._native, self._tracer, in_background=self._in_background
             )
-
-    def close_sessions(self) -> None:
-        self._roots.close_sessions()
 
     def trace_in_background(self) -> None:
         self._in_background = True
@@ -119,15 +116,15 @@ class ModuleCalls:
             return self._native(module, *args, **kwargs)
         if _in_transform() is not None:
             return self._call_transformed(root, module, args, kwargs)
-        local = self._roots.local
+        local = self.roots.local
         local.root = local.owner or root.owner
         pauses.begin_call()
         try:
             capture = self._capture()
-            if capture is not None:
-                return capture.call(RootCall(root, module, args, kwargs))
-            request_context.note_tracing()
             call = RootCall(root, module, args, kwargs)
+            if capture is not None:
+                return capture.call(call)
+            request_context.note_tracing()
             return call.run_locally(self._native, "Dynamo is being imported")
         finally:
             pauses.end_call()
@@ -135,7 +132,7 @@ class ModuleCalls:
 
     def _call_transformed(self, root: Root, module: Module, args: Any, kwargs: Any) -> Any:
         """Run a module over tensors that torch.func wraps, which Dynamo does not trace."""
-        its_parts_are_no_roots = assigned(self._roots.local, root=root.owner)
+        its_parts_are_no_roots = assigned(self.roots.local, root=root.owner)
         with its_parts_are_no_roots, OperatorCount() as count:
             answer = self._native(module, *args, **kwargs)
         report.local_call("a transform of torch.func calls it", count.operators, root.name)
@@ -202,7 +199,7 @@ class ModuleCalls:
 
     def _apply(self, native: Callable[..., Any], module: Module, *args: Any, **kwargs: Any) -> Any:
         """Record the modules that are moved as a whole, and lay out their weights."""
-        local = self._roots.local
+        local = self.roots.local
         if local.moves:
             return native(module, *args, **kwargs)
         since = write_epochs.new_key()
@@ -212,7 +209,7 @@ class ModuleCalls:
             if not any(r() is module for r in self._moved):
                 self._moved = [r for r in self._moved if r() is not None]
                 self._moved.append(weakref.ref(module))
-            self._roots.lay_out_weights(module, since)
+            self.roots.lay_out_weights(module, since)
         return moved
 
     def _after_fork(self) -> None:
@@ -222,7 +219,7 @@ class ModuleCalls:
             root.lock = threading.Lock()
         if self._made is not None:
             self._made.after_fork()
-        self._roots.after_fork()
+        self.roots.after_fork()
         self._tracer.after_fork()
         self._importing = False
         report.clear()
@@ -256,7 +253,7 @@ def import_tracing() -> None:
 def close_sessions() -> None:
     """End all sessions and leases; the next GPU call opens them anew."""
     for calls in _installed:
-        calls.close_sessions()
+        calls.roots.close_sessions()
 
 
 def trace_in_background() -> None:

@@ -183,20 +183,18 @@ class CompiledFunctions:
     def __init__(self, call_module: ModuleCall, backend: Callable[..., Any]) -> None:
         self._call_module = call_module
         self._backend = backend
-        self._of_root: weakref.WeakKeyDictionary[Root, CompiledFunction] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._all: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
         # None: roots of this structure are too different to share a function.
         self._shared: OrderedDict[Hashable, CompiledFunction | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, root: Root, module: torch.nn.Module) -> CompiledFunction:
         """Return the root's function; another one if a class's methods were replaced."""
-        function = self._of_root.get(root)
+        function: CompiledFunction | None = root.function
         if function is not None and function.is_current():
             return function
         with self._lock:
-            function = self._of_root.get(root)
+            function = root.function
             if function is None or not function.methods.unchanged():
                 function = self._assign(root, module)
             elif not function.is_current():  # a graph may depend on objects of other classes
@@ -237,25 +235,25 @@ class CompiledFunctions:
     def separate(self, root: Root, module: torch.nn.Module) -> bool:
         """Give a root that shares a function one of its own; return whether it shared one."""
         with self._lock:
-            function = self._of_root.get(root)
+            function = root.function
             if function is None or len(function.roots) < 2:  # noqa: PLR2004 - itself and another
                 return False
             self._close(function)
             function.roots.discard(root)
-            self._of_root[root] = self._new(root, module)
+            root.function = self._new(root, module)
             return True
 
     def keep_traces(self) -> None:
         """Let traces that were made in the caller's thread answer as those of the background."""
         with self._lock:
-            for function in list(self._of_root.values()):
+            for function in list(self._all):
                 if function.stage is Stage.NEW and function.graphs:
                     function.stage = Stage.TRACED
 
     def after_fork(self) -> None:
         """Reset locks and unfinished traces in a forked child, which has no tracing thread."""
         self._lock = threading.Lock()
-        for function in list(self._of_root.values()):
+        for function in list(self._all):
             function.tracing = False
             function.stage = Stage.NEW if function.stage is Stage.TRACING else function.stage
 
@@ -280,11 +278,12 @@ class CompiledFunctions:
         if len(self._shared) > MOST_STRUCTURES:
             self._shared.popitem(last=False)
         function.roots.add(root)
-        self._of_root[root] = function
+        root.function = function
         return function
 
     def _new(self, root: Root, module: torch.nn.Module) -> CompiledFunction:
         function = CompiledFunction(self._call_module, self._backend, Methods(module))
+        self._all.add(function)
         function.roots.add(root)
         return function
 
@@ -482,7 +481,7 @@ class Capture:
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """Turn a graph that Dynamo has captured into a callable; Dynamo calls this method."""
-        report.add("graphs", 1)
+        report.add(graphs=1)
         _note_break(module)
         with NoTorchFunction():  # what a class notes of reads here, Dynamo would guard
             return Graph(module, examples, self._roots)

@@ -33,6 +33,7 @@ class Root:
         self.lock = threading.Lock()
         self.model: ModelImage | None = None
         self.owner = self  # the root whose model contains these weights
+        self.function: Any = None  # the `CompiledFunction` that answers its calls
         self.traced = False  # whether a call of it was traced
 
 
@@ -217,6 +218,4 @@ def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> Mode
             model = root.model
             if model is None or model.digest not in session.images:
                 model = root.model = weights.build(root.tensors(), session, model)
-    if model is None:
-        raise NoWeights
     return model

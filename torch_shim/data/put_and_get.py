@@ -127,9 +127,6 @@ def _near(requests: NodeRequests, handle: str) -> Any:
     return None
 
 
-# What stays with its worker.
-
-
 # How a value that is put is described: its structure, and where the bytes of its leaves lie.
 #
 # A value is a tensor, bytes, text, a number, a boolean or None, or a list, tuple or dictionary of
@@ -359,6 +356,9 @@ def _contiguous(shape: torch.Size) -> list[int]:
     return strides[::-1]
 
 
+# What stays with its worker.
+
+
 def _part(
     requests: NodeRequests, parts: list[str], terms: PutTerms, tensor: torch.Tensor
 ) -> PartLeaf | None:
@@ -390,10 +390,15 @@ def _stay(
             return None
         tensor = tensor.clone()  # there
         mark = write_epochs.marked(tensor)
-    held = requests.nodes.holding(mark.key, write_epochs.content_of(tensor))
-    if held is None or only not in (None, held[0]):
-        return None
-    return _publish(requests, tensor, mark.key, held, terms)
+    content = write_epochs.content_of(tensor)
+    for session in requests.nodes.sessions():
+        for peer in session.peers():
+            kept, epoch = peer.kept.epochs.get(mark.key, (None, 0))
+            if kept == content:
+                if only not in (None, session):
+                    return None
+                return _publish(requests, tensor, mark.key, (session, peer, epoch), terms)
+    return None
 
 
 def _publish(

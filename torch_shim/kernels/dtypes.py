@@ -1,4 +1,7 @@
-"""Operators that CUDA computes in other dtypes than the CPU: in float32, whole or narrow ones."""
+"""Operators that CUDA computes in other dtypes than the CPU: in float32, whole or narrow ones.
+
+Each has a substitute, a function with the operator's parameters; what makes one lies here, too.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -97,6 +97,8 @@ def _stem(name: str) -> str:
     return name if name.endswith("__") else name.rstrip("_")
 
 
+# Operators registered for CUDA alone: products into another dtype, cuDNN's, attention.
+
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 _REMEDY = "call the public function of torch that computes the same"
 # Tensors before `out_dtype` in the registered operators; torch's functions take it by name.
@@ -224,6 +226,8 @@ batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
 batch_norm_gather_stats_with_counts batch_norm_stats cudnn_affine_grid_generator_backward
 cudnn_batch_norm_backward cudnn_grid_sampler_backward
 """
+
+# Attention by the names of CUDA's kernels; the CPU computes all of them in the same way.
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -62,14 +62,12 @@ class SessionLease(NamedTuple):
             self.presented.end_call(answered=answered)
 
 
+@dataclass(slots=True)
 class ClaimedLease:
     """A lease as this process holds it: the session, and the lease of each of its models."""
 
-    __slots__ = ("leases", "session")
-
-    def __init__(self) -> None:
-        self.session: ManagerSession | None = None
-        self.leases: dict[str, ModelLease] = {}
+    session: ManagerSession | None = None
+    leases: dict[str, ModelLease] = field(default_factory=dict)
 
 
 # After this many consecutive requests with the same number of calls, that number is predicted.

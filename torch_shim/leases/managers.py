@@ -9,7 +9,8 @@ from pathlib import Path
 from torch_shim.errors import ManagerUnreachable, WireError
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S
 from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.worker_peer import Content, WorkerPeer
+from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -37,11 +38,12 @@ class Nodes:
 
         A caller can send any token and any address with a request. Therefore no address from a
         caller is dialed: this node's manager verifies the token and names the other manager.
+        RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
         """
         if node is None or node == self.own.node:
             return self.own
-        located = self.own.locate(token)
-        return self.reach(located.addresses, located.node)
+        located = self.own.control.ask(FrameKind.WHERE, {"token": token}).fields
+        return self.reach(located["addresses"], located["node"])
 
     def reach(self, addresses: Sequence[str], node: str) -> ManagerSession:
         """Return a session with a node's GPU manager, which listens at these addresses.
@@ -61,20 +63,15 @@ class Nodes:
         detail = "; ".join(failures) or "none of these addresses can be reached from here"
         raise ManagerUnreachable(tried, f"node {node}: {detail}")
 
-    def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
-        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
-        for session in self._sessions():
-            peer_and_epoch = session.holding(key, content)
-            if peer_and_epoch is not None:
-                return session, *peer_and_epoch
-        return None
+    def sessions(self) -> list[ManagerSession]:
+        return [self.own, *list(self._others.values())]
 
     def peers(self) -> list[WorkerPeer]:
-        return [peer for session in self._sessions() for peer in session.peers()]
+        return [peer for session in self.sessions() for peer in session.peers()]
 
     def forget_image(self, digest: str) -> None:
         """Send these weights again to every node: one has lost them."""
-        for session in self._sessions():
+        for session in self.sessions():
             session.images.pop(digest, None)
 
     def sweep_later(self) -> None:
@@ -88,16 +85,13 @@ class Nodes:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        for session in self._sessions():
+        for session in self.sessions():
             session.close()
 
     def close_copies(self) -> None:
         """Close a forked child's copies of the connections without sending anything on them."""
-        for session in self._sessions():
+        for session in self.sessions():
             session.close_copies()
-
-    def _sessions(self) -> list[ManagerSession]:
-        return [self.own, *list(self._others.values())]
 
     def _candidates(self, addresses: Sequence[str], node: str) -> Iterator[ManagerSession]:
         """Yield the sessions to try; each machine may use the same socket path for its manager."""

@@ -53,155 +53,6 @@ class TokenClaims(NamedTuple):
     request: str | None = None
 
 
-class RequestLease:
-    """One request: its lease's token, if any, and the lease's addresses as the caller gave them.
-
-    `addresses` are not dialed: a GPU manager names the node of the lease and its addresses. It is
-    the current request inside a `with` block, once.
-    """
-
-    _before: "tuple[Token[RequestLease | None], Token[SecondsLeft | None]]"
-
-    def __init__(
-        self,
-        addresses: tuple[str, ...],
-        token: str,
-        trace: str = "",
-        left_s: SecondsLeft | None = None,
-    ) -> None:
-        self.addresses = addresses
-        self._left_s = left_s
-        self.timings = Timings(trace) if trace else None
-        self.token = token
-        self.claims = claims_of(token)
-        self.over = False  # True once the request is answered: later calls acquire their own lease
-        self.traces = False  # True once a module ran in the function while its graph was traced
-        self.answered = False  # True once a GPU has answered a call
-        self.models: dict[str, None] = {}  # the models called, in order of first use
-        self._at_end: list[Callable[[], None]] = []
-
-    def __enter__(self) -> None:
-        self._before = _current.set(self), current_call.DEADLINE.set(self._seconds_left)
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-        request, deadline = self._before
-        current_call.DEADLINE.reset(deadline)
-        _current.reset(request)
-
-    def at_end(self, do: Callable[[], None]) -> None:
-        self._at_end.append(do)
-
-    def end(self) -> None:
-        self.over = True
-        for do in self._at_end:
-            do()
-
-    def _seconds_left(self) -> float | None:
-        """The seconds until nobody waits for the answer; None without a limit, or after it."""
-        return None if self.over or self._left_s is None else self._left_s()
-
-
-_current: ContextVar[RequestLease | None] = ContextVar("gpufaas_placement", default=None)
-
-
-def given(
-    addresses: str | Iterable[str] | None,
-    token: str | None,
-    *,
-    trace: str | None = None,
-    left_s: SecondsLeft | None = None,
-) -> AbstractContextManager[None]:
-    """Make GPU calls inside the `with` block use the lease of this token, if there is one.
-
-    Addresses in a single string are separated by commas. `trace` is the request's `traceparent`: if
-    it is given, `timing_entries` reports the times of the request's GPU calls. A lease that the
-    block acquires itself is waited for as long as the request has left then (`left_s`).
-    """
-    if isinstance(addresses, str):
-        addresses = addresses.split(",")
-    found = tuple(filter(None, map(str.strip, addresses or ())))
-    return RequestLease(found, token if token and found else "", trace or "", left_s)
-
-
-def current() -> RequestLease | None:
-    """Return the current request with its lease; None without a lease or after the request."""
-    request = _current.get()
-    return None if request is None or request.over or not request.token else request
-
-
-def served() -> bool:
-    """Whether this code was started by a request with a lease; the request may have ended."""
-    request = _current.get()
-    return request is not None and bool(request.token)
-
-
-def used() -> list[str]:
-    """Return the digests of the models that this request has called, in order of first use."""
-    request = _current.get()
-    return [] if request is None else list(request.models)
-
-
-def expect_calls() -> None:
-    """This process serves a function's calls."""
-    report.expect_calls()
-
-
-def told() -> list[str]:
-    """Return lines about work that stays in the function, for the header X-Gpu-Local."""
-    report.note_answer()
-    request = _current.get()
-    tracing = [_TRACING] if request is not None and request.traces else []
-    return tracing + told_places.to_send()
-
-
-def timing_entries() -> list[str]:
-    """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
-    request = _current.get()
-    return [] if request is None or request.timings is None else request.timings.entries()
-
-
-def timed() -> AbstractContextManager[CallTiming | None]:
-    """Time the GPU call made inside the `with` block, if the current request has a trace."""
-    request = _current.get()
-    if request is None or request.over or request.timings is None:
-        return UNTIMED
-    return request.timings.call()
-
-
-@contextmanager
-def timed_locally(reason: str) -> Iterator[None]:
-    """Time work inside the `with` block that runs on the function's own processor, and why."""
-    with timed() as timing:
-        if timing is not None:
-            timing.ran_locally(reason)
-        yield
-
-
-def note_tracing() -> None:
-    request = _current.get()
-    if request is not None:
-        request.traces = True
-
-
-def note_model(digest: str) -> None:
-    request = _current.get()
-    if request is not None and not request.over and len(request.models) < _MOST_MODELS:
-        request.models.setdefault(digest)
-
-
-def note_answer() -> None:
-    request = _current.get()
-    if request is not None:
-        request.answered = True
-
-
-def goes_on() -> bool:
-    """Whether the current request has had an answer of a GPU: its work would be lost."""
-    request = _current.get()
-    return request is not None and request.answered and not request.over
-
-
 @functools.lru_cache(maxsize=_MOST_TOKENS)
 def claims_of(token: str) -> TokenClaims:
     """The token's signature is not verified here."""
@@ -217,3 +68,138 @@ def claims_of(token: str) -> TokenClaims:
         lease, gpu = 0, ""
     node, request = (each if isinstance(each, str) else None for each in (node, request))
     return TokenClaims(node, stands is True, lease, gpu, request)
+
+
+class RequestLease:
+    """One request, with its lease's token, if any; the current one inside a `with` block, once."""
+
+    _before: "tuple[Token[RequestLease], Token[SecondsLeft | None]]"
+
+    def __init__(self, token: str, trace: str = "", left_s: SecondsLeft | None = None) -> None:
+        self._left_s = left_s
+        self.timings = Timings(trace) if trace else None
+        self.token = token
+        self.claims = claims_of(token)
+        self.over = False  # True once the request is answered: later calls acquire their own lease
+        self.traces = False  # True once a module ran in the function while its graph was traced
+        self.answered = False  # True once a GPU has answered a call
+        self.models: dict[str, None] = {}  # the models called, in order of first use
+        self._at_end: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._before = _current.set(self), current_call.DEADLINE.set(self._seconds_left)
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        for do in self._at_end:
+            do()
+        request, deadline = self._before
+        current_call.DEADLINE.reset(deadline)
+        _current.reset(request)
+
+    def at_end(self, do: Callable[[], None]) -> None:
+        self._at_end.append(do)
+
+    def _seconds_left(self) -> float | None:
+        """The seconds until nobody waits for the answer; None without a limit, or after it."""
+        return None if self.over or self._left_s is None else self._left_s()
+
+
+_NOBODY = RequestLease("")
+_NOBODY.over = True
+_current: ContextVar[RequestLease] = ContextVar("gpufaas_placement", default=_NOBODY)
+
+
+def given(
+    addresses: str | Iterable[str] | None,
+    token: str | None,
+    *,
+    trace: str | None = None,
+    left_s: SecondsLeft | None = None,
+) -> RequestLease:
+    """Make GPU calls inside the `with` block use the lease of this token, if there is one.
+
+    A lease has addresses, too, several in one string between commas. None is dialed: a GPU manager
+    names the node of the lease and its addresses. `trace` is the request's `traceparent`: if
+    it is given, `timing_entries` reports the times of the request's GPU calls. A lease that the
+    block acquires itself is waited for as long as the request has left then (`left_s`).
+    """
+    if isinstance(addresses, str):
+        addresses = addresses.split(",")
+    has_address = any(map(str.strip, addresses or ()))
+    return RequestLease(token if token and has_address else "", trace or "", left_s)
+
+
+def current() -> RequestLease | None:
+    """Return the current request with its lease; None without a lease or after the request."""
+    request = _current.get()
+    return None if request.over or not request.token else request
+
+
+def served() -> bool:
+    """Whether this code was started by a request with a lease; the request may have ended."""
+    return bool(_current.get().token)
+
+
+def used() -> list[str]:
+    """Return the digests of the models that this request has called, in order of first use."""
+    return list(_current.get().models)
+
+
+def expect_calls() -> None:
+    """This process serves a function's calls."""
+    report.expect_calls()
+
+
+def told() -> list[str]:
+    """Return lines about work that stays in the function, for the header X-Gpu-Local."""
+    report.note_answer()
+    tracing = [_TRACING] if _current.get().traces else []
+    return tracing + told_places.to_send()
+
+
+def timing_entries() -> list[str]:
+    """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
+    timings = _current.get().timings
+    return [] if timings is None else timings.entries()
+
+
+def timed() -> AbstractContextManager[CallTiming | None]:
+    """Time the GPU call made inside the `with` block, if the current request has a trace."""
+    request = _current.get()
+    if request.over or request.timings is None:
+        return UNTIMED
+    return request.timings.call()
+
+
+@contextmanager
+def timed_locally(reason: str) -> Iterator[None]:
+    """Time work inside the `with` block that runs on the function's own processor, and why."""
+    with timed() as timing:
+        if timing is not None:
+            timing.ran_locally(reason)
+        yield
+
+
+def note_tracing() -> None:
+    request = _current.get()
+    if not request.over:
+        request.traces = True
+
+
+def note_model(digest: str) -> None:
+    request = _current.get()
+    if not request.over and len(request.models) < _MOST_MODELS:
+        request.models.setdefault(digest)
+
+
+def note_answer() -> None:
+    request = _current.get()
+    if not request.over:
+        request.answered = True
+
+
+def goes_on() -> bool:
+    """Whether the current request has had an answer of a GPU: its work would be lost."""
+    request = _current.get()
+    return request.answered and not request.over

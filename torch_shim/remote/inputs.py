@@ -80,14 +80,14 @@ class Shipment:
 
     def __init__(
         self,
-        values: Sequence[tuple[int, Any]],
-        count: int,
+        args: Sequence[Any],
+        unbound: Sequence[int],
         channel: DataChannel,
         peer: WorkerPeer,
         written: frozenset[int] = frozenset(),
         whole: frozenset[int] = frozenset(),
     ) -> None:
-        self.inputs: list[Any] = [None] * count
+        self.inputs: list[Any] = [None] * len(args)
         self.size_bytes = 0
         self._channel = channel
         self._peer = peer
@@ -98,7 +98,8 @@ class Shipment:
         self._sent: dict[int, SentInput] = {}
         self._changed: set[int] = set()
         tensors: list[tuple[int, torch.Tensor]] = []
-        for number, value in values:
+        for number in unbound:
+            value = args[number]
             if isinstance(value, torch.Tensor):
                 tensors.append((number, value))
             else:
@@ -145,12 +146,16 @@ class Shipment:
             alone = shared[id(storage)] == 1 and number not in self._whole
             placed.append((number, value, *self._place(number, value, storage, alone=alone)))
         for run in self._runs.values():
-            if run.block is not None:
-                continue
-            run.offset = self.size_bytes
-            self.size_bytes = aligned(run.offset + run.stop - run.start)
+            if run.block is None:
+                run.offset = self.size_bytes
+                self.size_bytes = aligned(run.offset + run.stop - run.start)
         for number, original, value, layout, source in placed:
-            self._describe(number, original, value, layout, source)
+            dtype, shape, strides, offset = layout
+            first_byte = source.start if isinstance(source, _ByteRun) else 0
+            sent_from = source.source() if isinstance(source, _ByteRun) else source
+            offset -= first_byte // dtype.itemsize
+            self.inputs[number] = SentTensor(sent_from, NAME_OF[dtype], shape, strides, offset)
+            self._sent[number] = SentInput(value, original, first_byte)
 
     def _place(
         self, number: int, value: torch.Tensor, storage: torch.UntypedStorage, *, alone: bool
@@ -207,25 +212,6 @@ class Shipment:
             with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
             lacks.bring(self._channel if with_peer else None)
         return None, key, content
-
-    def _describe(
-        self,
-        number: int,
-        original: torch.Tensor,
-        value: torch.Tensor,
-        layout: Layout,
-        source: _ByteRun | FromKept,
-    ) -> None:
-        first_byte = 0
-        if isinstance(source, _ByteRun):
-            first_byte = source.start
-            sent_from: FromArea | FromKept = source.source()
-        else:
-            sent_from = source
-        dtype, shape, strides, offset = layout
-        offset -= first_byte // dtype.itemsize
-        self.inputs[number] = SentTensor(sent_from, NAME_OF[dtype], shape, strides, offset)
-        self._sent[number] = SentInput(value, original, first_byte)
 
 
 _numbers = itertools.count(1)

@@ -32,7 +32,6 @@ from torch_shim.remote.inputs import Bindings, Bound, Shipment
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
 from torch_shim.remote.results import (
     LEAST_BYTES,
-    AliasOfCopy,
     AnswerLayout,
     OutputHabits,
     OutputView,
@@ -48,7 +47,6 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import (
     Ellipse,
@@ -60,7 +58,7 @@ from torch_shim.wire.programs import (
     Tuple,
     digest_of,
 )
-from torch_shim.wire.protocol import FailureKind
+from torch_shim.wire.protocol import FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat
 from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
@@ -185,47 +183,47 @@ def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], 
             call.stay.residents,
             repeats,
         )
-        try:
-            shipment = _ship(call)
-            return _receive(call, shipment, _wait(call, shipment, options), keys)
-        except AliasOfCopy as alias_found:
-            call.program.whole |= alias_found.positions
+        shipment = _ship(call)
+        results = _wait(call, shipment, options)
+        copies = results.aliased_copies(shipment)
+        if not copies:
+            return _receive(call, shipment, results, keys), results.times
+        # Where in an input an output lies cannot be told from a copy: these are sent as they lie.
+        call.program.whole |= copies
 
 
 def _ship(call: RemoteCall) -> Shipment:
     """Lay out the inputs that the worker lacks; it gets program and binding unless it has them."""
-    program, args, bound, channel = call.program, call.args, call.bound, call.channel
+    program, bound, channel = call.program, call.bound, call.channel
     channel.define(program.number, program.digest, program.packed)
     channel.bind(program.number, bound.number, bound.tensors)
-    unbound = [(position, args[position]) for position in bound.others]
-    return Shipment(unbound, len(args), channel, call.peer, program.written, program.whole)
+    return Shipment(call.args, bound.others, channel, call.peer, program.written, program.whole)
 
 
-def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Frame:
-    """Send the call with its inputs, and wait for the worker's answer."""
+def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results:
+    """Send the call with its inputs, and wait for the worker's answer, which is checked."""
     program, channel = call.program, call.channel
     message = Call(
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
     if channel.wire.local:
         shipment.write(channel.room(shipment.size_bytes + program.result_bytes).memory)
-        frame = channel.call(message, ())
+        frame = channel.ask(FrameKind.CALL, message)
     else:
         body = bytearray(shipment.size_bytes)
         shipment.write(body)
-        frame = channel.call(message, (body,))
+        frame = channel.ask(FrameKind.CALL, message, (body,))
     shipment.delivered()
-    return frame
+    results = Results(frame, channel, call.peer, call.args, program.layout)
+    program.layout = results.layout
+    return results
 
 
 def _receive(
-    call: RemoteCall, shipment: Shipment, frame: Frame, keys: Sequence[int]
-) -> tuple[list[Any], Sequence[float]]:
-    """Return the outputs, after the changes that the program made to its inputs, and the times."""
+    call: RemoteCall, shipment: Shipment, results: Results, keys: Sequence[int]
+) -> list[Any]:
+    """Return the outputs, after the changes that the program made to its inputs."""
     program, stay = call.program, call.stay
-    results = Results(frame, call.channel, call.peer, call.args, program.layout)
-    program.layout = results.layout
-    results.check_aliases(shipment)
     program.result_bytes = min(max(program.result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
     program.worth_keeping = [
         part.size_bytes >= KEEP_RESULTS_FROM_BYTES for part in results.storages
@@ -257,7 +255,7 @@ def _receive(
             outputs.append(alias(call.args[position], shipment.sent(position), described))
     report.graph_call(program.operators, shipment.size_bytes, results.size_bytes, results.times)
     call.answered = True
-    return outputs, results.times
+    return outputs
 
 
 def _change_inputs(call: RemoteCall, shipment: Shipment, results: Results) -> None:
@@ -400,7 +398,7 @@ class Tries:
         if 1 < self._by_worker[worker] <= _MOST_TO_DEAD_WORKERS:
             time.sleep(_PAUSE_S)
             return
-        report.add("repeated_calls", 1)
+        report.add(repeated_calls=1)
         now_s = time.monotonic()
         if self.crashes and not self._excused and now_s < self._crashed_s + _TOGETHER_S:
             self._excused = True
@@ -420,7 +418,7 @@ class Tries:
         """
         if isinstance(error, OtherVersion):
             raise error
-        report.add("repeated_calls", 1)
+        report.add(repeated_calls=1)
         self._managers += 1
         if self._managers < _MOST_LOST_MANAGERS:
             return

@@ -40,18 +40,6 @@ from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 _DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 
 
-class AliasOfCopy(Exception):
-    """An output lies in an input of which the worker has a compact copy.
-
-    Where the output lies in the input itself cannot be told from that: the call has to be repeated
-    with these inputs as they lie.
-    """
-
-    def __init__(self, positions: frozenset[int]) -> None:
-        super().__init__(positions)
-        self.positions = positions
-
-
 class OutputView(NamedTuple):
     """How an output lies in its storage; strides and offset in elements.
 
@@ -111,8 +99,8 @@ class Results:
                 _, _, self.views, self._places_of_parts, self.size_bytes = self.layout
             places = self._places_of_parts
             self.lent = peer.lent(result.file)
-            sent_here = frame.descriptors or frame.body or channel.arena is None
-            if not sent_here and any(part.offset == BEHIND for part in self.storages):
+            arena = None if frame.descriptors or frame.body else channel.arena
+            if arena is not None and any(part.offset == BEHIND for part in self.storages):
                 raise BadFrame("a result is said to be behind its frame, where nothing is")
         except BaseException:
             frame.close_descriptors()
@@ -122,7 +110,10 @@ class Results:
         if self.lent is not None:
             sent = [number for number, part in enumerate(self.storages) if part.offset != STAYS]
             self._mapped.update(zip(sent, places, strict=False))  # those of changed inputs follow
-        self._area, self._copies = self._open(frame, channel)
+        self._copies = arena is not None  # what stays in the arena is not this process's own
+        self._area: Buffer = (
+            body_of(frame, self.size_bytes, self.lent) if arena is None else arena.memory
+        )
 
     def bytes_at(self, offset: int, size: int) -> torch.UntypedStorage:
         """Return the next part, which this process owns.
@@ -168,29 +159,18 @@ class Results:
             raise BadFrame(f"an output up to byte {output.end_bytes} of {size}")
         return output
 
-    def check_aliases(self, shipment: Shipment) -> None:
-        """Raise AliasOfCopy where an output lies in an input that was sent compactly."""
-        aliased = [
-            -1 - output.source
-            for output in self.views
-            if isinstance(output, OutputView) and output.source < 0
-        ]
-        if not aliased:
-            return
-        sent = {position: shipment.sent(position) for position in aliased}
-        copies = [at for at, item in sent.items() if item and item.value is not item.original]
-        if copies:
-            raise AliasOfCopy(frozenset(copies))
+    def aliased_copies(self, shipment: Shipment) -> frozenset[int]:
+        """Return the inputs that outputs lie in, and of which the worker has a compact copy."""
+        views = [view for view in self.views if isinstance(view, OutputView)]
+        sources = [-1 - view.source for view in views if view.source < 0]
+        sent = {position: shipment.sent(position) for position in sources}
+        return frozenset(
+            at for at, item in sent.items() if item and item.value is not item.original
+        )
 
     def note_origin(self, output: torch.Tensor, source: int) -> None:
         if self.lent is not None and source in self._mapped:
             note_origin(output, self.lent, self._mapped[source])
-
-    def _open(self, frame: Frame, channel: DataChannel) -> tuple[Buffer, bool]:
-        """Return the memory that holds the answer, and whether the bytes must be copied from it."""
-        if frame.descriptors or frame.body or channel.arena is None:
-            return body_of(frame, self.size_bytes, self.lent), False
-        return channel.arena.memory, True
 
 
 def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:

@@ -135,7 +135,7 @@ class AbsentBytes:
                 else:
                     self._memory.fill_from(fetched.descriptor, fetched.lent)
                 self._note_here()
-                report.add("bytes_out", len(self._memory))
+                report.add(bytes_out=len(self._memory))
                 return not fetched.left
         return False
 

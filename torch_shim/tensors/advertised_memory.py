@@ -71,11 +71,6 @@ def reserve(source: torch.Tensor) -> None:
     """Raise torch.cuda.OutOfMemoryError if a tensor of this size does not fit on the GPU."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - some subclasses hide their size
         wanted = source.numel() * source.element_size()
-    reserve_bytes(wanted)
-
-
-def reserve_bytes(wanted: int) -> None:
-    """Raise torch.cuda.OutOfMemoryError if this many bytes do not fit on the GPU."""
     if wanted < _COUNTED_FROM_BYTES and wanted < _memory.limit_bytes:
         return
     used = allocated_bytes()

@@ -1,6 +1,6 @@
 """Replaces the functions that create tensors on a named device, nested ones among them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.foreign_classes import brings_operators, cpu_class
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, Tensor, become_cuda
+from torch_shim.tensors.mixed_devices import tensors_in
 
 # Their device is the named one or the default one, whatever numbers or sizes they are given.
 _OF_NUMBERS = names(
@@ -122,19 +123,13 @@ def _make(native: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str
 
 def _of_numbers(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     named = kwargs.get("device") is not None or kwargs.get("out") is not None
-    on_gpu = not named and _has_handle((*args, *kwargs.values()))
+    given = tensors_in((*args, *kwargs.values()))
+    on_gpu = not named and any(isinstance(tensor, CudaTensor) for tensor in given)
     if not on_gpu or torch.compiler.is_dynamo_compiling():
         return _factory(native, *args, **kwargs)
     bring((*args, *kwargs.values()))
     with NoTorchFunction():
         return native(*args, **kwargs)
-
-
-def _has_handle(values: Iterable[Any]) -> bool:
-    return any(
-        isinstance(value, CudaTensor) or (isinstance(value, list | tuple) and _has_handle(value))
-        for value in values
-    )
 
 
 def _sparse(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

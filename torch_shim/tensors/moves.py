@@ -394,6 +394,8 @@ def _fill(tensor: Tensor, contents: tuple[Any, ...]) -> None:
     vars(tensor).update(attributes)
 
 
+# TorchScript: results of scripted functions and modules on the GPU become handles.
+
 # C++'s views of a scripted module; torch has them in torch._C only, without annotations.
 _TENSORS: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)  # noqa: SLF001 - see above
 _MODULES: Any = torch._C.ModuleDict  # noqa: SLF001 - see above

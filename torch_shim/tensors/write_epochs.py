@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torch_shim.tensors.mixed_devices import tensors_in
+
 _MARK = "_gpufaas_mark"
 _PINNED = "_gpufaas_pinned"
 _untyped_storage = torch.Tensor.untyped_storage
@@ -128,11 +130,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def note_all(values: Iterable[Any]) -> None:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            note_write(value)
-        elif isinstance(value, list | tuple):
-            note_all(value)
+    for tensor in tensors_in(values):
+        note_write(tensor)
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:

@@ -118,6 +118,28 @@ def secured(connection: socket.socket, host: str, wanted: str, timeout_s: float)
     return clear
 
 
+class _Way:
+    """One direction of a TLS stream: bytes from one socket to the other."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self._source = source
+        self._sink = sink
+        self._room = memoryview(bytearray(_PIECE_BYTES))
+        self.left = self._room[:0]  # bytes still to be written
+
+    def carry(self) -> bool:
+        """Copy one piece; return False if there is none, or no room for it."""
+        try:
+            if not self.left:
+                self.left = self._room[: self._source.recv_into(self._room)]
+                if not self.left:
+                    raise EOFError
+            self.left = self.left[self._sink.send(self.left) :]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        return True
+
+
 class _Pump:
     """Copies bytes between a TLS stream and a plain socket until either side closes."""
 
@@ -126,16 +148,14 @@ class _Pump:
         plain.setblocking(False)
         self._stream = stream
         self._plain = plain
-        self._room_in = memoryview(bytearray(_PIECE_BYTES))
-        self._room_out = memoryview(bytearray(_PIECE_BYTES))
-        self._in = self._room_in[:0]  # bytes still to be written to the plain socket
-        self._out = self._room_out[:0]  # bytes still to be written to the stream
+        self._in = _Way(stream, plain)
+        self._out = _Way(plain, stream)
         _PUMPS.add(self)
 
     def run(self) -> None:
         with contextlib.suppress(OSError, EOFError):  # one side has closed
             while True:
-                carried = [self._carry_in(), self._carry_out()]
+                carried = [self._in.carry(), self._out.carry()]
                 if not any(carried):
                     self._wait()
         self.close()
@@ -145,41 +165,12 @@ class _Pump:
         self._plain.close()
         self._stream.close()
 
-    def _carry_in(self) -> bool:
-        """Copy one piece from the stream; return False if there is none, or no room for it."""
-        if not self._in:
-            try:
-                self._in = self._room_in[: self._stream.recv_into(self._room_in)]
-            except ssl.SSLWantReadError:
-                return False
-            if not self._in:
-                raise EOFError
-        try:
-            self._in = self._in[self._plain.send(self._in) :]
-        except BlockingIOError:
-            return False
-        return True
-
-    def _carry_out(self) -> bool:
-        """Copy one piece to the stream; return False if there is none, or no room for it."""
-        if not self._out:
-            try:
-                self._out = self._room_out[: self._plain.recv_into(self._room_out)]
-            except BlockingIOError:
-                return False
-            if not self._out:
-                raise EOFError
-        try:
-            self._out = self._out[self._stream.send(self._out) :]
-        except ssl.SSLWantWriteError:
-            return False
-        return True
-
     def _wait(self) -> None:
         """Wait until a piece can be copied; poll only the sides that are needed for it."""
         poll = select.poll()
-        stream = (0 if self._in else select.POLLIN) | (select.POLLOUT if self._out else 0)
-        plain = (0 if self._out else select.POLLIN) | (select.POLLOUT if self._in else 0)
+        coming, going = self._in.left, self._out.left
+        stream = (0 if coming else select.POLLIN) | (select.POLLOUT if going else 0)
+        plain = (0 if going else select.POLLIN) | (select.POLLOUT if coming else 0)
         for side, events in ((self._stream, stream), (self._plain, plain)):
             if events:
                 poll.register(side, events)

@@ -24,7 +24,7 @@ from torch_shim.wire import current_call
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import Buffer, FailureKind, FrameKind
-from torch_shim.wire.worker_peer import Content, DataChannel, WorkerPeer
+from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -295,14 +295,6 @@ class ManagerSession:
         with self._lock:
             return list(self._peers.values())
 
-    def holding(self, key: int, content: Content) -> tuple[WorkerPeer, int] | None:
-        """Return a worker that keeps this content of a storage, and the epoch that it has there."""
-        for peer in self.peers():
-            kept, epoch = peer.kept.epochs.get(key, (None, 0))
-            if kept == content:
-                return peer, epoch
-        return None
-
     def holds(self, lease: ModelLease) -> bool:
         """Whether this process believes the lease to be in force."""
         return not lease.over and lease.session == self.name
@@ -335,7 +327,7 @@ class ManagerSession:
         if elsewhere is not None:
             number, node = answer.fields["lease"], elsewhere["node"]
             return LeaseElsewhere(number, node, tuple(elsewhere["addresses"]), elsewhere["token"])
-        report.acquired(queue_s, load_s)
+        report.add(acquires=1, queue_s=queue_s, load_s=load_s)
         self._open(answer)
         worker = answer.fields["workers"][digest]
         if token is not None:
@@ -363,16 +355,8 @@ class ManagerSession:
             peer = self._peers.get(self._workers.get((gpu, digest), ""))
         if peer is None or not self.connected or not peer.waits():
             return None
-        report.acquired(0.0, 0.0)
+        report.add(acquires=1)
         return ModelLease(number, digest, peer, self.name)
-
-    def locate(self, token: str) -> LeaseElsewhere:
-        """Return the node and the addresses of a token's lease, as this manager reports them.
-
-        Raise RemoteFailure if the token is forged, or (LEASE) its lease is no longer usable.
-        """
-        fields = self.control.ask(FrameKind.WHERE, {"token": token}).fields
-        return LeaseElsewhere(fields["lease"], fields["node"], tuple(fields["addresses"]), token)
 
     def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""

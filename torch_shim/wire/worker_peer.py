@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.messages import Call, Done, Fetch, SentTensor
+from torch_shim.wire.messages import Done, Fetch, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import Arena, LentPages, SharedBlock, shared_blocks
 
@@ -103,20 +103,10 @@ class DataChannel:
         self.defined.discard(number)
         self.bound.pop(number, None)
 
-    def call(self, call: Call, body: Sequence[Buffer]) -> Frame:
-        """Run a program; raise RemoteFailure with the worker's reason if the call fails."""
-        return self.ask(FrameKind.CALL, call, body)
-
     def fetch(self, key: int, epoch: int, *, gives_back: bool = False) -> Frame:
         """Return the bytes of a kept storage, as a descriptor or the body; RemoteFailure if the
         worker does not have them. With `gives_back` the file may be one to be given back."""
         return self.ask(FrameKind.FETCH, Fetch(key, epoch, gives_back))
-
-    def share(self, key: int, size_bytes: int, descriptor: int) -> None:
-        self.ask(FrameKind.SHARE, [key, size_bytes], descriptors=[descriptor])
-
-    def drop(self, keys: list[int]) -> None:
-        self.ask(FrameKind.DROP, keys)
 
     def hung_up(self) -> bool:
         """Whether the worker has closed this channel; for a channel that is not in use."""
@@ -256,7 +246,8 @@ class WorkerPeer:
             return False
         if block.key not in self._blocks:
             try:
-                channel.share(block.key, block.size_bytes, block.descriptor)
+                shared = [block.key, block.size_bytes]
+                channel.ask(FrameKind.SHARE, shared, descriptors=[block.descriptor])
             except RemoteFailure as refused:  # it has no room for the mapping: send it all copies
                 log.warning("a worker maps no further memory of this function: %s", refused)
                 self._maps_blocks = False
@@ -288,7 +279,7 @@ class WorkerPeer:
         if channel is None:
             return
         try:
-            channel.drop(self.take_dropped())
+            channel.ask(FrameKind.DROP, self.take_dropped())
         except ConnectionLost:
             self.mark_lost()  # and with the worker went what it kept
         finally:

@@ -64,7 +64,6 @@ class ProcessParts:
 
 
 _BACKLOG = 1024
-_DRAIN_OUTPUT_S = 0.5
 # A function that is stopped is replaced soon. One that only does not answer may have a handler that
 # blocks its event loop, which no call should do for much longer than the function's time limit.
 LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
@@ -190,6 +189,7 @@ class ChildInstance:
             self._place.changed()
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
+        self._place.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(ended.result()))

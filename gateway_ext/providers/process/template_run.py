@@ -175,6 +175,7 @@ class TemplateRun:
         self._keeper = keeper
         self._line = line
         self._place = place
+        place.leaders.add(process.pid)
         self._living = asyncio.create_task(live(process, name, place))
 
     @classmethod

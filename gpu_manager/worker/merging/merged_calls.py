@@ -14,7 +14,7 @@ from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
 from gpu_manager.worker.calls.single_call import refuse_reshaped
 from gpu_manager.worker.executor import InTurn, RunCall
-from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature
+from gpu_manager.worker.features import ModelFeature, ModelSpace, TellManager, WorkerFeature
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns
@@ -44,8 +44,7 @@ class Merging(WorkerFeature):
     """Calls of one model that wait for the same turn run as one, where that pays."""
 
     def begin(self, model: ModelSpace) -> "MergedCalls":
-        counts = MergeCounts()
-        return MergedCalls(model, counts, MergeSums(model.number, counts, self.worker.tell))
+        return MergedCalls(model, self.worker.tell)
 
 
 class _Member(NamedTuple):
@@ -74,13 +73,13 @@ class _Group(NamedTuple):
 class MergedCalls(ModelFeature):
     """Runs the calls of one model, for whoever has its turn."""
 
-    def __init__(self, model: ModelSpace, counts: MergeCounts, sums: MergeSums) -> None:
-        self.counts = counts
+    def __init__(self, model: ModelSpace, tell: TellManager) -> None:
+        self.counts = MergeCounts()
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self.pace = ComparisonPace()
         self.records = MergeRecords()
         self._single = model.executor.single
-        self._sums = sums
+        self._sums = MergeSums(model.number, self.counts, tell)
         self._likenesses = Likenesses()
         self._lines: dict[tuple[int, ...], CallLine] = {}  # by the slots of their leases
         self._runs = GroupRuns()

@@ -55,7 +55,6 @@ def _same(record: T) -> T:
 def _records() -> list[Target]:
     listed = stored_records.ListedModel(ModelId("a"), 5, pinned=True)
     lru = stored_records.GpuOrder((listed, listed), 3)
-    gaps = IdleGaps.of([(3, 1.5), (7, 0.25)])
     choice = PolicyChoice("lalbo3", {"limit": 25.0}, "administrator")
     terms = OwnerTerms(2.0, 3, 10.0, 60.0, 1 << 30, 4, 5)
     leader = LeaderInfo("a", "http://h:1", 3, "id", "pid")
@@ -66,7 +65,7 @@ def _records() -> list[Target]:
             "stored-profile",
             lambda data: _record_of(stored_records.stored_model(data)),
             _same,
-            model_records.model_record(_profile(), 7200, gaps),
+            model_records.model_record(_profile(), 7200),
         ),
         _record("stored-policy", stored_records.policy_choice, _same, choice),
         _record("stored-terms", stored_records.owner_terms, _same, terms),
@@ -88,7 +87,7 @@ def _records() -> list[Target]:
 
 
 def _record_of(stored: stored_records.StoredModel) -> model_records.ModelRecord:
-    return model_records.model_record(stored.profile, stored.used_unix_s, stored.gaps)
+    return model_records.model_record(stored.profile, stored.used_unix_s)
 
 
 def _profile() -> Profile:
@@ -101,13 +100,14 @@ def _profile() -> Profile:
     found.keep_configured((Configuration(2, 3, 1), "t4"), 0.5)
     found.usual_run_s = 0.3
     found.features = {"flops": 1e9}
+    found.gaps = IdleGaps.of([(3, 1.5), (7, 0.25)])
     return found
 
 
 def _recordings() -> list[Target]:
     beginning = Beginning(
         recording.VERSION, "lalbo3", "lru", {"limit": 25.0}, 100, LeaseId(5), 1 << 34,
-        {ModelId("bert"): model_records.model_record(_profile(), 0, IdleGaps.of([(3, 1.0)]))},
+        {ModelId("bert"): model_records.model_record(_profile(), 0)},
         StandingTerms(30.0, 10), "fixed:10",
     )  # fmt: skip
     steps = (

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
+from typing import Generic, TypeVar
 
 from cache_manager.model.ids import ModelId, tenant_of
 from scheduler.cluster.request_queue import Bundle, Pending, QueuePace
@@ -13,9 +13,50 @@ from scheduler.model.actions import Action, Demote
 from scheduler.model.owner_terms import OwnerTerms
 
 NO_TERMS = OwnerTerms()
-_UNLISTED = inf
 _COMPACT_BEYOND = 64
 _LEAST_WEIGHT = 1e-6
+
+
+Key = TypeVar("Key", int, tuple[float, int])
+Item = TypeVar("Item")
+
+
+class Lineup(Generic[Key, Item]):
+    """Items in the order of their keys, which differ.
+
+    What is listed anew, or leaves, leaves an outdated entry in the heap, which is dropped later.
+    """
+
+    def __init__(self) -> None:
+        self.keys: dict[Item, Key] = {}
+        self._heap: list[tuple[Key, int, Item]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def put(self, item: Item, key: Key) -> None:
+        if self.keys.get(item) == key:
+            return
+        self.keys[item] = key
+        self._count += 1
+        heappush(self._heap, (key, self._count, item))
+        if len(self._heap) > 2 * len(self.keys) + _COMPACT_BEYOND:
+            present = enumerate(self.keys.items())
+            self._heap = [(listed, number, other) for number, (other, listed) in present]
+            heapify(self._heap)
+
+    def drop(self, item: Item) -> None:
+        self.keys.pop(item, None)
+
+    def first(self) -> Item | None:
+        heap = self._heap
+        while heap:
+            key, _, item = heap[0]
+            if self.keys.get(item) == key:
+                return item
+            heappop(heap)
+        return None
 
 
 class Turn:
@@ -23,7 +64,7 @@ class Turn:
 
     `arrival` is its place by arrival. Until its lease is given it is charged `charge_s` seconds of
     GPU time, by estimate, from when it is `exposed` to the policy. `tag_s` is the virtual time of
-    its turn. `place` names its present entry among those held back, since `since_s`.
+    its turn. It is `held` back since `since_s`.
     """
 
     __slots__ = (
@@ -31,9 +72,9 @@ class Turn:
         "charge_s",
         "exposed",
         "head_s",
+        "held",
         "owner",
         "pending",
-        "place",
         "queued",
         "since_s",
         "tag_s",
@@ -46,7 +87,7 @@ class Turn:
         self.head_s = head_s
         self.charge_s = 0.0
         self.tag_s = 0.0
-        self.place = 0
+        self.held = False
         self.queued = False
         self.exposed = False
         self.since_s = 0.0
@@ -61,8 +102,7 @@ class Owner:
     `waiting` requests wait, of which `exposed` ones may be placed and `paused` ones wait for GPU
     time of a quota; `leases` are in force, on `rate` slots. `queued_s` is the estimated GPU time of
     what waits, `due_sum_s` the sum of the times at which the leases should end. `virtual_s` is the
-    GPU time that it was charged by its weight, and `listed_s` where in the order of turns it is
-    listed.
+    GPU time that it was charged by its weight.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -73,7 +113,6 @@ class Owner:
         self.queued_s = self.due_sum_s = self.rate = 0.0
         self.window: GpuWindow | None = None
         self.virtual_s = 0.0
-        self.listed_s = _UNLISTED
 
     @property
     def weight(self) -> float:
@@ -146,7 +185,7 @@ class Owner:
 class FunctionOwner(Owner):
     """A function of a namespace, and those of its requests that are held back.
 
-    Of these `held` wait for their turn; `paused_turns` are the others. It is `stuck` while its
+    Of these `turns` wait for their turn; `paused_turns` are the others. It is `stuck` while its
     first request has no room within a quota of resident bytes. `models` are those that it named, if
     it has such a quota of its own.
     """
@@ -154,66 +193,18 @@ class FunctionOwner(Owner):
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
         self.space = space
-        self.held = 0
+        self.turns: Lineup[int, Turn] = Lineup()
         self.stuck = False
         self.models: dict[ModelId, None] = {}
         self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
-        self._heap: list[tuple[int, int, Turn]] = []
 
-    def hold(self, turn: Turn, key: int, place: int) -> None:
-        turn.place = place
-        self.held += 1
-        heappush(self._heap, (key, place, turn))
-        if len(self._heap) > 2 * self.held + _COMPACT_BEYOND:
-            self._heap = [entry for entry in self._heap if entry[2].place == entry[1]]
-            heapify(self._heap)
-
-    def let_go(self, turn: Turn) -> None:
-        turn.place = 0
-        self.held -= 1
-
-    def first(self) -> Turn | None:
-        heap = self._heap
-        while heap:
-            _, place, turn = heap[0]
-            if turn.place == place:
-                return turn
-            heappop(heap)
-        return None
+    @property
+    def held(self) -> int:
+        return len(self.turns)
 
 
-class OwnerOrder:
-    """Owners whose requests are held back, in the order of their turns."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._heap: list[tuple[float, int, Owner]] = []
-
-    def list(self, owner: Owner, key_s: float) -> None:
-        if owner.listed_s == key_s:
-            return
-        if owner.listed_s == _UNLISTED:
-            self._count += 1
-        owner.listed_s = key_s
-        heappush(self._heap, (key_s, owner.number, owner))
-        if len(self._heap) > 2 * self._count + _COMPACT_BEYOND:
-            entries = {entry[1]: entry for entry in self._heap if entry[2].listed_s == entry[0]}
-            self._heap = list(entries.values())
-            heapify(self._heap)
-
-    def unlist(self, owner: Owner) -> None:
-        if owner.listed_s != _UNLISTED:
-            self._count -= 1
-            owner.listed_s = _UNLISTED
-
-    def first(self) -> Owner | None:
-        heap = self._heap
-        while heap:
-            key_s, _, owner = heap[0]
-            if owner.listed_s == key_s:
-                return owner
-            heappop(heap)
-        return None
+# By virtual time; owners of the same one by their numbers.
+OwnerOrder = Lineup[tuple[float, int], Owner]
 
 
 class TenantSpace(Owner):
@@ -226,17 +217,13 @@ class TenantSpace(Owner):
         super().__init__(name, number)
         self.functions: dict[str, FunctionOwner] = {}
         self.pace = QueuePace()
-        self.turns = OwnerOrder()
+        self.turns: OwnerOrder = Lineup()
         self.turn_s = 0.0
 
     def part(self) -> None:
         """It is forgotten: without references to its functions nothing waits for the collector."""
         self.functions.clear()
-        self.turns = OwnerOrder()
-
-
-def is_listed(owner: Owner) -> bool:
-    return owner.listed_s != _UNLISTED
+        self.turns = Lineup()
 
 
 _PARTS = 60

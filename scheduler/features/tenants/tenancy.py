@@ -4,17 +4,19 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.cluster.state import ClusterState
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.features.tenants.owners import (
     FunctionOwner,
+    Owner,
     OwnerTable,
     QuotaRefusal,
     Turn,
@@ -108,7 +110,7 @@ class Tenancy(Layer):
             self._switch()
         for pending in list(cluster.waiting):
             self._pull_back(order.turns[pending.id])
-        for turn in [turn for turn in order.turns.values() if turn.place]:
+        for turn in [turn for turn in order.turns.values() if turn.held]:
             turn.note_held(cluster.now)
             order.let_go(turn)
             order.hold(turn, cluster.now)
@@ -140,7 +142,7 @@ class Tenancy(Layer):
             return
         for owner in list(self.order.stuck):
             self._free(owner)
-        held = [turn for turn in self.order.turns.values() if turn.place]
+        held = [turn for turn in self.order.turns.values() if turn.held]
         for turn in sorted(held, key=attrgetter("arrival")):
             self._expose(turn)
         for turn in self.order.turns.values():
@@ -196,7 +198,7 @@ class Tenancy(Layer):
     def let_go(self, pending: Pending) -> None:
         """One that was refused has left already."""
         turn = self.order.turns.get(pending.id)
-        if turn is not None and turn.place:
+        if turn is not None and turn.held:
             self.order.let_go(turn)
 
     def finished(self, pending: Pending) -> None:
@@ -218,7 +220,7 @@ class Tenancy(Layer):
         order = self.order
         order.resume(self._cluster.now)
         for owner in list(order.stuck)[:_MOST_RETRIED]:
-            first = owner.first()
+            first = owner.turns.first()
             if first is None or has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
@@ -259,7 +261,7 @@ class Tenancy(Layer):
         room = cluster.idle_slots
         if not room and cluster.loadable.running and cluster.loadable.has_any():
             room = 1
-        if not order.held or not room:
+        if not cluster.held or not room:
             return False
         enough = cluster.waiting.count >= _CHOICE * room
         if enough and cluster.leases:
@@ -314,8 +316,10 @@ class Tenancy(Layer):
     # -- leases ---------------------------------------------------------------------------------
 
     def granted(self, lease: ActiveLease) -> None:
-        if lease.requests:
-            self._grant(lease, lease.requests)
+        self._grant(lease, lease.requests)
+
+    def adopted(self, lease: ActiveLease) -> None:
+        self._grant(lease, ())
 
     def rejoined(self, lease: ActiveLease, pending: Pending) -> None:
         self._grant(lease, (pending,))
@@ -331,77 +335,61 @@ class Tenancy(Layer):
         if lease.own and not lease.loading:
             self.kept(lease, self._cluster.now)
 
+    def _charge(self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float) -> None:
+        """Charge these owners in equal parts, perhaps with others that had the lease already."""
+        if lease.id in self.charges:
+            owners = [*self.charges[lease.id].owners, *owners]
+            self.ended(lease)
+        charge = self.charges[lease.id] = LeaseCharge(self._cluster, lease, owners)
+        for owner in charge.distinct():
+            self.owners.count(owner, 0, 1)
+        if not lease.beside:
+            charge.begin(self._cluster.now + expected_s)
+        self._recharge(charge, expected_s * charge.share)
+
     def placed(self, function: str, count: int) -> None:
         if self.takes_turns:
             self.owners.count_placed(function, count, self._cluster.now)
 
-    def _charge(self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float) -> None:
-        """Charge these owners in equal parts, perhaps with others that had the lease already."""
-        now, earlier = self._cluster.now, self.charges.get(lease.id)
-        if earlier is not None:
-            owners = [*earlier.owners, *owners]
-            self.ended(lease)
-        share = (1 + len(lease.more)) / len(owners)
-        charge = self.charges[lease.id] = LeaseCharge(owners, share, now)
-        for owner in charge.distinct():
-            self.owners.count(owner, 0, 1)
-        if not lease.beside:
-            charge.begin(self._contended_s(lease), now)
-            charge.expect(now + expected_s)
-        self._recharge(charge, expected_s * share)
-
     def calls_reported(self, lease: ActiveLease, function: str, run_s: float) -> None:
         """Charge what was used under a lease that its caller keeps, and a call that runs now."""
-        now, charge = self._cluster.now, self.charges.get(lease.id)
-        if charge is None:  # an earlier leader gave it
+        charge = self.charges[lease.id]
+        if not charge.owners:  # an earlier leader gave it
             self._charge(lease, [self.owners.of(function)], run_s)
             return
-        charge.wake(self._contended_s(lease), now)
-        self._recharge(charge, charge.used_s(now) + run_s * charge.share)
-        charge.expect(now + run_s)
+        charge.wake()
+        self._recharge(charge, charge.used_s() + run_s * charge.share)
+        charge.expect(self._cluster.now + run_s)
         self._may_have_room(charge)
 
     def kept(self, lease: ActiveLease, since_s: float) -> None:
-        charge = self.charges.get(lease.id)
-        if charge is not None:
-            charge.rest(since_s, self._contended_s(lease), self._cluster.now)
-            self._may_have_room(charge)
+        charge = self.charges[lease.id]
+        charge.rest(since_s)
+        self._may_have_room(charge)
 
     def called(self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float) -> None:
-        charge = self.charges.get(lease.id)
-        if charge is not None:
-            charge.called(began_s, ended_s, self._cluster.now)
+        self.charges[lease.id].called(began_s, ended_s)
 
     def computed(self, lease: ActiveLease, computed_s: float) -> None:
-        charge = self.charges.get(lease.id)
-        if charge is not None:
-            charge.computed(computed_s, self._contended_s(lease), self._cluster.now)
+        self.charges[lease.id].computed(computed_s)
 
     def loaded(self, lease: ActiveLease, *, joins: bool) -> None:
-        charge = self.charges.get(lease.id)
-        if charge is not None and joins:
-            charge.begin(self._contended_s(lease), self._cluster.now)
-            charge.expect(lease.due_s)
+        if joins:
+            self.charges[lease.id].begin(lease.due_s)
 
     def stands_aside(self, lease: ActiveLease) -> None:
-        """A lease that loads has its slot no more, until what it loads is there."""
-        charge = self.charges.get(lease.id)
-        if charge is not None:
-            charge.wake(self._contended_s(lease), self._cluster.now)
-            charge.end(self._cluster.now)
-            charge.runs = False
-            self._may_have_room(charge)
+        charge = self.charges[lease.id]
+        charge.end()
+        charge.runs = False
+        self._may_have_room(charge)
 
     def ended(self, lease: ActiveLease) -> None:
-        """A lease is over: its owners are charged for what it has used."""
-        now, charge = self._cluster.now, self.charges.pop(lease.id, None)
-        if charge is None:
-            return
-        self._recharge(charge, charge.used_s(now))
+        """Its owners are charged for what it has used."""
+        charge = self.charges.pop(lease.id)
+        self._recharge(charge, charge.used_s())
         for owner in charge.distinct():
             self.owners.count(owner, 0, -1)
-        charge.wake(self._contended_s(lease), now)
-        charge.end(now)
+        charge.end()
         for owner in charge.distinct():
             self.order.list(owner)
             self.order.paused.may_have_room(owner)
@@ -415,17 +403,11 @@ class Tenancy(Layer):
         for owner in charge.distinct():
             self.order.paused.may_have_room(owner)
 
-    def _contended_s(self, lease: ActiveLease) -> float:
-        return self._cluster.contended_s(lease.slot)
-
     def may_be_kept(self, lease: ActiveLease) -> bool:
         """Not if its owner has too much of something."""
-        charge = self.charges.get(lease.id)
-        if charge is None:
-            return True
         order, cluster = self.order, self._cluster
-        others_wait = cluster.waiting.count or order.held > cluster.paused
-        for function in charge.distinct():
+        others_wait = cluster.waiting.count or cluster.held > cluster.paused
+        for function in self.charges[lease.id].distinct():
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return False
             for owner in both(function):
@@ -525,7 +507,8 @@ class Tenancy(Layer):
 class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
-    Each has a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
+    Nobody, of a prefetch, or while it is not known who has a lease of an earlier leader. Each has
+    a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
     if it is only loading, beside the runs of others. While it is kept and no call runs (`rests_s`:
     since then; else one runs since `woke_s`), its time counts for no quota, but for what others
     wait, from `contended_s` of its slot's contention on; and for the calls that are reported when
@@ -533,89 +516,99 @@ class LeaseCharge:
     were counted.
     """
 
-    def __init__(self, owners: Sequence[FunctionOwner], share: float, since_s: float) -> None:
+    def __init__(
+        self, cluster: ClusterState, lease: ActiveLease, owners: Sequence[FunctionOwner]
+    ) -> None:
         self.owners = owners
-        self.share = share
-        self.since_s = since_s
-        self.due_s = self.woke_s = since_s
+        self.share = (1 + len(lease.more)) / max(1, len(owners))
         self.charge_s = 0.0
         self.runs = False
+        self._cluster = cluster
+        self._slot = lease.slot
+        self._since_s = self._due_s = self._woke_s = cluster.now
         self.rests_s: float | None = None
-        self.contended_s = self.called_s = self.kept_s = self.others_s = 0.0
+        self._contended_s = self._called_s = self._kept_s = self._others_s = 0.0
 
-    def used_s(self, now: float) -> float:
+    def used_s(self) -> float:
         """What each request has used until now."""
-        return max(0.0, now - self.since_s) * self.share if self.runs else 0.0
+        return max(0.0, self._cluster.now - self._since_s) * self.share if self.runs else 0.0
 
     def distinct(self) -> Sequence[FunctionOwner]:
         """Its functions, each once."""
         return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
 
-    def begin(self, contended_s: float, since_s: float) -> None:
-        self.contended_s = contended_s
+    def begin(self, due_s: float) -> None:
+        now = self._cluster.now
+        self._contended_s = self._cluster.contended_s(self._slot)
         self.runs, self.rests_s = True, None
-        self.since_s = self.due_s = self.woke_s = since_s
-        self._run(+1, since_s, since_s)
+        self._since_s = self._due_s = self._woke_s = now
+        self._run(+1, now)
+        self.expect(due_s)
 
-    def end(self, now: float) -> None:
-        if self.runs and self.rests_s is None:
-            self._run(-1, self.due_s, now)
+    def end(self) -> None:
+        self.wake()
+        if self.runs:
+            self._run(-1, self._due_s)
 
-    def rest(self, since_s: float, contended_s: float, now: float) -> None:
+    def rest(self, since_s: float) -> None:
         """No call has run under it since then."""
         if self.runs and self.rests_s is None:
-            kept_s = max(0.0, now - max(since_s, self.woke_s))
-            self.correct(min(kept_s, contended_s - self.contended_s) - kept_s, now)
-            self._run(-1, self.due_s, now)
-            self.rests_s, self.contended_s = now, contended_s
-            self.called_s = self.kept_s = self.others_s = 0.0
+            now, contended_s = self._cluster.now, self._cluster.contended_s(self._slot)
+            kept_s = max(0.0, now - max(since_s, self._woke_s))
+            self._correct(min(kept_s, contended_s - self._contended_s) - kept_s)
+            self._run(-1, self._due_s)
+            self.rests_s, self._contended_s = now, contended_s
+            self._called_s = self._kept_s = self._others_s = 0.0
 
-    def wake(self, contended_s: float, now: float) -> None:
+    def wake(self) -> None:
         """A call runs under it again, or it ends: count for what others have waited meanwhile."""
         if self.rests_s is not None:
-            self._count_rest(self.rests_s, contended_s, now)
-            self.rests_s, self.due_s, self.woke_s = None, now, now
-            self._run(+1, now, now)
+            now = self._cluster.now
+            self._count_rest(self.rests_s)
+            self.rests_s, self._due_s, self._woke_s = None, now, now
+            self._run(+1, now)
 
-    def called(self, began_s: float, ended_s: float, now: float) -> None:
+    def called(self, began_s: float, ended_s: float) -> None:
         """A call has run under it then, while it seemed to rest."""
         if self.rests_s is not None:
             called_s = max(0.0, ended_s - max(began_s, self.rests_s))
-            self.called_s += called_s
-            self.correct(called_s, now)
+            self._called_s += called_s
+            self._correct(called_s)
 
-    def computed(self, computed_s: float, contended_s: float, now: float) -> None:
+    def computed(self, computed_s: float) -> None:
         """Calls have run under it for so long since it was last said, while it seemed to rest."""
         if self.rests_s is not None:
-            self.called_s += computed_s
-            self.correct(computed_s, now)
-            self._count_rest(self.rests_s, contended_s, now)
+            self._called_s += computed_s
+            self._correct(computed_s)
+            self._count_rest(self.rests_s)
 
-    def _count_rest(self, since_s: float, contended_s: float, now: float) -> None:
+    def _count_rest(self, since_s: float) -> None:
         """Count for what others have waited since then, and for no more than it has rested."""
-        kept_s = now - since_s - self.called_s
-        waited_s = min(kept_s, contended_s - self.contended_s)
-        self.kept_s += kept_s
-        before_s = self.others_s
-        self.others_s = max(0.0, min(before_s + max(0.0, waited_s), self.kept_s))
-        self.correct(self.others_s - before_s, now)
-        self.rests_s, self.contended_s, self.called_s = now, contended_s, 0.0
+        now, contended_s = self._cluster.now, self._cluster.contended_s(self._slot)
+        kept_s = now - since_s - self._called_s
+        waited_s = min(kept_s, contended_s - self._contended_s)
+        self._kept_s += kept_s
+        before_s = self._others_s
+        self._others_s = max(0.0, min(before_s + max(0.0, waited_s), self._kept_s))
+        self._correct(self._others_s - before_s)
+        self.rests_s, self._contended_s, self._called_s = now, contended_s, 0.0
 
-    def correct(self, used_s: float, now: float) -> None:
+    def _correct(self, used_s: float) -> None:
         """Its calls have used its slots for so much more than was counted, or less."""
-        for function in self.owners:
-            for owner in both(function):
-                owner.correct(self.share * used_s, now)
+        for owner in self._charged():
+            owner.correct(self.share * used_s, self._cluster.now)
 
-    def _run(self, sign: int, due_s: float, now: float) -> None:
-        for function in self.owners:
-            for owner in both(function):
-                owner.due_sum_s += sign * self.share * due_s
-                owner.run(sign * self.share, now)
+    def _run(self, sign: int, due_s: float) -> None:
+        for owner in self._charged():
+            owner.due_sum_s += sign * self.share * due_s
+            owner.run(sign * self.share, self._cluster.now)
 
     def expect(self, due_s: float) -> None:
         if self.runs and self.rests_s is None:
-            later_s, self.due_s = self.share * (due_s - self.due_s), due_s
-            for function in self.owners:
-                for owner in both(function):
-                    owner.due_sum_s += later_s
+            later_s, self._due_s = self.share * (due_s - self._due_s), due_s
+            for owner in self._charged():
+                owner.due_sum_s += later_s
+
+    def _charged(self) -> Iterator[Owner]:
+        for function in self.owners:
+            yield from both(function)

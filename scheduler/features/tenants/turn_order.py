@@ -15,13 +15,13 @@ from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.state import ClusterState
 from scheduler.features.tenants.owners import (
     FunctionOwner,
+    Lineup,
     Owner,
     OwnerOrder,
     OwnerTable,
     TenantSpace,
     Turn,
     both,
-    is_listed,
     is_over_gpu_s,
     lacks_gpu_time,
 )
@@ -50,13 +50,11 @@ class TurnOrder:
         self.lead_s = 0.0
         self.virtual_s = 0.0
         self.turns: dict[str, Turn] = {}
-        self.held = 0
         self.stuck: dict[FunctionOwner, None] = {}
         self.paused = PausedCalls(cluster, owners)
         self._cluster = cluster
         self._owners = owners
-        self._spaces = OwnerOrder()
-        self._places = 0
+        self._spaces: OwnerOrder = Lineup()
         self._early: dict[FunctionOwner, None] = {}  # whose first request has a head start
         self._pace = 0.0  # at which these were listed
 
@@ -75,29 +73,26 @@ class TurnOrder:
         pending, owner = turn.pending, turn.owner
         if pending.seq < 0:  # it goes before all others
             turn.arrival = pending.seq
-        self._places += 1
-        self.held += 1
+        turn.held = True
         self._cluster.held += 1
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
         turn.since_s = now
         if pending.pauses:
-            turn.place, pending.held_for = self._places, GPU_TIME
+            pending.held_for = GPU_TIME
             self.paused.add(turn, now)
             return
         head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
-        owner.hold(turn, turn.arrival - head, self._places)
+        owner.turns.put(turn, turn.arrival - head)
         pending.held_for = self._why(owner)
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
-        self.held -= 1
         self._cluster.held -= 1
-        if self.paused.remove(turn):
-            turn.place = 0
-            return
-        turn.owner.let_go(turn)
-        self.list(turn.owner)
+        turn.held = False
+        if not self.paused.remove(turn):
+            turn.owner.turns.drop(turn)
+            self.list(turn.owner)
 
     def is_to_pause(self, pending: Pending, now: float) -> bool:
         """Whether a new request's call goes on, and a quota of GPU time has no room for it."""
@@ -131,28 +126,28 @@ class TurnOrder:
     def list(self, owner: FunctionOwner) -> None:
         """List a function, and its namespace, where their turns are by now."""
         space = owner.space
-        first = None if owner.stuck or owner.at_its_leases else owner.first()
+        first = None if owner.stuck or owner.at_its_leases else owner.turns.first()
         if first is not None and first.head_s:
             self._early[owner] = None
         else:
             self._early.pop(owner, None)
         if first is None:
-            space.turns.unlist(owner)
+            space.turns.drop(owner)
         else:
-            if not is_listed(owner):
+            if owner not in space.turns.keys:
                 owner.virtual_s = max(owner.virtual_s, space.turn_s)
-            space.turns.list(owner, owner.virtual_s - self._head_s(first))
+            space.turns.put(owner, (owner.virtual_s - self._head_s(first), owner.number))
         self._list_space(space)
 
     def _list_space(self, space: TenantSpace) -> None:
         owner = None if space.at_its_leases else space.turns.first()
-        first = owner.first() if isinstance(owner, FunctionOwner) else None
+        first = owner.turns.first() if isinstance(owner, FunctionOwner) else None
         if first is None:
-            self._spaces.unlist(space)
+            self._spaces.drop(space)
             return
-        if not is_listed(space):
+        if space not in self._spaces.keys:
             space.virtual_s = max(space.virtual_s, self.virtual_s)
-        self._spaces.list(space, space.virtual_s - self._head_s(first))
+        self._spaces.put(space, (space.virtual_s - self._head_s(first), space.number))
 
     def _why(self, owner: FunctionOwner) -> str:
         if owner.stuck:
@@ -175,12 +170,13 @@ class TurnOrder:
         if not isinstance(space, TenantSpace):
             return None
         if self.lead_s and not spare:
-            self._advance(space.listed_s)
-            if space.listed_s > self.virtual_s + self.lead_s * self.pace():
+            listed_s, _ = self._spaces.keys[space]
+            self._advance(listed_s)
+            if listed_s > self.virtual_s + self.lead_s * self.pace():
                 return None
         owner = space.turns.first()
         assert isinstance(owner, FunctionOwner)
-        turn = owner.first()
+        turn = owner.turns.first()
         assert turn is not None
         return turn
 

@@ -11,7 +11,6 @@ from common.telemetry.traces import Sink
 from scheduler.core.core import Core
 from scheduler.features.billing.use_buckets import UseBuckets
 from scheduler.features.billing.use_meter import UseMeter
-from scheduler.features.staged_exit import StagedExit
 from scheduler.features.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
@@ -106,7 +105,7 @@ class Office:
         self._recorder = recorder
         if recorder is not None:
             known = {
-                model: model_record(profile, 0, self.core.layer(StagedExit).gaps(model))
+                model: model_record(profile, 0)
                 for model, profile in self.core.cluster.profiles.known().items()
             }
             recorder.begins(replace(beginning, models=known))

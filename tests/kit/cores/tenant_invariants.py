@@ -57,10 +57,9 @@ class TenantInvariants(Invariants):
         before = set(self.world.leases)
         accepted = isinstance(event, RequestArrived) and event.request.id not in self.world.sent
         actions = super().step(event)
-        tenancy = self.world.core.layer(Tenancy)
         self._check_counts()
         self._check_gpu_time(event)
-        self.held_back = max(self.held_back, tenancy.order.held)
+        self.held_back = max(self.held_back, self.world.core.cluster.held)
         for action in actions:
             if isinstance(action, Finish) and action.outcome is RequestOutcome.OVER_QUOTA:
                 quota = action.reason.split()[1]
@@ -84,7 +83,7 @@ class TenantInvariants(Invariants):
         pending = core.requests.values()
         held = [each for each in pending if each.standing is Standing.HELD]
         assert tenancy.on == bool(tenancy.owners.terms or tenancy.order.lead_s)
-        assert core.cluster.held == tenancy.order.held == len(held)
+        assert core.cluster.held == len(held)
         queue = [each for each in pending if each.standing in _QUEUED]
         assert core.cluster.queued == len(queue)
         if not tenancy.on:
@@ -98,7 +97,7 @@ class TenantInvariants(Invariants):
             turn = tenancy.order.turns[each.id]
             assert turn.queued
             assert turn.exposed == (each.standing is not Standing.HELD), each.id
-            assert bool(turn.place) == (each.standing is Standing.HELD), each.id
+            assert turn.held == (each.standing is Standing.HELD), each.id
             for name in _names(each.request.function):
                 waiting[name] += 1
                 exposed[name] += turn.exposed
@@ -143,7 +142,7 @@ class TenantInvariants(Invariants):
         for space in tenancy.owners.spaces.values():
             heads = []
             for function in space.functions.values():
-                first = function.first()
+                first = function.turns.first()
                 if first is not None and not _at_quota(function):
                     heads.append(first)
             free += heads
@@ -231,7 +230,7 @@ class TenantInvariants(Invariants):
         rates: dict[str, float] = defaultdict(float)
         for lease in self.world.core.leases.values():
             charge = tenancy.charges.get(lease.id)
-            if charge is None or lease.beside or charge.rests_s is not None:
+            if charge is None or not charge.owners or lease.beside or charge.rests_s is not None:
                 continue
             assert charge.share == pytest.approx((1 + len(lease.more)) / len(charge.owners))
             for function in charge.owners:

@@ -148,9 +148,8 @@ class FunctionClient:
         area = FromArea(0, len(content), 0, 0)
         sent = SentTensor(area, "float32", [len(content) // FLOAT_BYTES], [1], 0)
         try:
-            frame = channel.call(
-                Call(self.lease, number, 1, [sent, None], CallOptions(keys=[0])), [content]
-            )
+            call = Call(self.lease, number, 1, [sent, None], CallOptions(keys=[0]))
+            frame = channel.ask(FrameKind.CALL, call, [content])
         except WireError:
             self._channels.pop(self.worker).close()
             raise

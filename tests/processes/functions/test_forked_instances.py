@@ -288,6 +288,20 @@ async def test_template_that_takes_more_than_an_instance_may_is_ended() -> None:
         await eventually(lambda: lines_with(there, f, "the limit of an instance"), "its end")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what left is known by its user")
+async def test_template_and_its_spare_are_not_among_what_left_an_instance() -> None:
+    grown = TELLING + "\nTAKEN = bytearray(b'1' * (60 << 20))\n"
+    async with world() as there:
+        there.build("f", grown)
+        f = await there.deploy(limits=Resources(memory="100Mi"))
+        await there.ready(f)
+        # Both together take more than an instance may, once the spare is there.
+        await eventually(lambda: there.provider.template_bytes()[f] > 60 << 20, "its memory")
+        await asyncio.sleep(3.0)
+        assert not await lines_with(there, f, "that left their instance")
+        assert "imported" in await template_text(there, f)
+
+
 async def test_instance_has_read_a_changed_secret_when_it_starts_after_the_change() -> None:
     reading = """
 import os

@@ -87,13 +87,10 @@ class BackgroundTracer:
         if thread is not None:
             thread.join()
 
-    def _stopped(self) -> bool:
-        return self._stopping
-
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
-            if self._stopped():
+            if self._stopping:
                 return
             with frequent_switches(), pauses.tracing():
                 try:

@@ -338,6 +338,26 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
                 await anext(answer.body)
 
 
+async def test_direct_call_ends_with_its_caller_and_its_end_is_recorded() -> None:
+    async with a_gateway() as gateway, a_function(says(delay_s=30)) as slow:
+        function = gateway.deploy(a_deployment(), slow)
+
+        async def call() -> None:
+            await gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
+
+        for begins in (False, True):
+            calling = asyncio.create_task(call())
+            await asyncio.sleep(0)
+            if begins:
+                await eventually(lambda: len(slow.got) == 1)
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            assert function.inflight == 0
+        counted = b'{code="499",function_name="echo.openfaas-fn"} 2.0'
+        assert b"gateway_function_invocation_total" + counted in gateway.meters.text()
+
+
 async def test_connection_waits_when_the_backlog_is_full() -> None:
     """The kernel lets two wait for the function; 50 come at once."""
     async with a_gateway(connect_s=20.0) as gateway, a_function(says(), backlog=1) as fake:

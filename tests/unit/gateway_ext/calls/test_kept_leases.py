@@ -7,7 +7,7 @@ import pytest
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls import lease_pool
 from gateway_ext.errors import GatewayError
-from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestId, StandingTerms
+from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestExpired, RequestId, StandingTerms
 from tests.kit.waiting import eventually
 from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, gpu_call, leasing_of_calls
 
@@ -92,6 +92,34 @@ async def test_question_is_taken_back_when_nobody_waits_any_more(it: Leasing) ->
     it.done(first)
     await second
     await eventually(lambda: it.leases.cancelled == ["c1~ask"])
+
+
+async def test_call_asks_itself_when_the_question_that_it_took_over_ends(it: Leasing) -> None:
+    first = await it.acquire("c0")
+    it.leases.open.clear()
+    second = asyncio.create_task(it.acquire("c1"))
+    await eventually(lambda: it.asked == ["c0", "c1~ask"])
+    third = asyncio.create_task(it.acquire("c2"))
+    await asyncio.sleep(0)
+    it.done(first)
+    await second
+    it.leases.errors.append(RequestExpired(RequestId("c1~ask"), "late", None))
+    it.leases.open.set()
+    assert (await third).lease.id == 2
+    assert it.asked == ["c0", "c1~ask", "c2~ask"]
+
+
+async def test_lease_that_comes_for_a_call_just_cancelled_is_left_to_the_next(it: Leasing) -> None:
+    it.leases.open.clear()
+    asking = asyncio.create_task(it.acquire("c0"))
+    await asyncio.sleep(0)
+    it.leases.open.set()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert (await it.acquire("c1")).lease.id == 1
+    assert (it.asked, it.leases.cancelled) == (["c0"], [])
+    await eventually(lambda: it.ends() == ["c0"])
 
 
 async def test_cancelled_call_leaves_the_lease_that_it_was_handed(it: Leasing) -> None:

@@ -5,7 +5,6 @@ import pytest
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.slots import Slot
 from scheduler.composition import make_core
-from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Dispatch
@@ -39,18 +38,18 @@ def slots_of(slots: int, leases: int, *, at_once: bool = False) -> dict[SlotId, 
 
 
 def test_estimate_adds_loads_of_missing_models_and_runs_of_all() -> None:
-    assert estimate.load_s(profiles(), [(B, Tier.ABSENT)]) == 4.0
-    assert estimate.run_s(profiles(), (A, B), 1, ANY_GPU_TYPE, ()) == 1.5
+    assert profiles().loads_s([(B, Tier.ABSENT)]) == 4.0
+    assert profiles().runs_s((A, B), 1, ANY_GPU_TYPE, ()) == 1.5
 
 
 def test_estimate_is_that_alone_beside_models_of_which_nothing_is_known() -> None:
-    assert estimate.run_s(profiles(), (A,), 1, ANY_GPU_TYPE, ((B,),)) == 1.0
+    assert profiles().runs_s((A,), 1, ANY_GPU_TYPE, ((B,),)) == 1.0
 
 
 def test_model_takes_turns_with_itself() -> None:
-    assert estimate.run_s(profiles(), (A,), 1, ANY_GPU_TYPE, ((A,), (A,))) == 3.0
-    assert estimate.run_s(profiles(), (A,), 1, ANY_GPU_TYPE, ((A, B),)) == 1.5
-    assert estimate.slowdown(profiles(), (A, B), ANY_GPU_TYPE, ((A,),)) == 2.5 / 1.5
+    assert profiles().runs_s((A,), 1, ANY_GPU_TYPE, ((A,), (A,))) == 3.0
+    assert profiles().runs_s((A,), 1, ANY_GPU_TYPE, ((A, B),)) == 1.5
+    assert profiles().slowdown((A, B), ANY_GPU_TYPE, ((A,),)) == 2.5 / 1.5
 
 
 def test_estimate_is_longer_beside_what_was_learned_to_disturb() -> None:
@@ -62,9 +61,9 @@ def test_estimate_is_longer_beside_what_was_learned_to_disturb() -> None:
     for _ in range(16):
         known.interference.observe(ANY_GPU_TYPE, own, [other], 2.0)
         known.interference.observe(ANY_GPU_TYPE, other, [own], 1.25)
-    assert estimate.run_s(known, (A,), 1, ANY_GPU_TYPE, ((B,),)) == pytest.approx(2.0, abs=0.05)
-    assert estimate.run_s(known, (B,), 1, ANY_GPU_TYPE, ((A,),)) == pytest.approx(0.62, abs=0.05)
-    assert estimate.run_s(known, (A,), 1, "another type", ((B,),)) == 1.0
+    assert known.runs_s((A,), 1, ANY_GPU_TYPE, ((B,),)) == pytest.approx(2.0, abs=0.05)
+    assert known.runs_s((B,), 1, ANY_GPU_TYPE, ((A,),)) == pytest.approx(0.62, abs=0.05)
+    assert known.runs_s((A,), 1, "another type", ((B,),)) == 1.0
 
 
 def test_slot_has_no_neighbours_when_its_gpu_holds_one_lease_at_a_time() -> None:

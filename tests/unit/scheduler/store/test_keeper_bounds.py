@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
-from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import MOST_RUNS
 from scheduler.model.errors import BadValue
@@ -82,7 +81,7 @@ def test_declaration_of_many_batches_and_features_is_cut_and_replaces_no_measure
 def test_large_record_of_an_older_version_is_read_within_the_bounds() -> None:
     known = one_gpu().cluster.profiles.of(A)
     known.run_s = {(batch, "any"): 1.0 for batch in range(1, MANY)}
-    assert len(stored_model(encoded(model_record(known, 0, IdleGaps()))).profile.run_s) == MOST_RUNS
+    assert len(stored_model(encoded(model_record(known, 0))).profile.run_s) == MOST_RUNS
 
 
 def test_times_by_configuration_are_bounded_and_never_absurd() -> None:
@@ -92,7 +91,7 @@ def test_times_by_configuration_are_bounded_and_never_absurd() -> None:
         core.handle(RunFinished(SlotId("g0"), A, batch, 0.25, configuration=given), 0.0)
     known = core.cluster.profiles.of(A)
     assert [key.batch for key, _ in known.configured_s] == [*range(200 - MOST_RUNS, 200)]
-    record = model_record(known, 0, IdleGaps())
+    record = model_record(known, 0)
     assert stored_model(encoded(record)).profile.configured_s == known.configured_s
     many = tuple(replace(run, vcpus=n) for run in record.configured for n in (1, 2))
     wide = stored_model(encoded(replace(record, configured=many)))

@@ -22,9 +22,8 @@ from tests.kit.nodes.manager_client import Manager, manager, weights
 from tests.kit.waiting import eventually
 from tests.kit.worlds.cluster_in_process import SECRET
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, RemoteFailure
-from torch_shim.leases import managers
+from torch_shim.leases import managers, request_context
 from torch_shim.leases.managers import Nodes
-from torch_shim.leases.request_context import RequestLease
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
@@ -88,7 +87,9 @@ async def test_address_of_a_caller_is_not_dialled_whatever_token_it_shows(
     with socket.create_server(("127.0.0.1", 0)) as evil:
         async with manager(secret_file=secret_file) as it:
             nodes = nodes_of(it)
-            given = RequestLease((f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown())
+            given = request_context.given(
+                (f"tcp:127.0.0.1:{evil.getsockname()[1]}", it.address), shown()
+            )
             with pytest.raises(RemoteFailure) as refused:
                 await asyncio.to_thread(nodes.holder, given.token, given.claims.node)
             assert refused.value.failure == failure
@@ -108,7 +109,9 @@ async def test_node_is_found_at_the_addresses_that_were_signed_whatever_its_call
     ):
         with socket.create_server(("127.0.0.1", 0)) as evil:
             nodes = nodes_of(own)
-            given = RequestLease((f"tcp:127.0.0.1:{evil.getsockname()[1]}",), token(far.address))
+            given = request_context.given(
+                (f"tcp:127.0.0.1:{evil.getsockname()[1]}",), token(far.address)
+            )
             found = await asyncio.to_thread(nodes.holder, given.token, given.claims.node)
             assert (found.address, await asyncio.to_thread(lambda: found.node)) == (
                 far.address,
@@ -128,7 +131,7 @@ async def test_own_manager_is_taken_without_asking_when_a_token_names_its_node_o
 ) -> None:
     async with manager(secret_file=shared_secret(tmp_path)) as it:
         nodes = nodes_of(it)
-        given = RequestLease(("tcp:198.51.100.1:1",), shown)
+        given = request_context.given(("tcp:198.51.100.1:1",), shown)
         assert await asyncio.to_thread(lambda: nodes.own.node) == "node"
         said = nodes.own.control.wire.sent_bytes
         assert await asyncio.to_thread(nodes.holder, given.token, given.claims.node) is nodes.own

@@ -192,13 +192,9 @@ def test_area_is_prepared_and_given_up_between_calls_only() -> None:
     gate = worker.executor.gate
     log: list[tuple[str, bool]] = []
 
-    class Shared:
-        def close(self) -> None:
-            log.append(("closed", gate.locked()))
-
-    def share(_area: memoryview) -> Shared:
+    def share(_area: memoryview) -> Callable[[], None]:
         log.append(("shared", gate.locked()))
-        return Shared()
+        return lambda: log.append(("closed", gate.locked()))
 
     worker.device.share = share  # type: ignore[method-assign, assignment]
     with worker.connect(arena_bytes=4096) as caller:

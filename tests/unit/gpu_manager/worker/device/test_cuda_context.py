@@ -262,12 +262,12 @@ def test_area_is_unpinned_when_dropped_and_not_pinned_when_too_large() -> None:
     device = context(cuda, library)
     area = memoryview(mmap.mmap(-1, 1 << 20))
 
-    shared = device.share(area)
+    unshare = device.share(area)
     assert list(library.pinned.values()) == [1 << 20]
     assert device.share(area) is None  # pinned already
     library.check_launch()
-    assert shared is not None
-    shared.close()
+    assert unshare is not None
+    unshare()
     assert library.pinned == {}
 
     huge = memoryview(mmap.mmap(-1, MOST_PINNED_BYTES + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE))

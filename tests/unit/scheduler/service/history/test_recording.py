@@ -14,7 +14,6 @@ from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
 from scheduler.model.values import Configuration, CoreSettings, LeaseId, SlotId
@@ -119,13 +118,13 @@ def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
     given = Configuration(2, 1, 1)
     before.handle(RunFinished(SlotId("g0"), ModelId("bert"), 2, 0.5, configuration=given), 0.0)
     profiles = before.cluster.profiles.known()
-    kept = {model: model_record(profile, 0, IdleGaps()) for model, profile in profiles.items()}
+    kept = {model: model_record(profile, 0) for model, profile in profiles.items()}
     line = beginning_line(Beginning(VERSION, "lalbo3", "lru", models=kept))
     again = parsed(line)
     assert isinstance(again, Beginning)
     found = again.core().cluster.profiles.known()
     assert found[ModelId("bert")].configured_s == {(given, gpu("g0").gpu_type): 0.5}
-    assert {model: model_record(known, 0, IdleGaps()) for model, known in found.items()} == kept
+    assert {model: model_record(known, 0) for model, known in found.items()} == kept
 
 
 async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answers(
@@ -144,7 +143,7 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
         profile.measured_runs = {(8, "H200")}
         profile.usual_run_s = 0.3
         profile.features = {"sm": 0.5}
-        await store.put(f"models/{model}", encoded(model_record(profile, 0, IdleGaps())))
+        await store.put(f"models/{model}", encoded(model_record(profile, 0)))
     recovered = await recover(store, LOG)
     office = Office(Settings(), 1, SchedulerCounters(), recovered, recorder)
     node = fake_node("n0", *(gpu(f"g{n}", node="n0", memory_mb=4096) for n in range(2)))
@@ -167,11 +166,12 @@ async def test_term_that_began_with_recovered_profiles_replays_to_the_same_answe
 
 
 def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
-    gaps = IdleGaps.of([(28, 3.5), (31, 0.25)])
-    models = {ModelId("bert"): model_record(Profile(1), 0, gaps)}
+    profile = Profile(1)
+    gaps = profile.gaps = IdleGaps.of([(28, 3.5), (31, 0.25)])
+    models = {ModelId("bert"): model_record(profile, 0)}
     beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", models=models)
     assert parsed(beginning_line(beginning)) == beginning
-    assert beginning.core().layer(StagedExit).gaps(ModelId("bert")).counts == gaps.counts
+    assert beginning.core().cluster.profiles.of(ModelId("bert")).gaps.counts == gaps.counts
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:
