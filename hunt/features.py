@@ -111,7 +111,7 @@ FEATURES = (
     ),
     Feature(
         "streams",
-        ("gpu_manager/runtimes/stream.py",),
+        ("gpu_manager/runtimes/stream",),
         ("gpufaas/embedded_node.py",),
         r"stream",
     ),

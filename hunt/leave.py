@@ -385,11 +385,9 @@ def _told(feature: Feature, left: Left, tests: TestRun) -> Iterator[str]:
 
 
 def _below(tree: Path, name: str) -> list[Path]:
-    """The files of a folder, or a module."""
-    module = tree / f"{name}.py"
-    if module.is_file():
-        return [module]
-    return [path for path in sorted((tree / name).rglob("*")) if path.is_file()]
+    """The files of a folder, or a module, with its suffix or without."""
+    named = [path for path in (tree / name, tree / f"{name}.py") if path.is_file()]
+    return named or [path for path in sorted((tree / name).rglob("*")) if path.is_file()]
 
 
 def _python(tree: Path, folders: Sequence[str]) -> list[Path]:

@@ -370,8 +370,9 @@ class JetStreamQueue(JobQueue):
 
     async def _shown(self, record: JobRecord) -> tuple[DeadLetter, StoredBody]:
         """A letter with its call; where the parts are lost, with what its record has."""
-        call, result = _call(record), None
+        call = AsyncCall(record.call_id, record.function, "", b"", b"", (), record.queued_at_s)
         body: StoredBody = MemoryBody(b"")
+        result = None
         with suppress(BodyLost):
             call, body = await self._parts.read(record.uid, record.call, CALL_HEAD)
             if record.result is not None:
@@ -402,10 +403,6 @@ class JetStreamQueue(JobQueue):
         task = asyncio.create_task(tried())
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)
-
-
-def _call(record: JobRecord) -> AsyncCall:
-    return AsyncCall(record.call_id, record.function, "", b"", b"", (), record.queued_at_s)
 
 
 _ROUNDS_PER_MARK = 4

@@ -161,7 +161,7 @@ class TextStream:
             self._log.info("%s is shared with other gateways now", self._subject(key))
         if not is_copy:
             try:
-                await asyncio.to_thread(_write, self._copied, stream)
+                await asyncio.to_thread(put_file, self._copied, stream.encode(), 0o600)
             except OSError as error:  # the next connection compares once more
                 self._log.error("%s is not on disk: %s", self._copied, error)
 
@@ -184,11 +184,6 @@ def key_of(subject: str) -> TextKey | None:
             return first, second
         case _:
             return None
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    put_file(path, text.encode(), 0o600)
 
 
 def _read(path: Path) -> str:

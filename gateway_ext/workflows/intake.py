@@ -59,7 +59,7 @@ class WorkflowIntake:
         self, plan: WorkflowPlan, scope: Scope, body: bytes, share: RunShare, send: Send
     ) -> None:
         headers = _with_client(scope)
-        call_id = _call_id(scope)
+        call_id = call_id_in(header_in(scope, CALL_ID)).decode("latin-1") or str(uuid4())
         own = (CALL_ID, call_id.encode("latin-1"))
         began_s, started = time.monotonic(), (START_TIME, b"%d" % time.time_ns())
         begun = False
@@ -113,10 +113,6 @@ async def _send_body(answer: StreamedResponse, send: Send) -> None:
     async for piece in answer.body:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _call_id(scope: Scope) -> str:
-    return call_id_in(header_in(scope, CALL_ID)).decode("latin-1") or str(uuid4())
 
 
 def _with_client(scope: Scope) -> list[Header]:

@@ -204,7 +204,9 @@ async def test_policy_that_etcd_may_have_stored_is_not_called_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path) as both:
-        monkeypatch.setattr(both.scheduler.service, "_store", LateStore())
+        reign = both.scheduler.service.reign
+        assert reign is not None, "it leads"
+        monkeypatch.setattr(reign.policy, "_store", LateStore())
         said = await both.order("/ui/policy", {"name": "lb"})
         assert said.status == 503
         assert "etcd does not answer; once etcd answers, the policy may be in force" in said.body
