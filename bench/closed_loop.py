@@ -13,7 +13,7 @@ from itertools import count
 from statistics import median
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import (
     Event,

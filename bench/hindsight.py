@@ -18,7 +18,8 @@ from statistics import fmean
 from bench.measure.report import BenchReport
 from cache_manager.model.ids import MIB
 from research.thesis.latency_bound import average_latency_bound
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived
 from scheduler.model.values import RequestId

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from common.telemetry.metrics import Metric, MetricKind
+from deploy.generated_blocks import with_blocks
 from gateway_ext import metrics as of_gateway
 from gpu_manager import metrics as of_node
-from gpufaas.output.generated_blocks import with_blocks
 from scheduler.service.metrics import declared as of_scheduler
 
 PAGE = Path("docs/metrics.md")

@@ -22,14 +22,15 @@ from gateway_ext import metrics
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.lease_pool import LeasePool, LeaseSource
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
 from gateway_ext.features import Feature, Hooks
 from gateway_ext.jobs.callbacks import CallbackRule
-from gateway_ext.jobs.parts import job_intake, jobs_of, opened_queue
+from gateway_ext.jobs.parts import job_families, job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.shared import Store, shared_store
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, FunctionId
@@ -45,6 +46,7 @@ from gateway_ext.sites import FOR_NO_PAGE, AnsweredHosts, HostNames, refuse_othe
 from gateway_ext.tracing.tracer import CallTracer
 from gateway_ext.ui.routes import page
 from gateway_ext.workflows.parts import workflows
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 
 _log = logging.getLogger(__name__)
@@ -154,8 +156,8 @@ class GatewayApp:
         return True
 
     def _part_of_system(self, path: str) -> App:
-        part, _, rest = path.removeprefix("/system/").partition("/")
-        if part == "logs" and rest:
+        part, slash, _ = path.removeprefix("/system/").partition("/")
+        if part == "logs" and slash:
             return self.system
         return self.below_system.get(part, self.system)
 
@@ -209,7 +211,7 @@ class Gateway:
         self,
         settings: GatewaySettings,
         provider: Provider,
-        leases: LeaseSource | None = None,
+        leases: LeaseClient | None = None,
         *,
         pinning: OperatorClient | None = None,
         capacity: Capacity | None = None,
@@ -319,14 +321,14 @@ class Gateway:
         for feature in FEATURES:
             await exits.enter_async_context(feature(hooks))
         self._ends = hooks.ends
-        jobs = await exits.enter_async_context(
+        worker = await exits.enter_async_context(
             jobs_of(settings, self.functions, invoke, queue, rule, hooks.job_calls, _log)
         )
-        self.meters.add(partial(jobs.families, self.meters.functions))
+        self.meters.add(partial(job_families, queue, worker, self.meters.functions))
         most_bytes = settings.async_max_body_bytes
         intake = hooks.intake(self.functions.id_by_path, max_body_bytes=most_bytes)
         hooks.routes["async-function"] = intake
-        hooks.below_system["jobs"] = jobs.routes
+        hooks.below_system["jobs"] = make_job_routes(queue, lambda: worker.running)
         return hooks
 
     def _end_followers(self) -> None:

@@ -1,6 +1,5 @@
 """Issues and checks clients' credentials with the manager's secret; loads the secret's file."""
 
-import contextlib
 import hmac
 import os
 import re
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.gpu_wishes import USUAL, GpuWishes
+from common.whole_files import make_file
 from gpu_manager.errors import BadSetting
 
 _SECRET_BYTES = 32
@@ -96,25 +96,8 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write a temporary file and link it into place: readers see whole files, the first stays."""
-    # The name is random, not the process id: a restarted container has the same process id, and a
-    # killed process may have left its temporary file.
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write(aside, fresh_secret())
-            with contextlib.suppress(FileExistsError):  # another manager created it first
-                path.hardlink_to(aside)
-        finally:
-            aside.unlink(missing_ok=True)
+        make_file(path, fresh_secret())
     except OSError as error:
         raise BadSetting("secret file", str(path), error.strerror or str(error)) from error
-
-
-def _write(path: Path, secret: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise a power failure could leave an empty secret

@@ -32,7 +32,6 @@ from gpu_manager.server.listening import Certificate, ManagerServer
 from gpu_manager.server.requests import ManagerFeature, ManagerSpace, Services
 from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.transfers.gpu_paths import SharedGates
@@ -63,49 +62,43 @@ class GpuManager:
         make_runtime: MakeRuntime,
         neighbours: Attachment | None = None,
     ) -> None:
-        """`neighbours` are the other nodes of the manager's cluster, if it belongs to one."""
+        """`neighbours` attaches the node to its cluster, if it belongs to one."""
         self._settings = settings
         self._scheduling = scheduling
         self._neighbours = neighbours
         secret = _secret(settings)
         self.credentials, tokens = FunctionCredentials(secret), LeaseTokens(secret)
-        node = NodeId(settings.node)
-        limit = settings.gpu_memory_bytes
-        self.devices = choose_devices(settings.devices, node, limit, settings.visible_devices)
+        name, limit = NodeId(settings.node), settings.gpu_memory_bytes
+        self.devices = choose_devices(settings.devices, name, limit, settings.visible_devices)
         descriptors = raise_open_files_limit()
         self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
         catalogue = Catalogue()
         self._gates = _gates(self.devices, settings)
         gpus = [
-            host_gpu(device, node, settings, gates, len(self.devices))
+            host_gpu(device, name, settings, gates, len(self.devices))
             for device, gates in zip(self.devices, self._gates, strict=True)
         ]
-        sessions = self._sessions = ClientSessions(self._end_session)
+        sessions = self.sessions = ClientSessions(self._end_session)
         space = ManagerSpace(settings, descriptors, scheduling.locate)
         self.features = [feature(space) for feature in _FEATURES]
-        self.node = GpuNode(
+        node = self.node = GpuNode(
             settings, gpus, self._store, catalogue, scheduling, self.features, sessions.lease_ended
         )
         self._make_runtime = make_runtime
         self._runtime: Runtime | None = None
         self._preparation = Preparation(at_start=settings.prepare_at_start)
         overhead_bytes = max(gpu.ledger.context_bytes for gpu in gpus)
-        self.library = Library(node, self._store, catalogue, scheduling, overhead_bytes)
-        self.leases_elsewhere = LeasesElsewhere(
-            scheduling, tokens, neighbours, settings.leases.unclaimed_s
-        )
-        self._acquiring = Acquiring(
-            self.node, scheduling, self.library, tokens, self.leases_elsewhere
-        )
+        self.library = Library(node.weights, self._store, catalogue, scheduling, overhead_bytes)
+        self._acquiring = Acquiring(node, scheduling, self.library, tokens, neighbours)
         self.limits = ConnectionLimits(descriptors)
         self._server = ManagerServer(
             Services(
-                node=self.node,
+                node=node,
                 credentials=self.credentials,
                 sessions=sessions,
                 library=self.library,
                 acquiring=self._acquiring,
-                administration=NodeAdministration(self.node, self._store, catalogue, scheduling),
+                administration=NodeAdministration(node, self._store, catalogue, scheduling),
                 limits=self.limits,
                 preparation=self._preparation,
                 features=self.features,
@@ -113,7 +106,7 @@ class GpuManager:
             ),
             _certificate(settings),
         )
-        self._watch = DeviceWatch(self.node)
+        self._watch = DeviceWatch(node)
         self._exporter = Exporter(self.metrics, self._not_ready_reason)
 
     @property
@@ -170,7 +163,7 @@ class GpuManager:
 
     def _families(self) -> Iterator[MetricFamily]:
         yield gauge(metrics.ATTACHED, [((), float(self._scheduling.connected))])
-        yield gauge(metrics.SESSIONS, [((), len(self._sessions))])
+        yield gauge(metrics.SESSIONS, [((), len(self.sessions))])
         yield gauge(metrics.LEASES, [((), len(self.node.leases))])
         yield from self.node.meters.families()
         yield from of_gpus(self.node.gpus.values())

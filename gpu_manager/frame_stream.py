@@ -39,29 +39,19 @@ class FrameDecoder:
         self.max_meta_bytes = max_meta_bytes
         self.max_body_bytes = max_body_bytes
         self._max_descriptors = max_descriptors
-        self._buffer = bytearray()  # header and metadata
         self._header: Header | None = None
-        self._body = bytearray()
+        self._data = bytearray()  # of the next frame; only the first bytes have come
         self._filled = 0
         self._descriptors: list[int] = []
 
     def room(self) -> memoryview | None:
-        """Return the buffer for the next bytes of a large body, or None to use `feed`."""
-        header = self._header
-        if header is None or len(self._buffer) < header.meta_bytes:
-            return None
-        missing = header.body_bytes - self._filled
-        if missing <= _READ_BYTES:
-            return None
-        self._grow(missing)
-        return memoryview(self._body)[self._filled :]
+        """Return the buffer for the next bytes of a large frame, or None to use `feed`."""
+        missing = self._missing()
+        large = self._header is not None and missing > _READ_BYTES
+        return self._room(missing) if large else None
 
     def filled(self, count: int) -> None:
         self._filled += count
-
-    @property
-    def held_bytes(self) -> int:
-        return len(self._body)
 
     def feed(self, data: memoryview, descriptors: Sequence[int] = ()) -> list[Frame]:
         """Add bytes and descriptors; return the frames that they complete.
@@ -74,74 +64,50 @@ class FrameDecoder:
         frames: list[Frame] = []
         try:
             while True:
-                data = self._advance(data)
-                if not self._complete():
-                    return frames
-                frames.append(self._finish())
+                if missing := self._missing():
+                    if not data:
+                        return frames
+                    with self._room(min(missing, len(data))) as room:
+                        count = len(room)
+                        room[:] = data[:count]
+                    self._filled, data = self._filled + count, data[count:]
+                elif self._header is None:
+                    self._header = read_header(self._data, self.max_meta_bytes, self.max_body_bytes)
+                else:
+                    frames.append(self._finish(self._header))
         except BaseException:
             for frame in frames:
                 frame.close_descriptors()
             raise
 
     def close(self) -> None:
-        """Close the descriptors of incomplete frames, and let their bodies go."""
+        """Close the descriptors of incomplete frames, and let their bytes go."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
-        self._body = bytearray()
+        self._data = bytearray()
 
-    def _advance(self, data: memoryview) -> memoryview:
-        """Consume bytes up to the end of one frame; return the rest."""
-        if self._header is None:
-            data = self._take(data, HEADER_BYTES)
-            if len(self._buffer) < HEADER_BYTES:
-                return data
-            self._header = read_header(self._buffer, self.max_meta_bytes, self.max_body_bytes)
-            self._buffer.clear()
-        data = self._take(data, self._header.meta_bytes)
-        if len(self._buffer) < self._header.meta_bytes:
-            return data
-        count = min(len(data), self._header.body_bytes - self._filled)
-        while count:
-            self._grow(count)
-            step = min(count, len(self._body) - self._filled)
-            self._body[self._filled : self._filled + step] = data[:step]
-            self._filled += step
-            count -= step
-            data = data[step:]
-        return data
-
-    def _take(self, data: memoryview, size: int) -> memoryview:
-        count = min(len(data), size - len(self._buffer))
-        self._buffer += data[:count]
-        return data[count:]
-
-    def _grow(self, missing: int) -> None:
-        if self._filled == len(self._body):
-            self._body += bytes(min(missing, _STEP_BYTES))
-
-    def _complete(self) -> bool:
+    def _missing(self) -> int:
+        """Return the bytes that lack of the header, or of the frame once that is known."""
         header = self._header
-        return (
-            header is not None
-            and len(self._buffer) == header.meta_bytes
-            and self._filled == header.body_bytes
-        )
+        more = 0 if header is None else header.meta_bytes + header.body_bytes
+        return HEADER_BYTES + more - self._filled
 
-    def _finish(self) -> Frame:
-        header = self._header
-        assert header is not None
-        if len(self._descriptors) < header.descriptors:
-            raise BadFrame(
-                f"{header.descriptors} file descriptors announced, {len(self._descriptors)} came"
-            )
+    def _room(self, size: int) -> memoryview:
+        """Return where the next bytes go, at most `size`; memory grows as they arrive."""
+        if self._filled == len(self._data):
+            self._data += bytes(min(size, _STEP_BYTES))
+        return memoryview(self._data)[self._filled : self._filled + size]
+
+    def _finish(self, header: Header) -> Frame:
         taken = tuple(self._descriptors[: header.descriptors])
+        if len(taken) < header.descriptors:
+            raise BadFrame(f"{header.descriptors} file descriptors announced, {len(taken)} came")
         del self._descriptors[: header.descriptors]
-        frame = Frame(
-            header.kind, bytes(self._buffer), memoryview(self._body)[: self._filled], taken
-        )
-        self._buffer.clear()
-        self._header, self._body, self._filled = None, bytearray(), 0
+        end = HEADER_BYTES + header.meta_bytes
+        body = memoryview(self._data)[end : self._filled]
+        frame = Frame(header.kind, bytes(self._data[HEADER_BYTES:end]), body, taken)
+        self._header, self._data, self._filled = None, bytearray(), 0
         return frame
 
 
@@ -176,10 +142,6 @@ class FrameStream:
         self._decoder.max_meta_bytes = max_meta_bytes
         self._decoder.max_body_bytes = max_body_bytes
 
-    @property
-    def held_bytes(self) -> int:
-        return self._decoder.held_bytes
-
     async def read(self) -> Frame:
         """Return the next frame; the caller owns its descriptors. Raise a WireError."""
         if self._in_a_row == _MOST_IN_A_ROW:  # small frames come by thousands in one piece
@@ -203,9 +165,8 @@ class FrameStream:
         head = memoryview(pack_frame(kind, meta, size, len(descriptors)))
         async with self._sending:
             try:
-                if descriptors:
-                    head = head[await self._send_descriptors(head, descriptors) :]
-                for part in (head, *body):
+                await self._send_all(head, descriptors)
+                for part in body:
                     await self._send_all(memoryview(part))
             except asyncio.CancelledError:
                 self.close()
@@ -317,26 +278,22 @@ class FrameStream:
             raise BadFrame("too many file descriptors")
         return count, list(found)
 
-    async def _send_descriptors(self, head: memoryview, descriptors: Sequence[int]) -> int:
-        while True:
-            self._check_open()
-            try:
-                return socket.send_fds(self.socket, [head], list(descriptors))
-            except (BlockingIOError, InterruptedError):
-                await self._until_writable()
-            except OSError as error:
-                raise ConnectionLost(f"while writing: {error}") from error
-
-    async def _send_all(self, data: memoryview) -> None:
+    async def _send_all(self, data: memoryview, descriptors: Sequence[int] = ()) -> None:
+        """Write all bytes, the descriptors with the first of them."""
         data = data.cast("B") if data.nbytes else data
         while data.nbytes:
             self._check_open()
             try:
-                data = data[self.socket.send(data) :]
+                if descriptors:
+                    sent = socket.send_fds(self.socket, [data], descriptors)
+                else:
+                    sent = self.socket.send(data)
             except (BlockingIOError, InterruptedError):
                 await self._until_writable()
             except OSError as error:
                 raise ConnectionLost(f"while writing: {error}") from error
+            else:
+                data, descriptors = data[sent:], ()
 
     async def _until_writable(self) -> None:
         waiting: asyncio.Future[None] = self._loop.create_future()

@@ -17,9 +17,9 @@ from gpu_manager.runtimes.stream import sharing_processes
 from gpu_manager.runtimes.worker_pool import PoolSettings
 from gpufaas.options.gpu_node import POLICY
 from scheduler.api import Status
-from scheduler.core.core import Core, make_core
-from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from scheduler.composition import make_core
+from scheduler.core.core import Core
+from scheduler.service.driver import Driver, MonotonicClock
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,8 @@ async def embedded_node(
     settings: NodeSettings, policy: str = POLICY, make_runtime: MakeRuntime | None = None
 ) -> AsyncIterator[EmbeddedNode]:
     """Run a node within the context; at the end it is drained and closed."""
-    loop = asyncio.get_running_loop()
     core = make_core(policy, _EVICTION)
-    driver = Driver(core, LoopClock(loop), logging.getLogger("scheduler"))
+    driver = Driver(core, MonotonicClock(), logging.getLogger("scheduler"))
     try:
         async with GpuManager(
             settings, driver, make_runtime or worker_processes(settings)

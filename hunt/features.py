@@ -7,31 +7,32 @@ class Feature(NamedTuple):
     """One thing that a user can do without."""
 
     name: str
-    product: tuple[str, ...]  # its folders and files
+    product: tuple[str, ...]  # its folders and modules
     # What may name it: each by one import, and one element of a tuple or one statement.
     roots: tuple[str, ...]
     words: str  # a regular expression: tests that match it are tests of the feature
-    tests: tuple[str, ...] = ()  # its tests' own folders and files
+    tests: tuple[str, ...] = ()  # its tests' own folders and modules
     elements: tuple[str, ...] = ()  # strings that a root has in a tuple: commands
 
 
 _GATEWAY = "gateway_ext/gateway.py"
 _COMMANDS = "gpufaas/cli.py"
-_CORE = "scheduler/core/core.py"
+_SCHEDULER = "scheduler/composition.py"
 _WORKER = "gpu_manager/worker/life.py"
+_MANAGER = "gpu_manager/daemon.py"
 
 FEATURES = (
     Feature(
         "workflows",
         (
             "gateway_ext/workflows",
-            "gpufaas/commands/workflow.py",
-            "gpufaas/output/workflow_text.py",
-            "gpufaas/stack/workflow_example.py",
+            "gpufaas/commands/workflow",
+            "gpufaas/output/workflow_text",
+            "gpufaas/stack/workflow_example",
         ),
         (_GATEWAY, _COMMANDS, "gpufaas/stack/examples.py"),
         r"workflow",
-        ("tests/unit/gateway_ext/workflows", "tests/unit/gpufaas/output/test_workflow_text.py"),
+        ("tests/unit/gateway_ext/workflows", "tests/unit/gpufaas/output/test_workflow_text"),
         ("workflow",),
     ),
     Feature(
@@ -50,36 +51,42 @@ FEATURES = (
     ),
     Feature(
         "tenants",
-        ("scheduler/features/tenants", "gpufaas/commands/quota.py"),
-        (_CORE, _COMMANDS),
+        ("scheduler/features/tenants", "gpufaas/commands/quota"),
+        (_SCHEDULER, _COMMANDS),
         r"tenan|quota|priority|owner",
         ("tests/unit/scheduler/features/tenants",),
         ("quota",),
     ),
     Feature(
         "billing",
-        ("scheduler/features/billing", "scheduler/service/bill.py", "gpufaas/commands/bill.py"),
-        (_CORE, _COMMANDS),
+        ("scheduler/features/billing", "scheduler/service/bill", "gpufaas/commands/bill"),
+        (_SCHEDULER, _COMMANDS),
         r"\bbill|charge|gib_seconds|\bprice",
         ("tests/unit/scheduler/features/billing",),
         ("bill",),
     ),
     Feature(
         "staged exit",
-        ("scheduler/features/staged_exit.py", "cache_manager/exits"),
-        (_CORE,),
+        ("scheduler/features/staged_exit", "cache_manager/exits"),
+        (_SCHEDULER,),
         r"staged|exit_rule|exit-rule|\bstage_",
     ),
     Feature(
         "standing leases",
-        ("scheduler/features/standing_leases.py",),
-        (_CORE,),
+        ("scheduler/features/standing_leases",),
+        (_SCHEDULER,),
         r"standing|stands",
+    ),
+    Feature(
+        "neighbours",
+        ("scheduler/cluster/side_by_side", "scheduler/estimates/slowdowns"),
+        (_SCHEDULER,),
+        r"neighbour|slowdown|beside",
     ),
     Feature(
         "stages",
         ("scheduler/workflows",),
-        (_CORE,),
+        (_SCHEDULER,),
         r"workflow|\bdag\b|\bslo|\besg",
         ("tests/unit/scheduler/workflows",),
     ),
@@ -93,7 +100,7 @@ FEATURES = (
     Feature(
         "data",
         ("gpu_manager/data", "gpu_manager/worker/data", "torch_shim/data"),
-        ("gpu_manager/daemon.py", _WORKER, "torch_shim/start.py"),
+        (_MANAGER, _WORKER, "torch_shim/start.py"),
         r"\bdata\b|\bhandle|passed",
         (
             "tests/unit/gpu_manager/data",
@@ -111,7 +118,7 @@ FEATURES = (
     Feature(
         "transfers",
         ("gpu_manager/transfers",),
-        ("gpu_manager/daemon.py",),
+        (_MANAGER,),
         r"transfer|\bpath",
         ("tests/unit/gpu_manager/transfers",),
     ),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from deploy.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.commands.reproduce import SEEDS
 from gpufaas.errors import CommandError
-from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
 from gpufaas.output.optional_pictures import load_pictures, make_folder
 from gpufaas.output.simulations import ProgressBar
 from research.esg.experiments import (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from torch_shim.errors import InvalidShimSetting
 
@@ -32,17 +32,10 @@ class ShimSettings:
             credential=environment.get("GPUFAAS_CREDENTIAL") or None,
             gpu_memory_bytes=_gpu_memory_bytes(environment),
             gpu_name=environment.get("GPUFAAS_GPU_NAME") or DEFAULT_GPU_NAME,
-            tracing=_tracing(environment),
+            tracing=_one_of(environment, "GPUFAAS_TRACING", get_args(Tracing)),
             stats=environment.get("GPUFAAS_STATS") or None,
-            capture=_capture(environment),
+            capture=_one_of(environment, "GPUFAAS_CAPTURE", ("1", "0")) == "1",
         )
-
-
-def _capture(environment: Mapping[str, str]) -> bool:
-    value = environment.get("GPUFAAS_CAPTURE") or "1"
-    if value not in ("0", "1"):
-        raise InvalidShimSetting("GPUFAAS_CAPTURE", value, "0 or 1")
-    return value == "1"
 
 
 def _gpu_memory_bytes(environment: Mapping[str, str]) -> int:
@@ -52,8 +45,9 @@ def _gpu_memory_bytes(environment: Mapping[str, str]) -> int:
     return int(value)
 
 
-def _tracing(environment: Mapping[str, str]) -> Tracing:
-    value = environment.get("GPUFAAS_TRACING") or "background"
-    if value not in ("background", "wait"):
-        raise InvalidShimSetting("GPUFAAS_TRACING", value, "background or wait")
-    return "wait" if value == "wait" else "background"
+def _one_of(environment: Mapping[str, str], name: str, values: tuple[Any, ...]) -> Any:
+    """Return the variable's value, the first of those that it may have if it is not set."""
+    value = environment.get(name) or values[0]
+    if value not in values:
+        raise InvalidShimSetting(name, value, " or ".join(sorted(values)))
+    return value

@@ -14,7 +14,6 @@ from torch_shim.tensors import (
     foreign_classes,
     gradients,
     moves,
-    scripting,
     serialization,
     special_operators,
 )
@@ -36,7 +35,6 @@ def after_import() -> None:
         factories.install()
         serialization.install()
         gradients.install()
-        scripting.install()
         attention_layers.install()
         parallel.install()
         foreign_classes.install()

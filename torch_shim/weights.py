@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -50,9 +50,6 @@ class ModelImage:
     def __init__(self, digest: str, places: dict[int, StoragePlace]) -> None:
         self.digest = digest
         self._places = places
-
-    def is_at(self, session: ManagerSession) -> bool:
-        return self.digest in session.images
 
     def is_of(self, digest: str, places: dict[int, StoragePlace]) -> bool:
         return self.digest == digest and self._places == places
@@ -288,7 +285,7 @@ class ProcessWeights:
         digest = image_digest(parts)
         images, copy = session.connected_images(), None
         if digest not in images:
-            copy = _copy_there(parts, digest, session)
+            copy = _prove(parts, digest, session, wanted=True)
         if copy is None:
             memory.seal()
             return digest
@@ -319,7 +316,10 @@ class ProcessWeights:
         digest = hashed or known or image_digest(parts)
         images = session.connected_images()
         if digest not in images:
-            if hashed is not None or not _is_there(parts, digest, session):
+            copy = _prove(parts, digest, session) if hashed is None else None
+            if copy is not None and copy >= 0:
+                os.close(copy)
+            if copy is None:
                 try:
                     _upload(descriptor, table, digest, session)
                 except RemoteFailure as failure:
@@ -361,49 +361,26 @@ def _image(storages: list[torch.UntypedStorage], table: ImageTable) -> int:
     return descriptor
 
 
-def _is_there(parts: list[FilePart], digest: str, session: ManagerSession) -> bool:
-    """Whether the node has these weights and lets this process use them, after a proof if need be.
+def _prove(
+    parts: list[FilePart], digest: str, session: ManagerSession, *, wanted: bool = False
+) -> int | None:
+    """Prove, if need be, that this process has weights which the node has too.
 
     What another process of the function has sent or proven needs no proof: the right to use weights
-    is the function's.
+    is the function's. Return a descriptor of the node's copy, -1 if the node is remote or the copy
+    is not `wanted`, None if the node lacks the weights.
     """
-    offered = _offer(digest, session)
-    if offered.get("yours"):
-        return True
-    copy = _prove(parts, digest, session) if offered["have"] else None
-    if copy is not None and copy >= 0:
-        os.close(copy)
-    return copy is not None
-
-
-def _copy_there(parts: list[FilePart], digest: str, session: ManagerSession) -> int | None:
-    """Return a descriptor of the node's copy of these weights, which this process has too.
-
-    Return -1 if the node is remote, None if it lacks the weights.
-    """
-    offered = _offer(digest, session)
+    offered = session.control.ask(FrameKind.OFFER, {"digest": digest}).fields
+    is_ours = offered.get("yours")
+    if is_ours and not wanted:
+        return -1
     if not offered["have"]:
         return None
-    return _prove(parts, digest, session, needed=not offered.get("yours"))
-
-
-def _offer(digest: str, session: ManagerSession) -> dict[str, Any]:
-    return session.control.ask(FrameKind.OFFER, {"digest": digest}).fields
-
-
-def _prove(
-    parts: list[FilePart], digest: str, session: ManagerSession, *, needed: bool = True
-) -> int | None:
-    """Prove that this process has weights which the node has too, if a proof is needed.
-
-    Return a descriptor of the node's copy, -1 if the node is remote, None if it lacks the weights.
-    """
-    control = session.control
     claim = {"digest": digest}
-    if needed:
-        claim["proof"] = possession_proof(parts, control.welcome["nonce"])
+    if not is_ours:
+        claim["proof"] = possession_proof(parts, session.control.welcome["nonce"])
     try:
-        answer = control.ask(FrameKind.PROVE, claim)
+        answer = session.control.ask(FrameKind.PROVE, claim)
     except RemoteFailure as failure:
         if failure.failure not in (FailureKind.WEIGHTS, FailureKind.UNKNOWN_MODEL):
             raise

@@ -27,7 +27,7 @@ from bench.measure.load_figures import http_post
 from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware

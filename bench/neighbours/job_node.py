@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from bench.measure.report import MeasurementFailed
@@ -16,7 +17,6 @@ from cache_manager.model.ids import ModelId
 from common.gpu_wishes import UNMERGED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpufaas.embedded_node import EmbeddedNode
-from scheduler.estimates.slowdowns import Fit
 from scheduler.model.events import PolicySet
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 
@@ -82,6 +82,14 @@ class _Function:
 
 
 Answers = queue.SimpleQueue[dict[str, Any]]
+
+
+class Fit(NamedTuple):
+    """How good predictions are: over how many runs, and the errors of each when left out."""
+
+    observed: int
+    left_out_mse: float | None
+    mean_slowdown: float
 
 
 class JobNode:
@@ -159,7 +167,11 @@ class JobNode:
 
         def found(it: EmbeddedNode) -> Fit | None:
             (gpu,) = it.core.cluster.gpus.values()
-            return it.core.cluster.profiles.interference.fit(gpu.spec.gpu_type)
+            learned = it.core.cluster.profiles.interference.learned.get(gpu.spec.gpu_type)
+            if learned is None:
+                return None
+            slowdowns = [slowdown for _, _, slowdown in learned.rows]
+            return Fit(len(slowdowns), learned.regression.left_out_mse(), fmean(slowdowns))
 
         return self._node.run(found)
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from bench.placement.full_cluster import ClusterSize, SteadyOverload
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.sim import workload
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware

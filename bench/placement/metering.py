@@ -6,7 +6,9 @@ from time import perf_counter_ns
 
 from bench.placement.full_cluster import ClusterSize, SteadyOverload
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.events import GpuJoined, LeaseUsed, RequestArrived
 from scheduler.model.values import (
     CoreSettings,
@@ -36,7 +38,7 @@ def _placements(policy: str) -> tuple[list[float], list[float]]:
     for metered in (False, True):
         core = make_core(policy)
         if metered:
-            core.start_metering(0.0)
+            core.add(UseMeter(core.lifecycle, 0.0))
         overloads.append(SteadyOverload(core, _SIZE))
     gc.collect()
     gc.freeze()
@@ -62,7 +64,7 @@ def _kept_calls() -> tuple[list[float], list[float]]:
 def _standing(*, metered: bool) -> Core:
     core = make_core("lalbo3", settings=CoreSettings(standing=StandingTerms(1e6, 10**9)))
     if metered:
-        core.start_metering(0.0)
+        core.add(UseMeter(core.lifecycle, 0.0))
     core.handle(GpuJoined(Hardware(1).specs()[0]), 0.0)
     core.handle(RequestArrived(Request(RequestId("r"), "f", (ModelId("m"),), caller="gw")), 0.0)
     return core

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import ANY_GPU_TYPE, GpuSpec, ModelSpec, Request, RequestId
 

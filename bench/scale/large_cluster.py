@@ -13,7 +13,7 @@ from itertools import accumulate
 from bench.scale.message_counts import Message, MessageCounts
 from bench.scale.simulated_gateways import SimulatedGateway
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Action, Demote, Dispatch, EndLease, Prepare, Recall, SetTimer
 from scheduler.model.events import Event, GpuJoined, ModelLoaded, ModelRegistered, SlotFreed
 from scheduler.model.values import (
@@ -191,6 +191,6 @@ class LargeCluster:
 
     def _report_runs(self) -> None:
         """Each busy slot reports the mean of its runs; it changes no decision here."""
-        busy = len(self._core.placer.leases)
+        busy = len(self._core.leases)
         self.counts.add(Message.NODE_REPORT, busy)
         self._at(self._now + _RUNS_S, self._report_runs)

@@ -18,7 +18,7 @@ from bench.streambox.load_files import LOADS
 from bench.streambox.offered_load import offered_load
 from bench.streambox.page import StreamboxFigures, streambox_blocks
 from common.gpu_wishes import PROCESS, STREAM
-from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
+from deploy.generated_blocks import page_of_blocks, with_blocks
 from tests.kit.nodes.stream_soak import soak
 
 _TITLE = "Evaluation: StreamBox's experiments, on emulated GPUs"

@@ -7,7 +7,7 @@ from bench.streambox.offered_load import LoadResult
 from bench.streambox.page import StreamboxFigures, headlines, streambox_blocks
 from cache_manager.model.ids import MIB
 from common.gpu_wishes import PROCESS, STREAM
-from gpufaas.output.generated_blocks import page_of_blocks, with_blocks
+from deploy.generated_blocks import page_of_blocks, with_blocks
 
 
 def figures() -> StreamboxFigures:

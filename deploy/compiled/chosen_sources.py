@@ -23,9 +23,8 @@ _PATTERNS = (
     "scheduler/sim/engine.py",
     "scheduler/sim/simulation_tally.py",
 )
-# Rooms' own files look into their folders; a recording's lines are structs; what a meter collects,
-# every few seconds, is named tuples.
-_LEFT_OUT = frozenset({"__init__.py", "recording.py", "resource_metrics.py", "use_buckets.py"})
+# Rooms' own files look into their folders; what a meter collects, now and then, is named tuples.
+_LEFT_OUT = frozenset({"__init__.py", "resource_metrics.py", "use_buckets.py"})
 
 
 def sources() -> list[str]:

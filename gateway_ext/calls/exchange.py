@@ -3,16 +3,16 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from common.errors import NoResponse
-from common.http.asgi import ClientWatch, Message, Receive
+from common.http.asgi import ClientWatch, Header, Message, Receive, Send
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.time_limits import time_limit
 from gateway_ext.calls import passed_headers
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function, Instance
+from gateway_ext.calls.function_table import Function, FunctionCall, Instance
 from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import (
@@ -25,6 +25,7 @@ from gateway_ext.errors import (
     Unreachable,
 )
 from gateway_ext.metrics import GatewayMeters
+from gateway_ext.tracing.journey import Attempt
 
 # The caller's disconnection is watched for only in calls that take longer than this.
 _WATCH_AFTER_S = 0.01
@@ -33,6 +34,7 @@ _PAUSE_S = 0.05
 _ATTEMPTS = 3
 _MOST_WAKING = 4096  # calls that wait for a function without an instance
 _EXITED_S = 0.5  # from the end of a process's connections to that of its exit status
+_NO_LEASE = nullcontext(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,164 +71,151 @@ class CallServices:
 
 
 class Exchange:
-    """A call in progress; `end` releases everything that it holds, and may be called any time."""
+    """A call in progress: all that it holds is held by the blocks of `respond`.
+
+    As a context it is what an error from outside can break off: the end of the call's time, or its
+    caller that leaves.
+    """
 
     __slots__ = (
-        "call", "interruption", "_services", "_upload", "_task", "_timer", "_instance",
-        "_answered", "_lease", "_connection", "_avoid", "_ended",
+        "call", "_answered", "_avoid", "_broken", "_cancelling", "_headers_of",
+        "_services", "_task", "_timer", "_upload",
     )  # fmt: skip
+
+    _timer: asyncio.TimerHandle  # of the block
 
     def __init__(
         self,
         services: CallServices,
         call: FunctionCall,
         receive: Receive | None,
+        headers_of: Callable[[FunctionCall, HttpConnection], list[Header]],
         client: ClientWatch | None = None,
     ) -> None:
-        """`client` says when the caller leaves, if the server of the call can do so."""
-        self.call = call
-        self.interruption: GatewayError | None = None
-        self._services = services
-        self._upload = RequestBody(
-            call.asked, receive, services.settings, self._interrupt, call.body, client
-        )
-        self._instance: Instance | None = None
-        self._answered = False  # by the instance, or not counted as unanswered
-        self._lease: CallLease | None = None
-        self._connection: HttpConnection | None = None
-        self._avoid: tuple[Instance, ...] = ()
-        self._ended = False
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(
-            min(_WATCH_AFTER_S, call.timeout_s), self._tick
-        )
+        """`headers_of` gives the headers of the response to the function's answer.
 
-    async def answer(self) -> HttpConnection:
-        """The connection whose status and headers have arrived; the body can be read from it.
-
-        To break the call off, the exchange cancels the task that made it, here or later;
-        `broken_off` returns the reason.
+        `client` says when the caller leaves, if the server of the call can do so.
         """
-        await self._upload.begin()
-        if self.call.function.reads_ahead:
-            await self._upload.ahead()
-        self.call.journey.received_s = time.monotonic()
-        attempt = 1
-        while True:
-            try:
-                return await self._try()
-            except NoResponse as error:
-                failed, sent = self._failed(error), error.sent
-                repeats = attempt < _ATTEMPTS and self._may_repeat(sent=sent)
-                self._note(str(error))
-                self._let_go(lease=sent)
-                if not repeats:
-                    raise await self._ended_by(failed, error) from error
-            self._services.meters.retried(self.call.function.label)
-            self._avoid = (*self._avoid, failed) if failed is not None else self._avoid
-            if all(instance in self._avoid for instance in self.call.function.instances):
-                await asyncio.sleep(_PAUSE_S * attempt * random.uniform(0.5, 1.5))
-            attempt += 1
+        self.call = call
+        self._services = services
+        self._headers_of = headers_of
+        self._upload = RequestBody(
+            call.asked, receive, services.settings, self._break_off, call.body, client
+        )
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._broken: GatewayError | None = None
+        self._answered = False  # by the instance, or not counted as unanswered
+        self._avoid: tuple[Instance, ...] = ()  # with which attempts failed
 
-    async def next_piece(self, connection: HttpConnection) -> bytes:
-        """The next piece of the response's body; with the last one everything held is released.
+    async def respond(self, send: Send) -> None:
+        """Send the response; a GatewayError after its status was sent means that it is cut off.
 
         The caller may be slow: after the body's end it holds neither an instance nor a GPU.
         """
-        if not connection.readable:
+        call = self.call
+        try:
+            with self:
+                await self._upload.begin()
+                if call.function.reads_ahead:
+                    await self._upload.ahead()
+                call.journey.received_s = time.monotonic()
+                rest = await self._attempts(send)
+        finally:
+            self._upload.close()
+            call.body = b""  # whoever still has the call needs it no more
+        for message in rest:
+            await send(message)
+
+    async def _attempts(self, send: Send) -> list[Message]:
+        """Make attempts until one is answered; pass the answer on, and return what is last of it.
+
+        One lease is for all attempts until one may have begun.
+        """
+        pool = self._services.pool if self.call.function.options.gpu else None
+        while True:
             try:
-                await connection.more()
+                with _NO_LEASE if pool is None else pool.lease(self.call) as lease:
+                    return await self._until_sent(lease, send)
             except NoResponse as error:
-                if self.interruption is not None:
-                    raise self.interruption from error
-                self._failed(error)
-                # No wait for the end of its process: the caller has a status line, and no reason.
-                raise self._unreachable(error, "") from error
-        body = connection.take()
-        if connection.complete:
-            self.end()
-        return body
+                if not error.sent or not self._repeats(sent=True):
+                    raise await self._ended_by(error) from error
+            await self._before_next()
 
-    def broken_off(self) -> GatewayError | None:
-        """The reason if the exchange cancelled its task, which may then continue; else None."""
-        if self.interruption is not None and self._task is not None:
-            self._task.uncancel()
-        return self.interruption
+    async def _until_sent(self, lease: CallLease | None, send: Send) -> list[Message]:
+        while True:
+            try:
+                return await self._attempt(lease, send)
+            except NoResponse as error:
+                if error.sent or not self._repeats(sent=False):
+                    raise
+            await self._before_next()
 
-    def outlive_its_task(self) -> None:
-        """From now on any task may read the body: an interruption breaks the connection off."""
-        self._task = None
+    def _repeats(self, *, sent: bool) -> bool:
+        return len(self.call.journey.attempts) < _ATTEMPTS and self._may_repeat(sent=sent)
 
-    def end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._note("" if self.interruption is None else str(self.interruption))
-        self._timer.cancel()
-        self._upload.close()
-        self.call.body = b""  # whoever still has the call needs it no more
-        self._let_go(lease=True)
+    def _may_repeat(self, *, sent: bool) -> bool:
+        """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
+        if not self._upload.repeatable:
+            return not sent and self._upload.delivered
+        return not sent or self.call.function.options.retry
 
-    async def _try(self) -> HttpConnection:
-        call, services = self.call, self._services
-        function = call.function
-        attempt = call.journey.attempt()
-        pool = services.pool if function.options.gpu else None
-        preferred = "" if pool is None else pool.instance_for(function)
-        instance = function.take(self._avoid, preferred)
+    async def _before_next(self) -> None:
+        call = self.call
+        self._services.meters.retried(call.function.label)
+        if all(instance in self._avoid for instance in call.function.instances):
+            pause_s = _PAUSE_S * len(call.journey.attempts)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+
+    async def _attempt(self, lease: CallLease | None, send: Send) -> list[Message]:
+        call, function, attempt = self.call, self.call.function, self.call.journey.attempt()
+        instance = function.take(self._avoid, "" if lease is None else lease.best_instance)
         if instance is None:
             instance = await self._turn()
-        self._instance, self._answered = instance, False
+        self._answered, why = False, ""
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
-        if pool is not None and self._may_lease():
-            self._lease = await pool.lease(call, instance.address)
-        attempt.asked_s = time.monotonic()
-        if instance.doubted_since_s:
-            await until_it_answers(services.client, instance)
-        connection = services.client.idle(instance.address)
-        if connection is None:
-            connection = await services.client.connect(instance.address)
-        self._connection = connection
-        head_only = call.method == "HEAD"
-        upload = self._upload
-        if upload.complete:
-            if call.asked.has_body:
-                call.asked.length, call.asked.chunked = len(upload.body), False
-            data = self._head(instance) + upload.body
-            await connection.ask(data, head_only=head_only)
-            attempt.answered_s = time.monotonic()
-            attempt.answered_in_s = attempt.answered_s - attempt.asked_s
-            self._note_answered(instance)
-        else:
-            self._note_answered(instance)  # the instance waits for the caller
-            answered = connection.ask(self._head(instance), head_only=head_only)
-            upload.pour(connection)
-            await answered
-            attempt.answered_s = time.monotonic()
-        return connection
-
-    def _note_answered(self, instance: Instance) -> None:
-        """Let the next call of the function go to this instance; a slow caller holds up none."""
-        self._answered = True
-        self.call.function.answered(instance)
-
-    def _may_lease(self) -> bool:
-        """Whether the call takes a lease now: it has none, and nothing is waited for but the GPU.
-
-        A caller sends the rest of a body that exceeds the buffer as slowly as it likes. Such a call
-        goes without a lease, and the function asks for its GPU itself. Bodies of async calls are
-        here already.
-        """
-        return self._lease is None and (self._upload.complete or self.call.journey.by_gateway)
+        try:
+            # A caller sends the rest of a body that exceeds the buffer as slowly as it likes. Such
+            # a call goes without a lease, and the function asks for its GPU itself. Bodies of async
+            # calls are here already.
+            if lease is not None and (self._upload.complete or call.journey.by_gateway):
+                await lease.take(instance.address)
+            attempt.asked_s = time.monotonic()
+            client = self._services.client
+            if instance.doubted_since_s:
+                await until_it_answers(client, instance)
+            connection = client.idle(instance.address)
+            if connection is None:
+                connection = await client.connect(instance.address)
+            try:
+                await self._ask(connection, instance, attempt, () if lease is None else lease.lines)
+                return await self._pass_on(connection, send)
+            finally:
+                if self._upload.delivered:
+                    connection.let_go()
+                else:
+                    connection.fail("its call was broken off")
+        except NoResponse as error:
+            why, self._avoid = str(error), (*self._avoid, instance)
+            if error.sent:  # it is doubted from now on, as the call may have begun
+                instance.doubted_since_s = time.monotonic()
+            if call.sent_status:
+                # No wait for the end of its process: the caller has a status line, and no reason.
+                raise self._unreachable(error, "") from error
+            raise
+        finally:
+            function.give_back(instance, answered=self._answered)
+            attempt.ended_s = time.monotonic()
+            attempt.error = why if self._broken is None else str(self._broken)
 
     async def _turn(self) -> Instance:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
-        function, services = self.call.function, self._services
+        call, function, services = self.call, self.call.function, self._services
         if function.instances:
             return await function.turn(_MOST_WAKING)
         wake_s = services.settings.wake_s
-        self.call.deadline_s = min(self.call.deadline_s + wake_s, self.call.latest_s)
+        call.deadline_s = min(call.deadline_s + wake_s, call.latest_s)
         if services.wake is not None:
             services.wake(function)
         try:
@@ -234,40 +223,87 @@ class Exchange:
                 instance = await function.turn(_MOST_WAKING)
         except TimeoutError as error:
             raise function.did_not_start(wake_s) from error
-        self.call.deadline_s = min(time.monotonic() + self.call.timeout_s, self.call.latest_s)
+        call.deadline_s = min(time.monotonic() + call.timeout_s, call.latest_s)
         self._timer.cancel()
         self._tick()
         return instance
 
-    def _head(self, instance: Instance) -> bytes:
-        call = self.call
+    async def _ask(
+        self,
+        connection: HttpConnection,
+        instance: Instance,
+        attempt: Attempt,
+        lease: Sequence[bytes],
+    ) -> None:
+        """Send the request, and wait for the head of the answer."""
+        asked, upload, head_only = self.call.asked, self._upload, self.call.method == "HEAD"
+        if upload.complete:
+            if asked.has_body:
+                asked.length, asked.chunked = len(upload.body), False
+            data = self._head(instance, lease) + upload.body
+            await connection.ask(data, head_only=head_only)
+            attempt.answered_s = time.monotonic()
+            attempt.answered_in_s = attempt.answered_s - attempt.asked_s
+            self._note_answered(instance)
+        else:
+            self._note_answered(instance)  # the instance waits for the caller
+            answered = connection.ask(self._head(instance, lease), head_only=head_only)
+            upload.pour(connection)
+            await answered
+            attempt.answered_s = time.monotonic()
+
+    def _note_answered(self, instance: Instance) -> None:
+        """Let the next call of the function go to this instance; a slow caller holds up none."""
+        self._answered = True
+        self.call.function.answered(instance)
+
+    def _head(self, instance: Instance, lease: Sequence[bytes]) -> bytes:
+        call, journey = self.call, self.call.journey
         target = [instance.prefix, call.rest or b"/"]
         if call.query:
             target += (b"?", call.query)
-        journey = call.journey
         extra = [b"x-call-id: ", journey.call_id.encode("latin-1")]
         extra.append(b"\r\nx-start-time: %d\r\n" % journey.began_ns)
         extra += journey.lines()
         if call.function.options.gpu:
             extra.append(b"x-gpu-within: %.3f\r\n" % max(0.0, call.deadline_s - time.monotonic()))
-        if self._lease is not None:
-            extra += self._lease.lines
+        extra += lease
         return passed_headers.request_head(
             call.method.encode(), target, call.asked, extra, call.client
         )
 
-    def _failed(self, error: NoResponse) -> Instance | None:
-        """The instance that broke off; it is doubted from now on if the call may have begun."""
-        if error.sent and self._instance is not None:
-            self._instance.doubted_since_s = time.monotonic()
-        return self._instance
+    async def _pass_on(self, connection: HttpConnection, send: Send) -> list[Message]:
+        """Send the answer but for its last piece, which is returned, with a head not sent yet."""
+        call = self.call
+        start: Message = {
+            "type": "http.response.start",
+            "status": connection.status,
+            "headers": self._headers_of(call, connection),
+        }
+        call.sent_status = connection.status
+        is_whole, rest = connection.complete, [start]
+        if not is_whole:
+            rest = []
+            await send(start)
+            # A write of no bytes sends the head at once (`JoiningTransport`).
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+        while not is_whole:
+            if not connection.readable:
+                await connection.more()
+            is_whole = connection.complete
+            if not is_whole:
+                piece = connection.take()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if connection.trailers:
+            call.learn(passed_headers.read_trailers(connection.trailers))
+        return [*rest, {"type": "http.response.body", "body": connection.take()}]
 
-    async def _ended_by(self, failed: Instance | None, error: NoResponse) -> Unreachable:
+    async def _ended_by(self, error: NoResponse) -> Unreachable:
         """The call's error; how a process ended is known a moment after its connections have.
 
         The call holds nothing by now.
         """
-        exited = failed.endpoint.exited if error.sent and failed is not None else None
+        exited = self._avoid[-1].endpoint.exited if error.sent else None
         if exited is not None:
             self._timer.cancel()  # the answer is known
             left_s = max(0.0, self.call.deadline_s - time.monotonic())
@@ -288,61 +324,44 @@ class Exchange:
             call_id=self.call.journey.call_id,
         )
 
-    def _note(self, error: str) -> None:
-        """Complete the attempt's record: its error, and the trace report after the response."""
-        attempt = self.call.journey.attempts[-1] if self.call.journey.attempts else None
-        if attempt is None or attempt.ended_s:
-            return
-        attempt.ended_s, attempt.error = time.monotonic(), error
-        trailers = {} if self._connection is None else self._connection.trailers
-        if trailers:  # of a stream: its head had what was known by then
-            trace_report = trailers.get(passed_headers.GPU_TRACE, b"")
-            models, local = trailers.get(passed_headers.MODELS), trailers.get(passed_headers.LOCAL)
-            self.call.learn(trace_report, models or b"", local or b"")
-
-    def _may_repeat(self, *, sent: bool) -> bool:
-        """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
-        if not self._upload.repeatable:
-            return not sent and self._upload.delivered
-        return not sent or self.call.function.options.retry
-
-    def _let_go(self, *, lease: bool) -> None:
-        connection, self._connection = self._connection, None
-        clean = connection is not None and connection.complete
-        if connection is not None:
-            if self._upload.delivered:
-                connection.let_go()
-            else:
-                connection.fail("its call was broken off")
-        instance, self._instance = self._instance, None
-        if instance is not None:
-            self.call.function.give_back(instance, answered=self._answered)
-        if lease and self._lease is not None and self._services.pool is not None:
-            held, self._lease = self._lease, None
-            self._services.pool.release(held, clean=clean)
-
     # -- reasons to break a call off ---------------------------------------------------------------
 
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a call is in a task"
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(
+            min(_WATCH_AFTER_S, self.call.timeout_s), self._tick
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise the error by which the block was broken off."""
+        task, self._task = self._task, None
+        self._timer.cancel()
+        broken, self._broken = self._broken, None
+        if task is None or broken is None or task.uncancel() > self._cancelling:
+            return
+        if kind is asyncio.CancelledError:
+            try:
+                raise broken from None
+            finally:
+                del broken, task  # an error must not be kept by a frame that it has
+
     def _tick(self) -> None:
+        call = self.call
         self._upload.watch()
-        left_s = self.call.deadline_s - time.monotonic()
+        left_s = call.deadline_s - time.monotonic()
         if left_s > 0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._tick)
             return
-        function, timeout_s = self.call.function, self.call.timeout_s
-        received = self._upload.complete or self.call.journey.received_s
-        late = TimedOut(function.id, timeout_s, self.call.journey.call_id)
-        self._interrupt(late if received else TooSlow(timeout_s))
+        received = self._upload.complete or call.journey.received_s
+        late = TimedOut(call.function.id, call.timeout_s, call.journey.call_id)
+        self._break_off(late if received else TooSlow(call.timeout_s))
 
-    def _interrupt(self, error: GatewayError) -> None:
-        if self._ended or self.interruption is not None:
-            return
-        self.interruption = error
-        if self._task is not None:
+    def _break_off(self, error: GatewayError) -> None:
+        if self._task is not None and self._broken is None:
+            self._broken = error
             self._task.cancel()
-        elif self._connection is not None:
-            self._connection.fail(str(error))
-            self.end()
 
 
 # Instances in which a call broke off: each gets its next call only once it has answered.
@@ -386,7 +405,7 @@ class RequestBody:
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_poured", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
+        "_sink", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -407,7 +426,6 @@ class RequestBody:
         self._interrupt = interrupt
         self._came_bytes = 0
         self._sink: HttpConnection | None = None
-        self._poured = False
         self._delivered = False
         self._held: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -416,12 +434,12 @@ class RequestBody:
 
     @property
     def repeatable(self) -> bool:
-        return self.complete and not self._poured
+        return self.complete and self._sink is None
 
     @property
     def delivered(self) -> bool:
         """Whether the connection that the body is written to has received all of it."""
-        return self._delivered or not self._poured
+        return self._delivered or self._sink is None
 
     async def begin(self) -> None:
         """Wait for the first piece, mostly the whole body; read the rest in the background."""
@@ -451,7 +469,6 @@ class RequestBody:
 
     def pour(self, connection: HttpConnection) -> None:
         """Send the held part, and every later piece, after a head that was sent."""
-        self._poured = True
         self._sink = connection
         held, self.body = self.body, b""
         if held:
@@ -505,18 +522,15 @@ class RequestBody:
             raise BadRequest("the body is shorter than its Content-Length")
         if self._sink is None:
             self.body = self.body + piece if self.body else piece
-            if self.complete or self._is_full():
-                self._tell_held()
+            is_enough = self.complete or self._is_full()
+            if is_enough and self._held is not None and not self._held.done():
+                self._held.set_result(None)
             return
         data = self._framed(piece) if piece else b""
         if self.complete:
             self._delivered = True
             data += b"" if self._request.length is not None else b"0\r\n\r\n"
         self._sink.write(data)
-
-    def _tell_held(self) -> None:
-        if self._held is not None and not self._held.done():
-            self._held.set_result(None)
 
     def _is_full(self) -> bool:
         return len(self.body) >= self._settings.read_ahead_bytes

@@ -1,15 +1,19 @@
-"""The deployed functions, their instances, and the choice of the instance for the next call."""
+"""The deployed functions, their instances, and their calls: which instance gets the next one."""
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
-from gateway_ext.calls.learned import CallWaits, Learned, LocalWork
+from gateway_ext.calls.learned import CallWaits, GpuReport, Learned
+from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.errors import Busy, GatewayError, NoInstance, UnknownFunction
 from gateway_ext.metrics import FunctionLoad
 from gateway_ext.model import (
@@ -21,6 +25,7 @@ from gateway_ext.model import (
     Troubles,
 )
 from gateway_ext.openfaas import function_options
+from gateway_ext.tracing.journey import Journey
 
 # Were calls let in that wait for all of their time limit, all of them would be worked on in vain.
 _WAIT_SHARE = 0.5
@@ -79,7 +84,7 @@ class Function:
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "troubles", "inflight",
-        "unanswered", "calls", "last_call_s", "gone", "learned", "local", "log", "waits",
+        "unanswered", "calls", "last_call_s", "gone", "learned", "log", "waits",
         "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
@@ -97,12 +102,11 @@ class Function:
         self.last_call_s = time.monotonic()
         self.gone = False
         self.learned = Learned(self.id, options.models)
-        self.local = LocalWork()
         self.log = StrangerLog(_log)
         self.waits = CallWaits()
         self._instances: list[Instance] = []
         self._next = 0
-        self._turns = _Turns(self.id, self._take, self.give_back)
+        self._turns: deque[asyncio.Future[Instance]] = deque()  # of waiting calls, in order
         self._ready = asyncio.Event()
 
     @property
@@ -163,11 +167,11 @@ class Function:
         if not self._instances:  # waits for a start say nothing about those for a turn
             if self.troubles.start:
                 raise self._does_not_start()
-            return await self._turns.wait(most_waking)
+            return await self._wait(most_waking)
         ahead, began_s = len(self._turns), time.monotonic()
         # Without a limit of its own, a function bounds the wait, and not how many calls wait.
         most = sys.maxsize if self.options.concurrency is None else self.options.queue
-        instance = await self._turns.wait(most, self.expected_wait_s)
+        instance = await self._wait(most, self.expected_wait_s)
         waited_s, instances = time.monotonic() - began_s, max(1, len(self._instances))
         places = instances * (self._places or 1)
         self.waits.saw_turn(ahead, waited_s, instances, places)
@@ -176,8 +180,7 @@ class Function:
     def answered(self, instance: Instance) -> None:
         self.unanswered -= 1
         instance.unanswered -= 1
-        if self._turns:
-            self._turns.hand_out()
+        self._hand_out()
 
     def give_back(self, instance: Instance, *, answered: bool = False) -> None:
         if not answered:
@@ -186,8 +189,7 @@ class Function:
         self.inflight -= 1
         instance.freed()
         self.last_call_s = time.monotonic()
-        if self._turns:
-            self._turns.hand_out()
+        self._hand_out()
 
     @property
     def instances(self) -> Sequence[Instance]:
@@ -203,7 +205,6 @@ class Function:
         """Return the instances that take no new call."""
         if deployment != self.deployment:
             self.learned = Learned(self.id, options.models)
-            self.local = LocalWork()
             self.waits = CallWaits()
         self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
@@ -213,11 +214,11 @@ class Function:
         ]
         if self._instances:
             self._ready.set()
-            self._turns.hand_out()
+            self._hand_out()
         else:
             self._ready.clear()
             if troubles.start:
-                self._turns.fail(self._does_not_start())
+                self._fail_turns(self._does_not_start())
         return [instance for instance in old.values() if instance not in self._instances]
 
     def leave(self) -> list[Instance]:
@@ -226,7 +227,7 @@ class Function:
         self.gone = True
         self.endpoints = ()
         self._ready.set()
-        self._turns.fail(UnknownFunction(self.id))
+        self._fail_turns(UnknownFunction(self.id))
         return left
 
     def _does_not_start(self) -> NoInstance:
@@ -240,6 +241,42 @@ class Function:
             for_s = asyncio.get_running_loop().time() - slow.began_s
             why += f": {slow.what}, for {for_s:.0f} s"
         return NoInstance(self.id, f"{why}; its log: {self.id.log_command}")
+
+    async def _wait(self, most: int, expected_s: float = 0.0) -> Instance:
+        """Wait until an instance is assigned; Busy if `most` calls wait already.
+
+        A call that is refused should come again after `expected_s`.
+        """
+        if len(self._turns) >= most:
+            raise Busy(self.id, expected_s)
+        turn: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.give_back(turn.result())  # assigned while the call was being cancelled
+            elif turn in self._turns:
+                self._turns.remove(turn)
+            raise
+
+    def _hand_out(self) -> None:
+        turns = self._turns
+        while turns:
+            if turns[0].done():
+                turns.popleft()
+                continue
+            instance = self._take()
+            if instance is None:
+                return
+            turns.popleft().set_result(instance)
+
+    def _fail_turns(self, error: GatewayError) -> None:
+        """Raise this error in every waiting call: no instance will be assigned."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_exception(error)
 
     def _take(self, avoid: Collection[Instance] = (), preferred: str = "") -> Instance | None:
         instances = self._instances
@@ -301,58 +338,63 @@ class Function:
         return best
 
 
-class _Turns:
-    """Calls that wait for an instance of one function, served in their order."""
+class CallPart(NamedTuple):
+    """A call that is a stage of a workflow: it may take `within_s`, and should take `slo_s`.
 
-    def __init__(
-        self,
-        function: FunctionId,
-        take: Callable[[], Instance | None],
-        give_back: Callable[[Instance], None],
-    ) -> None:
-        """`take` gives the instance for the next call, if one has a free place."""
-        self._function = function
-        self._take = take
-        self._give_back = give_back
-        self._waiting: deque[asyncio.Future[Instance]] = deque()
+    One that comes `later`, after others of its run, may wait for all of `within_s`: a refusal would
+    waste what those have computed.
+    """
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    workflow: str
+    stage: str
+    within_s: float
+    slo_s: float | None = None
+    later: bool = False
 
-    async def wait(self, most: int, expected_s: float = 0.0) -> Instance:
-        """Wait until an instance is assigned; Busy if `most` calls wait already.
 
-        A call that is refused should come again after `expected_s`.
-        """
-        if len(self._waiting) >= most:
-            raise Busy(self._function, expected_s)
-        turn: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give_back(turn.result())  # assigned while the call was being cancelled
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
+@dataclass(slots=True)
+class FunctionCall:
+    """A request for a function; `rest` and `query` are as they were sent.
 
-    def hand_out(self) -> None:
-        while self._waiting:
-            if self._waiting[0].done():
-                self._waiting.popleft()
-                continue
-            instance = self._take()
-            if instance is None:
-                return
-            self._waiting.popleft().set_result(instance)
+    `own_id`: no other call can have its id. It must have ended at `deadline_s` (monotonic), which
+    the start of an instance puts off, and at `latest_s` whatever it waits for.
+    """
 
-    def fail(self, error: GatewayError) -> None:
-        """Raise this error in every waiting call: no instance will be assigned."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+    function: Function
+    method: str
+    rest: bytes
+    query: bytes
+    asked: RequestHeaders
+    journey: Journey
+    own_id: bool
+    client: bytes = b""
+    body: bytes = b""
+    part: CallPart | None = None
+    sent_status: int = 0  # of the response that the caller gets, once it has begun
+    deadline_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline_s = self.journey.began_s + self.timeout_s
+
+    @property
+    def timeout_s(self) -> float:
+        limit_s = self.function.options.timeout_s
+        return limit_s if self.part is None else min(limit_s, self.part.within_s)
+
+    @property
+    def latest_s(self) -> float:
+        return math.inf if self.part is None else self.journey.began_s + self.part.within_s
+
+    def learn(self, report: GpuReport, answered_in_s: float = 0.0) -> None:
+        function, attempt = self.function, self.journey.attempts[-1]
+        if report.trace:
+            attempt.keep_report(report.trace)
+            if attempt.ahead >= function.waits.at_a_time:
+                function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
+        if report.models:
+            function.learned.saw(report.models)
+        if report.local:
+            function.learned.saw_local(report.local)
 
 
 class Functions:

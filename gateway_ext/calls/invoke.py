@@ -5,12 +5,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
 from common.http import asgi
-from common.http.asgi import Header, Receive, Scope, Send, watch_in
+from common.http.asgi import Header, Message, Receive, Scope, Send, watch_in
 from common.http.client import HttpClient, HttpConnection
+from common.tasks import BackgroundTasks
 from common.telemetry.work_context import ABOUT
 from gateway_ext import error_statuses
 from gateway_ext.calls import passed_headers
@@ -20,8 +22,7 @@ from gateway_ext.calls.exchange import (
     InvokeSettings,
     received,
 )
-from gateway_ext.calls.function_call import CallPart, FunctionCall
-from gateway_ext.calls.function_table import Function, Functions
+from gateway_ext.calls.function_table import CallPart, Function, FunctionCall, Functions
 from gateway_ext.calls.learned import batch_size, tracing_line
 from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.calls.passed_headers import BrowserGuard
@@ -88,6 +89,7 @@ class Invoke:
         self.tracer = CallTracer() if tracer is None else tracer
         self._functions = functions
         self._services = CallServices(client, pool, settings, meters, wake)
+        self._inner = BackgroundTasks(log, "a call by the gateway itself")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path = scope.get("raw_path") or scope["path"].encode()
@@ -98,20 +100,18 @@ class Invoke:
             return
         peer = scope.get("client")
         call.client = peer[0].encode("latin-1") if peer else b""
-        ABOUT.set(call.journey)
-        exchange = Exchange(self._services, call, receive, watch_in(scope))
+        headers_of = partial(self._confined, raw_path)
+        exchange = Exchange(self._services, call, receive, headers_of, watch_in(scope))
         try:
-            await self._pass_on(exchange, await exchange.answer(), send, raw_path)
+            await self._respond(exchange, send)
+        except CallerGone:
+            return
         except GatewayError as error:
-            await self._fail(exchange, send, error)
-        except asyncio.CancelledError:
-            reason = exchange.broken_off()
-            if reason is None:  # the server stops, and answers by itself
-                self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
-                raise
-            await self._fail(exchange, send, reason)
-        finally:
-            exchange.end()
+            if call.sent_status:  # the response is cut off
+                self._services.meters.cut(call.function.label, type(error).__name__)
+                return
+            status, headers = error_statuses.status_of(error), error_statuses.headers_of(error)
+            await asgi.send_text(send, status, str(error), [*headers, *_own_headers(call)])
 
     async def direct(
         self,
@@ -139,11 +139,10 @@ class Invoke:
         else:
             call.body = body
         call.journey.by_gateway = True
-        before = ABOUT.set(call.journey)
-        try:
-            return await self._direct(Exchange(self._services, call, receive))
-        finally:
-            ABOUT.reset(before)
+        exchange = Exchange(self._services, call, receive, self._back)
+        answer = InnerAnswer()
+        answer.task = self._inner.start(self._respond(exchange, answer.send), failed=answer.fail)
+        return await answer.begun()
 
     def check_wait(self, function: FunctionId) -> None:
         """Busy if a call of this function that arrives now would be refused for its wait."""
@@ -215,118 +214,107 @@ class Invoke:
 
     # -- responses --------------------------------------------------------------------------------
 
-    async def _pass_on(
-        self, exchange: Exchange, connection: HttpConnection, send: Send, path: bytes
-    ) -> None:
-        call, status = exchange.call, connection.status
-        site = path[: len(path) - len(call.rest)]
-        headers = self.guard.confine(self._back(call, connection), call.asked.host, site)
-        start = {"type": "http.response.start", "status": status, "headers": headers}
-        call.sent_status = status
-        if connection.complete:
-            body = await exchange.next_piece(connection)
-            await send(start)
-            await send({"type": "http.response.body", "body": body})
-        else:
-            await send(start)
-            # A write of no bytes sends the head at once (`JoiningTransport`).
-            await send({"type": "http.response.body", "body": b"", "more_body": True})
-            more = True
-            while more:
-                body = await exchange.next_piece(connection)
-                more = not connection.complete
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        self._ended(call, status)
-
-    async def _fail(self, exchange: Exchange, send: Send, error: GatewayError) -> None:
-        """Respond with the error; a response that has begun is cut off instead."""
-        exchange.end()
+    async def _respond(self, exchange: Exchange, send: Send) -> None:
+        """Make the call, and record how it ends."""
         call = exchange.call
-        _log_failure(call, error)
-        if isinstance(error, CallerGone):
-            self._ended(call, _GONE, str(error))
-        elif call.sent_status:
-            self._services.meters.cut(call.function.label, type(error).__name__)
-            self._ended(call, call.sent_status, error.logged)
-        else:
+        ABOUT.set(call.journey)
+        try:
+            await exchange.respond(send)
+        except GatewayError as error:
+            _log_failure(call, error)
             status = error_statuses.status_of(error)
+            if call.sent_status and status != _GONE:
+                status = call.sent_status
             self._ended(call, status, error.logged)
-            headers = [*error_statuses.headers_of(error), *_own_headers(call)]
-            await asgi.send_text(send, status, str(error), headers)
+            raise
+        except asyncio.CancelledError:
+            if call.journey.by_gateway:
+                why = "it was not read to its end" if call.sent_status else "it was broken off"
+                self._ended(call, call.sent_status or _GONE, why)
+            else:  # the server stops, and answers by itself
+                self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
+            raise
+        self._ended(call, call.sent_status)
 
     def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
         self.tracer.ended(call.journey, status, error)
         took_s = call.journey.ended_s - call.journey.began_s
         self._services.meters.ended(call.function.label, status, took_s)
 
-    async def _direct(self, exchange: Exchange) -> StreamedResponse:
-        call = exchange.call
-        reason: GatewayError | None = None
-        code, connection, why = _GONE, None, "it was broken off"
-        try:
-            connection = await exchange.answer()
-            code = connection.status
-        except asyncio.CancelledError:
-            reason = exchange.broken_off()
-            if reason is None:
-                raise
-            _log_failure(call, reason)
-            code, why = error_statuses.status_of(reason), str(reason)
-            raise reason from None
-        except GatewayError as error:
-            _log_failure(call, error)
-            code, why = error_statuses.status_of(error), error.logged
-            raise
-        finally:
-            took_s = time.monotonic() - call.journey.began_s
-            self._services.meters.ended(call.function.label, code, took_s)
-            if connection is None:
-                exchange.end()
-                self.tracer.ended(call.journey, code, why)
-                # An error that has this frame must not be kept by it: both would stay, with the
-                # body.
-                reason = exchange.interruption = None
-        exchange.outlive_its_task()
-        back = self._back(call, connection)
-        if not connection.complete:
-            return StreamedResponse(connection.status, back, self._pieces(exchange, connection))
-        status, body = connection.status, await exchange.next_piece(connection)
-        self.tracer.ended(call.journey, status)
-        return StreamedResponse(status, back, _whole(body))
-
-    async def _pieces(
-        self, exchange: Exchange, connection: HttpConnection
-    ) -> AsyncGenerator[bytes, None]:
-        status, why = connection.status, "it was not read to its end"
-        try:
-            more = True
-            while more:
-                body = await exchange.next_piece(connection)
-                more = not connection.complete
-                if body:
-                    yield body
-            why = ""
-        except GatewayError as error:
-            _log_failure(exchange.call, error)
-            why = error.logged
-            raise
-        finally:
-            exchange.end()
-            self.tracer.ended(exchange.call.journey, status, why)
+    def _confined(
+        self, path: bytes, call: FunctionCall, connection: HttpConnection
+    ) -> list[Header]:
+        """The headers of a response for a browser, which got it at this path."""
+        site = path[: len(path) - len(call.rest)]
+        return self.guard.confine(self._back(call, connection), call.asked.host, site)
 
     def _back(self, call: FunctionCall, connection: HttpConnection) -> list[Header]:
         """The response's headers; learns what they report of the function."""
-        back, models, trace_report, local = passed_headers.read_response(connection.headers)
-        call.learn(trace_report, models, local, call.journey.attempts[-1].answered_in_s)
+        back, report = passed_headers.read_response(connection.headers)
+        call.learn(report, call.journey.attempts[-1].answered_in_s)
         function = call.function
-        if function.options.batches.most and (together := batch_size(trace_report)):
+        if function.options.batches.most and (together := batch_size(report.trace)):
             self._services.meters.batched(function.label, together)
         if connection.status in _BODILESS:  # our server would call a length without a body broken
             back = [header for header in back if header[0] not in _LENGTHS]
-        if local and (tracing := tracing_line(local)):
+        if report.local and (tracing := tracing_line(report.local)):
             back.append((passed_headers.LOCAL, tracing))
         back += _own_headers(call)
         return back
+
+
+class InnerAnswer:
+    """The answer to a call by the gateway itself: sent by a task of its own, read by its caller."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._messages: asyncio.Queue[Message | BaseException] = asyncio.Queue()
+
+    async def send(self, message: Message) -> None:
+        """As ASGI has it; waits until the reader has taken a piece that is not the last one."""
+        self._messages.put_nowait(message)
+        if message.get("more_body"):
+            await self._messages.join()
+
+    def fail(self, error: BaseException) -> None:
+        self.task = None  # which has the error, and so the frames of the reader, which has this
+        self._messages.put_nowait(error)
+
+    async def begun(self) -> StreamedResponse:
+        """The response, as soon as its head has been sent."""
+        try:
+            start = await self._next()
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        return StreamedResponse(start["status"], start["headers"], self._pieces())
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            more = True
+            while more:
+                message = await self._next()
+                more = message.get("more_body", False)
+                if message["body"]:
+                    yield message["body"]
+        finally:
+            await self._end()
+
+    async def _next(self) -> Message:
+        message = await self._messages.get()
+        self._messages.task_done()
+        if isinstance(message, BaseException):
+            try:
+                raise message
+            finally:
+                del message  # an error must not be kept by a frame that it has
+        return message
+
+    async def _end(self) -> None:
+        """Nobody reads the rest; return when the call holds nothing any more."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
 
 
 async def close_body(body: AsyncGenerator[bytes, None]) -> None:
@@ -337,11 +325,6 @@ async def close_body(body: AsyncGenerator[bytes, None]) -> None:
     with suppress(GatewayError):  # the rest of the answer is not needed
         await anext(body, b"")
     await body.aclose()
-
-
-async def _whole(body: bytes) -> AsyncGenerator[bytes, None]:
-    if body:
-        yield body
 
 
 def _own_headers(call: FunctionCall) -> list[Header]:

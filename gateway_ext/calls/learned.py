@@ -14,18 +14,36 @@ _DIGITS = 20
 _RECENT = 4
 _MOST_MODELS = 16
 _HEX = frozenset(string.hexdigits)
+_MOST_LINES = 20
+_MOST_CHARACTERS = 240
+_MOST_BYTES = 8 << 10  # of one report of work without a GPU
+_TRACING = "tracing: "
+
+
+class GpuReport(NamedTuple):
+    """What a function reports of one call, before its answer or behind a stream.
+
+    These are the models that it used, its times, and what ran on its own processor instead.
+    """
+
+    models: bytes = b""
+    trace: bytes = b""
+    local: bytes = b""
 
 
 class Learned:
-    """The models that the next call is expected to use: those that each of the latest calls used.
+    """What reports have said since the function was deployed.
 
+    `models` are those that the next call is expected to use: which each of the latest calls used.
     For a function whose calls differ these are fewer models than a call will use, or none: a call
     asks for a missing model by itself, which costs less than loading a model that is not used.
     """
 
-    __slots__ = ("models", "_function", "_recent", "_last_report")
+    __slots__ = ("lines", "models", "_function", "_recent", "_last_report")
 
     def __init__(self, function: FunctionId, declared: Sequence[str] = ()) -> None:
+        # Work without a GPU, as it was reported: the function's own text, to be shown as text.
+        self.lines: tuple[str, ...] = ()
         self._function = function
         self._recent: deque[frozenset[ModelId]] = deque(maxlen=_RECENT)
         self._last_report = b""
@@ -66,32 +84,8 @@ class Learned:
         self._last_report = b""
         self.models = ()
 
-    def _ids(self, digests: Sequence[str]) -> tuple[ModelId, ...]:
-        ids = [
-            ModelId(f"{self._function.namespace}/{digest[:_DIGITS].lower()}")
-            for digest in digests[:_MOST_MODELS]
-            if len(digest) >= _DIGITS and _HEX.issuperset(digest)
-        ]
-        return tuple(dict.fromkeys(ids))
-
-
-# Reports of work without a GPU are the function's own text: whoever shows them shows them as text.
-
-_MOST_LINES = 20
-_MOST_CHARACTERS = 240
-_MOST_BYTES = 8 << 10  # of one report
-_TRACING = "tracing: "
-
-
-class LocalWork:
-    """The lines that a function has reported since it was deployed; the first ones stay."""
-
-    __slots__ = ("lines",)
-
-    def __init__(self) -> None:
-        self.lines: tuple[str, ...] = ()
-
-    def saw(self, report: bytes) -> None:
+    def saw_local(self, report: bytes) -> None:
+        """Add the lines of a report of work without a GPU; the first ones stay."""
         if len(self.lines) >= _MOST_LINES:
             return
         texts = report[:_MOST_BYTES].decode("latin-1").split("|")
@@ -100,6 +94,14 @@ class LocalWork:
         lines = dict.fromkeys((*self.lines, *lasting))
         if len(lines) > len(self.lines):  # the page compares by identity
             self.lines = tuple(lines)[:_MOST_LINES]
+
+    def _ids(self, digests: Sequence[str]) -> tuple[ModelId, ...]:
+        ids = [
+            ModelId(f"{self._function.namespace}/{digest[:_DIGITS].lower()}")
+            for digest in digests[:_MOST_MODELS]
+            if len(digest) >= _DIGITS and _HEX.issuperset(digest)
+        ]
+        return tuple(dict.fromkeys(ids))
 
 
 def tracing_line(report: bytes) -> bytes:

@@ -10,18 +10,17 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.function_table import Function, FunctionCall
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.tracing.journey import LEASE
 from scheduler.api import (
@@ -31,8 +30,6 @@ from scheduler.api import (
     LeaseUse,
     LeaseUsed,
     NodeId,
-    OwnerTerms,
-    Placement,
     QueueFull,
     Request,
     RequestEnded,
@@ -42,7 +39,7 @@ from scheduler.api import (
     SchedulerError,
     StandingTerms,
 )
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import LeaseClient
 from scheduler.wire.caller_stream import Granted
 
 # A call waits this long for a lease that another call uses before it asks for one more: not long,
@@ -62,32 +59,6 @@ FULL_S = 0.5
 _MOST_SHARED = 64  # leases that are looked at for room
 _CALL_ID_LETTERS = 64
 _FOR_ONE_CALL = StandingTerms(0.0, 1)
-
-
-class LeaseSource(Protocol):
-    """Where leases come from and go back to: `scheduler.client.lease_client.LeaseClient`."""
-
-    def ask(
-        self,
-        request: Request,
-        trace: TraceContext | None,
-        answered: Callable[[Granted | SchedulerError], None],
-    ) -> int:
-        """Ask for a lease, for this trace; the answer comes later, unless it is withdrawn."""
-
-    def withdraw(self, question: int) -> None:
-        """Take a question back that has no answer, and end its request."""
-
-    def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
-        """Give a lease back for good; of one that others share, only this request's part."""
-
-    def report(self, reports: Sequence[LeaseUsed]) -> None: ...
-
-    def let_stand(self, keeper: LeaseKeeper) -> None:
-        """Let leases stand from now on; this keeper is told which are wanted back."""
-
-    def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
-        """Have the scheduler know the function's own terms; None: it has none."""
 
 
 class LeaseKind(NamedTuple):
@@ -111,10 +82,10 @@ class LeasePool:
     A `LeaseKeeper`: the scheduler says here which leases it wants back.
     """
 
-    def __init__(self, source: LeaseSource, meters: GatewayMeters) -> None:
+    def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
         self._source = source
         self._meters = meters
-        self._queues: dict[LeaseKind, _Queue] = {}
+        self.queues: dict[LeaseKind, _Queue] = {}
         self._standing: dict[LeaseId, PooledLease] = {}
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
@@ -125,50 +96,13 @@ class LeasePool:
     def kept_leases(self) -> int:
         return len(self._standing)
 
-    def instance_for(self, function: Function) -> str:
-        """The instance that best takes the next call, as it has a lease for it; empty: any."""
-        if len(function.instances) == 1:
-            return ""
-        queue = self._queues.get(_kind(function))
-        return queue.free[-1].instance if queue is not None and queue.free else ""
+    def lease(self, call: FunctionCall) -> "CallLease":
+        """The call's lease, from when it is taken until the end of the context.
 
-    async def lease(self, call: FunctionCall, instance: str) -> "CallLease | None":
-        """A lease for the models that the call is expected to use, at this instance.
-
-        None if no model is expected, or if the scheduler no longer knows the models: the function
-        then asks for its GPU by itself. NoGpu if the scheduler refuses.
+        Then it is left to the next call, or given back. After an error the function may still be at
+        work for this call, and no other one follows.
         """
-        function, attempt = call.function, call.journey.attempts[-1]
-        if not function.learned.models:
-            return None
-        taking, kind = CallLease(call, instance), _kind(function)
-        attempt.request = taking.request
-        lease = self._at_hand(kind, taking)
-        if lease is not None:
-            self._begin(lease, taking)
-        else:
-            try:
-                error = await self._wait(kind, taking)
-            except asyncio.CancelledError:
-                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
-                raise
-            if error is not None:
-                self._refused(taking, error)
-                return None
-        attempt.leased_s = time.monotonic()
-        attempt.request, attempt.placement = taking.request, taking.placement
-        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
-        return taking
-
-    def release(self, call: "CallLease", *, clean: bool) -> None:
-        """The call is over: give its lease back, or leave it to the next call.
-
-        Without `clean` the function may still be at work for this call: no other one follows.
-        """
-        lease = call.lease
-        lease.end(call.request, time.monotonic())
-        lease.clean = lease.clean and clean
-        self._hand_on(lease)
+        return CallLease(self, call)
 
     def recalled(self, lease: LeaseId) -> None:
         """Begin no further call under this lease, and give it back."""
@@ -185,11 +119,39 @@ class LeasePool:
         for lease in held:
             self.recalled(lease)
 
+    async def take(self, taking: "CallLease") -> bool:
+        """Wait for a lease; False if the scheduler no longer knows the models."""
+        kind, attempt = _kind(taking.call.function), taking.call.journey.attempts[-1]
+        attempt.request = taking.request
+        lease = self._at_hand(kind, taking)
+        if lease is not None:
+            self._begin(lease, taking)
+        else:
+            try:
+                error = await self._wait(kind, taking)
+            except asyncio.CancelledError:
+                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
+                raise
+            if error is not None:
+                self._refused(taking, error)
+                return False
+        attempt.leased_s = time.monotonic()
+        attempt.request, attempt.placement = taking.request, taking.lease.granted.placement
+        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
+        return True
+
+    def release(self, call: "CallLease", *, clean: bool) -> None:
+        """The call is over; without `clean` its function may still be at work for it."""
+        lease = call.lease
+        lease.end(call.request, time.monotonic())
+        lease.clean = lease.clean and clean
+        self._hand_on(lease)
+
     # -- calls that wait, and their questions -----------------------------------------------------
 
     def _at_hand(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | None":
         """A lease that an earlier call has left, or shares."""
-        queue = self._queues.get(kind)
+        queue = self.queues.get(kind)
         if queue is None:
             return None
         if kind.is_shared and (joined := queue.joined(call)) is not None:
@@ -202,10 +164,12 @@ class LeasePool:
 
     async def _wait(self, kind: LeaseKind, call: "CallLease") -> SchedulerError | None:
         """Wait until the call has a lease; the error if the scheduler refuses one."""
-        queue = self._queues.get(kind)
+        queue = self.queues.get(kind)
         if queue is None:
-            queue = self._queues[kind] = _Queue(kind)
+            queue = self.queues[kind] = _Queue(kind)
         loop = asyncio.get_running_loop()
+        if self._looking is None:
+            self._looking = loop.call_later(LOOK_S, self._look)
         call.served = loop.create_future()
         queue.waiting[call] = None
         if queue.has_leases or (kind.is_shared and len(queue.waiting) > 1):
@@ -222,8 +186,6 @@ class LeasePool:
             elif call.served.result() is None:
                 self.release(call, clean=True)
             raise
-        finally:
-            self._tidy(queue)
 
     def _ask_due(self, queue: "_Queue") -> None:
         """Ask for the calls that have waited for long enough, and come back for the next one."""
@@ -258,7 +220,7 @@ class LeasePool:
         call, question.call.question = question.call, None
         waits = not call.served.done()
         if isinstance(answer, SchedulerError):
-            if call is not question.asker and isinstance(answer, RequestEnded):
+            if waits and call is not question.asker and isinstance(answer, RequestEnded):
                 self._ask(queue, call)  # for example after the deadline of the call that asked
             elif waits:
                 self._leave(queue, call)
@@ -267,15 +229,15 @@ class LeasePool:
         call.hit = answer.placement.hit
         lease = PooledLease(queue, answer, question.request, call.instance)
         if lease.stands:
-            self._keep(lease)
+            self._standing[lease.id] = lease
+            queue.in_use[lease] = None
         if waits and (question.request == call.request or not lease.stands):
             call.request = question.request
-            self._leave(queue, call)
-            call.lease = lease
-            call.served.set_result(None)
+            self._serve(call, lease)
         else:  # no call that runs is known by the question's name
             lease.end(question.request, time.monotonic())
             if waits:
+                self._begin(lease, call)
                 self._serve(call, lease)
         self._hand_on(lease)
 
@@ -303,12 +265,6 @@ class LeasePool:
 
     # -- leases and what runs under them ----------------------------------------------------------
 
-    def _keep(self, lease: "PooledLease") -> None:
-        self._standing[lease.id] = lease
-        lease.queue.in_use[lease] = None
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-
     def _begin(self, lease: "PooledLease", call: "CallLease") -> None:
         """The call runs under this lease, which the scheduler has not granted to it by name."""
         if call.named:  # its own question may still be asked, on behalf of another call
@@ -319,7 +275,7 @@ class LeasePool:
 
     def _serve(self, call: "CallLease", lease: "PooledLease") -> None:
         self._leave(lease.queue, call)
-        self._begin(lease, call)
+        call.lease = lease
         call.served.set_result(None)
 
     def _fill(self, lease: "PooledLease", now_s: float) -> None:
@@ -328,6 +284,7 @@ class LeasePool:
             call = lease.queue.next_call(lease.instance)
             if call is None:
                 return
+            self._begin(lease, call)
             self._serve(call, lease)
 
     def _hand_on(self, lease: "PooledLease") -> None:
@@ -336,7 +293,7 @@ class LeasePool:
         self._fill(lease, now_s)
         if lease.running:
             self._report_soon(lease)
-        elif lease.recalled or lease.for_a_slice or not lease.clean or lease.is_spent(now_s):
+        elif lease.recalled or lease.terms.for_a_slice or not lease.clean or lease.is_spent(now_s):
             self._give_back(lease)
         else:
             self._report_soon(lease)
@@ -352,14 +309,9 @@ class LeasePool:
         self._unreported.pop(lease, None)
         if report is not None:
             self._source.report((report,))
-        del self._standing[lease.id]
+        self._standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
-        self._tidy(lease.queue)
         self._source.release(lease.id)
-
-    def _tidy(self, queue: "_Queue") -> None:
-        if not queue.has_leases and not queue.waiting and self._queues.get(queue.kind) is queue:
-            del self._queues[queue.kind]
 
     def _report_soon(self, lease: "PooledLease") -> None:
         self._unreported[lease] = None
@@ -382,15 +334,17 @@ class LeasePool:
                 self._report_soon(lease)
 
     def _look(self) -> None:
-        """Give back what nobody uses."""
+        """Give back leases that nobody uses, and forget queues without any."""
         self._looking = None
         now_s = time.monotonic()
-        for queue in list(self._queues.values()):
+        for queue in list(self.queues.values()):
             for lease in list(queue.free):
                 if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
                     queue.free.remove(lease)
                     self._give_back(lease)
-        if self._standing:
+            if not queue.has_leases and not queue.waiting:
+                del self.queues[queue.kind]
+        if self.queues:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _refused(self, taking: "CallLease", error: SchedulerError) -> None:
@@ -423,33 +377,62 @@ class CallLease:
     """
 
     __slots__ = (
-        "asked_s", "call", "hit", "instance", "lease", "named", "passed_over", "question",
-        "request", "served", "trace",
+        "asked_s", "call", "has_lease", "hit", "instance", "lease", "named", "passed_over",
+        "question", "request", "served", "trace", "_pool",
     )  # fmt: skip
 
+    # From `take` on; `served` while the call waits, `lease` behind that.
+    instance: str
+    asked_s: float
+    request: RequestId
+    trace: TraceContext
+    served: asyncio.Future[SchedulerError | None]
     lease: "PooledLease"
-    served: asyncio.Future[SchedulerError | None]  # while it waits
 
-    def __init__(self, call: FunctionCall, instance: str) -> None:
-        attempt = call.journey.attempts[-1].number
+    def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
         self.call = call
-        self.instance = instance
-        self.asked_s = time.monotonic()
-        self.request = _request_id(call, attempt)
-        self.trace = call.journey.context(LEASE, attempt)
+        self.has_lease = False
         self.named = False
         self.hit = True
         self.passed_over = 0
         self.question: _Question | None = None
+        self._pool = pool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.has_lease:
+            self._pool.release(self, clean=kind is None)
+
+    async def take(self, instance: str) -> None:
+        """Wait for a lease on the models that the call is expected to use, at this instance.
+
+        There is none if no model is expected, or if the scheduler no longer knows the models: the
+        function then asks for its GPU by itself. NoGpu if the scheduler refuses.
+        """
+        if self.has_lease or not self.call.function.learned.models:
+            return
+        number = self.call.journey.attempts[-1].number
+        self.instance = instance
+        self.asked_s = time.monotonic()
+        self.request = _request_id(self.call, number)
+        self.trace = self.call.journey.context(LEASE, number)
+        self.has_lease = await self._pool.take(self)
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """Lines of a request's head that pass the lease to a function."""
-        return self.lease.lines
+        """Lines of a request's head that pass the lease to a function; nothing without one."""
+        return self.lease.lines if self.has_lease else ()
 
     @property
-    def placement(self) -> Placement:
-        return self.lease.granted.placement
+    def best_instance(self) -> str:
+        """The instance that best takes the call, as it has a lease for it; empty: any."""
+        function = self.call.function
+        if len(function.instances) == 1:
+            return ""
+        queue = self._pool.queues.get(_kind(function))
+        return queue.free[-1].instance if queue is not None and queue.free else ""
 
     def wish(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
@@ -497,21 +480,19 @@ class PooledLease:
     """
 
     __slots__ = (
-        "calls_left", "clean", "ends", "first", "for_a_slice", "free_s", "granted", "instance",
-        "lines", "queue", "recalled", "running", "slice_until_s", "stands", "until_s", "uses",
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance", "lines",
+        "queue", "recalled", "running", "stands", "terms", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
-        now_s, terms = time.monotonic(), granted.placement.stands or _FOR_ONE_CALL
         self.queue = queue
         self.granted = granted
         self.first = first
         self.lines = granted.header_lines()
         self.stands = granted.placement.stands is not None
-        self.until_s = now_s + terms.seconds
-        self.slice_until_s = now_s + terms.slice_s
-        self.calls_left = terms.calls - 1
-        self.for_a_slice = terms.for_a_slice
+        self.terms = granted.placement.stands or _FOR_ONE_CALL
+        self.began_s = time.monotonic()
+        self.calls_left = self.terms.calls - 1
         self.recalled = False
         self.free_s = 0.0
         self.instance = instance
@@ -544,8 +525,8 @@ class PooledLease:
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
-        until_s = self.slice_until_s if self.recalled else self.until_s
-        return not self.calls_left or now_s >= until_s
+        stands_s = self.terms.slice_s if self.recalled else self.terms.seconds
+        return not self.calls_left or now_s >= self.began_s + stands_s
 
     def has_room(self, now_s: float) -> bool:
         """Whether one more call may run under it; of a second batch, where calls gather."""

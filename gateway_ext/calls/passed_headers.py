@@ -1,16 +1,16 @@
 """The request headers passed to a function, and the response headers passed back; pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from operator import itemgetter
-from typing import NamedTuple
 
 from common.data_handles import node_of
 from common.foreign_text import plain
 from common.http.asgi import Header
 from common.numerals import natural
 from common.telemetry.traces import TRACEPARENT, TRACESTATE
+from gateway_ext.calls.learned import GpuReport
 from gateway_ext.errors import BadRequest, CrossSite, Unsupported
 from gateway_ext.sites import HostNames
 
@@ -133,20 +133,8 @@ def request_head(
     return b"".join(lines)
 
 
-class ResponseHeaders(NamedTuple):
-    """The response headers to pass back, and what the function reports about its GPU work.
-
-    These are its models, its times, and what ran on its own processor instead.
-    """
-
-    back: list[Header]
-    models: bytes
-    trace_report: bytes
-    local: bytes
-
-
-def read_response(headers: Iterable[Header]) -> ResponseHeaders:
-    """The names of the headers are in lower case."""
+def read_response(headers: Iterable[Header]) -> tuple[list[Header], GpuReport]:
+    """The headers to pass back, and the function's report; the names are in lower case."""
     models = trace_report = local = b""
     back: list[Header] = []
     named: set[bytes] = set()
@@ -166,7 +154,12 @@ def read_response(headers: Iterable[Header]) -> ResponseHeaders:
     named -= {b"close"} | _HOP_BY_HOP
     if named:
         back = [header for header in back if header[0] not in named]
-    return ResponseHeaders(back, models, trace_report, local)
+    return back, GpuReport(models, trace_report, local)
+
+
+def read_trailers(trailers: Mapping[bytes, bytes]) -> GpuReport:
+    """The report behind a stream: its head had what was known by then."""
+    return GpuReport(*(trailers.get(name, b"") for name in (MODELS, GPU_TRACE, LOCAL)))
 
 
 def call_id_in(value: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import re
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -246,27 +246,17 @@ def _is_of_this_machine(address: _Address) -> bool:
         return ip_address(probe.getsockname()[0]) == address
 
 
+@dataclass(frozen=True, slots=True)
 class CallbackSender:
     """Posts results; a receiver that fails is tried again, one that refuses is not."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        rule: CallbackRule,
-        policy: RetryPolicy,
-        answer_s: float,
-        now_s: Callable[[], float],
-        chance: Random,
-        tracer: CallTracer | None = None,
-    ) -> None:
-        """A receiver has `answer_s` for its answer, beside the time that the body may take."""
-        self._answer_s = answer_s
-        self._tracer = tracer or CallTracer()
-        self._session = session
-        self._rule = rule
-        self._policy = policy
-        self._now_s = now_s
-        self._chance = chance
+    session: aiohttp.ClientSession
+    rule: CallbackRule
+    policy: RetryPolicy
+    answer_s: float  # that a receiver has, beside the time that the body may take
+    now_s: Callable[[], float]
+    chance: Random
+    tracer: CallTracer
 
     async def handle(self, job: Job) -> JobEnding:
         assert job.result is not None  # a job that waits for its callback has a result
@@ -274,7 +264,7 @@ class CallbackSender:
         if tried is None:
             failure = job.result.failure
             return JobDead(failure, job.result.status) if failure else JobDone()
-        verdict = self._policy.verdict(tried, job, self._now_s(), self._chance.random())
+        verdict = self.policy.verdict(tried, job, self.now_s(), self.chance.random())
         why = f"callback: {verdict.why if verdict else tried.why}"
         if isinstance(verdict, TryAgain):
             return replace(verdict, why=why)
@@ -285,7 +275,7 @@ class CallbackSender:
     ) -> AttemptOutcome | None:
         """None where the result was delivered; the request belongs to the call's trace."""
         name, parent = f"callback {call.function}", trace_headers_in(call.headers)
-        with self._tracer.step(call.id, name, parent, SpanKind.CLIENT) as step:
+        with self.tracer.step(call.id, name, parent, SpanKind.CLIENT) as step:
             tried = await self._sent(call, result, body, step.trace)
             step.error = "" if tried is None else tried.why
         return tried
@@ -298,15 +288,15 @@ class CallbackSender:
         data = body.content if isinstance(body, MemoryBody) else body.pieces()
         try:
             # The call may have been stored under another rule, or by another gateway.
-            target = self._rule.target(call.callback_url)
+            target = self.rule.target(call.callback_url)
         except BadRequest as error:
             return AttemptOutcome(0, str(error), broken=False)
-        called = self._rule.calls_function(target)
+        called = self.rule.calls_function(target)
         # A function of this gateway has its own time limit, which the gateway keeps.
-        whole_s = None if called else self._answer_s + body.size_bytes / _SLOWEST_BYTES_S
+        whole_s = None if called else self.answer_s + body.size_bytes / _SLOWEST_BYTES_S
         timeout = aiohttp.ClientTimeout(whole_s, sock_connect=_CONNECT_S)
         # A redirect could lead to a private address, and would turn the POST into a GET.
-        sending = self._session.post(
+        sending = self.session.post(
             target, data=data, headers=headers, allow_redirects=False, timeout=timeout
         )
         try:
@@ -323,7 +313,7 @@ class CallbackSender:
     def _tried(self, answer: aiohttp.ClientResponse) -> AttemptOutcome | None:
         if answer.ok and answer.status < 300:  # noqa: PLR2004 - the statuses of success
             return None
-        asked_s = asked_wait_s(answer.raw_headers, self._now_s())
+        asked_s = asked_wait_s(answer.raw_headers, self.now_s())
         broken = answer.status == _REQUEST_TIMEOUT or answer.status >= _FIRST_OF_SERVER
         why = f"it answered {answer.status}"
         return AttemptOutcome(answer.status, why, broken, retry_after_s=asked_s)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -51,20 +52,14 @@ class FunctionCalls(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
 class JobCaller:
     """Calls functions for jobs; `policy_of` gives the retry policy of a function."""
 
-    def __init__(
-        self,
-        calls: FunctionCalls,
-        queue: JobQueue,
-        policy_of: Callable[[FunctionId], RetryPolicy],
-        chance: Random,
-    ) -> None:
-        self._calls = calls
-        self._queue = queue
-        self._policy_of = policy_of
-        self._chance = chance
+    calls: FunctionCalls
+    queue: JobQueue
+    policy_of: Callable[[FunctionId], RetryPolicy]
+    chance: Random
 
     async def handle(self, job: Job) -> JobEnding:
         began_s = time.monotonic()
@@ -78,7 +73,7 @@ class JobCaller:
             return await self._failed(job, _unanswered(error), began_s)
 
     async def _attempt(self, job: Job, began_s: float) -> JobEnding:
-        spool = self._queue.spool()
+        spool = self.queue.spool()
         try:
             return await self._answered(job, spool, began_s)
         except BaseException:
@@ -86,8 +81,8 @@ class JobCaller:
             raise
 
     async def _answered(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
-        async with self._calls.call(job.call, job.body) as answer:
-            tried = _tried(answer, self._queue.now_s())
+        async with self.calls.call(job.call, job.body) as answer:
+            tried = _tried(answer, self.queue.now_s())
             verdict = self._verdict(job, tried)
             if isinstance(verdict, TryAgain):
                 return verdict
@@ -105,14 +100,14 @@ class JobCaller:
         if isinstance(verdict, TryAgain):
             return verdict
         failure = verdict.why if verdict else tried.why
-        spool = self._queue.spool()
+        spool = self.queue.spool()
         await spool.write(tried.why.encode())
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
     def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | GiveUp | None:
-        policy = self._policy_of(job.call.function)
-        return policy.verdict(tried, job, self._queue.now_s(), self._chance.random())
+        policy = self.policy_of(job.call.function)
+        return policy.verdict(tried, job, self.queue.now_s(), self.chance.random())
 
 
 def _tried(answer: StreamedResponse, now_s: float) -> AttemptOutcome:

@@ -1,7 +1,7 @@
 """Accepts async calls: the answer is 202 once the job is stored, not before."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from uuid import uuid4
 
 from common.http.asgi import (
@@ -45,30 +45,21 @@ _GPU = b"x-gpu-"
 _BODY_S, _PAUSE_S = 300.0, 30.0
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncIntake:
     """The ASGI application of /async-function/, or /async-workflow/, where a path behind the name
     reaches no stage; `by_path` finds what stands in jobs for the one of a path.
     """
 
-    def __init__(
-        self,
-        by_path: Callable[[bytes], FunctionId | None],
-        queue: JobQueue,
-        *,
-        max_body_bytes: int,
-        callback_rule: CallbackRule,
-        what: str = "function",
-        is_ours: Callable[[bytes], bool] = lambda _: False,
-        tracer: CallTracer | None = None,
-    ) -> None:
-        """`is_ours`: whether an Authorization header has our credentials, which are not stored."""
-        self._tracer = tracer or CallTracer()
-        self._by_path = by_path
-        self._what, self._prefix = what, f"/async-{what}/".encode()
-        self._queue = queue
-        self._max_body_bytes = max_body_bytes
-        self._callback_rule = callback_rule
-        self._is_ours = is_ours
+    by_path: Callable[[bytes], FunctionId | None]
+    queue: JobQueue
+    _: KW_ONLY
+    max_body_bytes: int
+    callback_rule: CallbackRule
+    what: str = "function"
+    # Whether an Authorization header has our credentials, which are not stored.
+    is_ours: Callable[[bytes], bool] = lambda _: False
+    tracer: CallTracer = field(default_factory=CallTracer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named: list[Header] = []
@@ -86,25 +77,25 @@ class AsyncIntake:
 
     async def _take(self, call: AsyncCall, scope: Scope, receive: Receive) -> None:
         name, parent = f"queue {call.function}", trace_headers_in(call.headers)
-        with self._tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
+        with self.tracer.step(call.id, name, parent, SpanKind.PRODUCER) as step:
             traced = replace(call, headers=carrying(call.headers, step.trace))
             await self._keep(traced, announced_bytes(scope), receive)
 
     async def _keep(self, call: AsyncCall, length_bytes: int, receive: Receive) -> None:
         head_bytes = call.head_bytes
-        body = self._queue.spool()
+        body = self.queue.spool()
         try:
             # Arriving bodies reserve space, or many at once would fill the disk.
-            with self._queue.tally.reserve(call.function, head_bytes + length_bytes) as grow_to:
+            with self.queue.tally.reserve(call.function, head_bytes + length_bytes) as grow_to:
 
                 async def take(piece: bytes) -> None:
                     grow_to(head_bytes + body.size_bytes + len(piece))
                     await body.write(piece)
 
-                await read_body(receive, take, self._max_body_bytes, _BODY_S)
+                await read_body(receive, take, self.max_body_bytes, _BODY_S)
             # The queue reserves the space itself, and nothing else runs in between.
             # False means that the same call is stored already, which answers the client as well.
-            await self._queue.put(call, body)
+            await self.queue.put(call, body)
         finally:
             await body.discard()
 
@@ -112,18 +103,18 @@ class AsyncIntake:
         if scope["method"] != "POST":
             raise WrongMethod(scope["method"])
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        name, slash, rest = raw.removeprefix(self._prefix).partition(b"/")
+        name, slash, rest = raw.removeprefix(b"/async-%b/" % self.what.encode()).partition(b"/")
         if not name:
             raise BadRequest("the path names nothing to call")
-        function = self._by_path(name)
+        function = self.by_path(name)
         if function is None:
-            raise Unknown(f"{self._what} {name.decode('latin-1')} is not deployed")
+            raise Unknown(f"{self.what} {name.decode('latin-1')} is not deployed")
         values: dict[bytes, bytes] = dict(scope["headers"])
         url = values.get(b"x-callback-url", b"").decode("latin-1")
         if url:
-            self._callback_rule.target(url)
-        if announced_bytes(scope) > self._max_body_bytes:
-            raise TooLarge(self._max_body_bytes)
+            self.callback_rule.target(url)
+        if announced_bytes(scope) > self.max_body_bytes:
+            raise TooLarge(self.max_body_bytes)
         return AsyncCall(
             id=call_id_in(values.get(b"x-call-id", b"")).decode("latin-1") or str(uuid4()),
             function=function,
@@ -131,7 +122,7 @@ class AsyncIntake:
             path=slash + rest or b"/",
             query=scope["query_string"],
             headers=[*self._kept(scope["headers"]), *_forwarded(scope, values)],
-            queued_at_s=self._queue.now_s(),
+            queued_at_s=self.queue.now_s(),
             callback_url=url,
         )
 
@@ -140,7 +131,7 @@ class AsyncIntake:
             header
             for header in headers
             if header[0] not in _DROPPED and (header[0] == DATA or not header[0].startswith(_GPU))
-            if header[0] != b"authorization" or not self._is_ours(header[1])
+            if header[0] != b"authorization" or not self.is_ours(header[1])
         ]
 
 

@@ -1,14 +1,12 @@
 """Builds the async calls of one gateway: the queue that it is set to, its workers, its routes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from logging import Logger
 from pathlib import Path
 
-from common.http.asgi import App
 from common.telemetry.metrics import BoundedNames, Labels, MetricFamily, gauge
 from gateway_ext import metrics
 from gateway_ext.calls.function_table import Functions
@@ -19,17 +17,16 @@ from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionCalls
 from gateway_ext.jobs.intake import AsyncIntake
 from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
-from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.shared import SharedStore
 from gateway_ext.jobs.sqlite.queue import SqliteQueue
-from gateway_ext.jobs.values import AsyncCall, JobKind, StoredBody, whole
+from gateway_ext.jobs.values import AsyncCall, StoredBody, whole
 from gateway_ext.jobs.worker import JobWorker, JobWorkerSettings, LaneLimits
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 
 
 def job_families(
-    queue: JobQueue, endings: Mapping[tuple[JobKind, str], int], functions: BoundedNames
+    queue: JobQueue, worker: JobWorker, functions: BoundedNames
 ) -> Iterator[MetricFamily]:
     """Queued calls by function, and how attempts ended; `functions` bounds the label values."""
     tally = queue.tally
@@ -43,22 +40,15 @@ def job_families(
     yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
     yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
     yield gauge(metrics.JOBS_AWAY, [((), float(queue.away))])
-    ended = [((kind.name.lower(), outcome), count) for (kind, outcome), count in endings.items()]
+    ended = [
+        ((kind.name.lower(), outcome), count) for (kind, outcome), count in worker.endings().items()
+    ]
     yield gauge(metrics.JOB_ATTEMPTS, ended)
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncJobs:
-    """The running parts."""
-
-    routes: App  # /system/jobs
-    families: Callable[[BoundedNames], Iterator[MetricFamily]]
-
-
-@asynccontextmanager
-async def opened_queue(
+def opened_queue(
     settings: GatewaySettings, shared: SharedStore | None, log: Logger
-) -> AsyncIterator[JobQueue]:
+) -> AbstractAsyncContextManager[JobQueue]:
     """The queue, `shared` or of this gateway alone; one that is away is retried meanwhile."""
     folder = Path(settings.state_dir)
     limits = QueueLimits(
@@ -68,16 +58,9 @@ async def opened_queue(
         dead_bytes=settings.async_dead_bytes,
         dead_age_s=settings.async_dead_days * _DAY_S,
     )
-    queue: JobQueue = (
-        SqliteQueue(folder / "jobs", limits, log)
-        if shared is None
-        else shared.queue(folder, limits, log)
-    )
-    await opened(queue)
-    try:
-        yield queue
-    finally:
-        await queue.close()
+    if shared is None:
+        return opened(SqliteQueue(folder / "jobs", limits, log))
+    return opened(shared.queue(folder, limits, log))
 
 
 def job_intake(queue: JobQueue, invoke: Invoke, rule: CallbackRule) -> partial[AsyncIntake]:
@@ -100,7 +83,7 @@ async def jobs_of(
     rule: CallbackRule,
     others: Mapping[str, FunctionCalls],
     log: Logger,
-) -> AsyncIterator[AsyncJobs]:
+) -> AsyncIterator[JobWorker]:
     """Run the jobs of an open queue until the context exits; see `TargetCalls` for `others`."""
     worker = JobWorker(
         queue,
@@ -111,10 +94,7 @@ async def jobs_of(
         invoke.tracer,
     )
     async with worker, expiring(queue, log):
-        yield AsyncJobs(
-            make_job_routes(queue, lambda: worker.running),
-            lambda functions: job_families(queue, worker.endings(), functions),
-        )
+        yield worker
 
 
 def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:

@@ -1,8 +1,8 @@
 """The port of a job queue, whose confirmed changes survive the process, and its counts."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
@@ -295,11 +295,11 @@ class JobQueue(Protocol):
 _Queue = TypeVar("_Queue", bound=JobQueue)
 
 
-async def opened(queue: _Queue) -> _Queue:
-    """The queue, open; it is closed where it cannot be opened."""
+@asynccontextmanager
+async def opened(queue: _Queue) -> AsyncIterator[_Queue]:
+    """The queue, open while the context lasts."""
     try:
         await queue.open()
-    except BaseException:
+        yield queue
+    finally:
         await queue.close()
-        raise
-    return queue

@@ -82,6 +82,7 @@ def choose(
     return chosen
 
 
+@dataclass(eq=False)
 class JobDispatcher:
     """Runs the jobs of one kind within limits, fairly among lanes.
 
@@ -89,31 +90,23 @@ class JobDispatcher:
     gateway.
     """
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        kind: JobKind,
-        limits: LaneLimits,
-        handle: Handle,
-        now_s: Callable[[], float],
-        log: logging.Logger,
-        defect_s: float = 30.0,
-    ) -> None:
-        self._queue = queue
-        self.kind = kind
-        self.endings: Counter[str] = Counter()
-        self._limits = limits
-        self._handle = handle
-        self._now_s = now_s
-        self._log = log
-        self._endings_log = StrangerLog(log)
-        self._defect_s = defect_s
-        self._running: Counter[JobLane] = Counter()
-        self._loop = BackgroundTasks(log, "dispatching jobs")
-        self._tasks = BackgroundTasks(log, "running jobs")
-        self._handling: set[asyncio.Future[JobEnding]] = set()
-        self._changed = asyncio.Event()
-        queue.watch(self._changed.set)
+    queue: JobQueue
+    kind: JobKind
+    limits: LaneLimits
+    handle: Handle
+    now_s: Callable[[], float]
+    log: Logger
+    defect_s: float = 30.0
+    endings: Counter[str] = field(default_factory=Counter, init=False)
+    _running: Counter[JobLane] = field(default_factory=Counter, init=False)
+    _handling: set[asyncio.Future[JobEnding]] = field(default_factory=set, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._endings_log = StrangerLog(self.log)
+        self._loop = BackgroundTasks(self.log, "dispatching jobs")
+        self._tasks = BackgroundTasks(self.log, "running jobs")
+        self.queue.watch(self._changed.set)
 
     def start(self) -> None:
         self._loop.start(self._dispatch(), name=f"jobs {self.kind.name}", failed=self._stopped)
@@ -154,27 +147,27 @@ class JobDispatcher:
             except QueueFailed as error:
                 failures += 1
                 wait_s = _QUEUE_RETRY.wait_s(failures, 1.0)
-                self._log.error("%s: %s; next try in %.1f s", what, error, wait_s)
+                self.log.error("%s: %s; next try in %.1f s", what, error, wait_s)
                 await asyncio.sleep(wait_s)
 
     async def _round(self) -> float | None:
         """Start every job with a place; the time until the next is due, None where none waits."""
         while True:
-            heads = await self._queue.heads(self.kind)
-            now_s = self._now_s()
-            lanes = choose(heads, self._running, self._limits, now_s)
-            jobs = await self._queue.claim(lanes, now_s) if lanes else ()
+            heads = await self.queue.heads(self.kind)
+            now_s = self.now_s()
+            lanes = choose(heads, self._running, self.limits, now_s)
+            jobs = await self.queue.claim(lanes, now_s) if lanes else ()
             for job in jobs:
                 self._begin(job)
             if not jobs:
                 if lanes:  # another gateway has claimed what was due: others come first now
-                    heads = await self._queue.heads(self.kind)
+                    heads = await self.queue.heads(self.kind)
                 # A due job without a place waits for a running job to end, not for time.
                 return min((h.due_at_s - now_s for h in heads if h.due_at_s > now_s), default=None)
 
     def _stopped(self, error: BaseException) -> None:
         """Report an end of the loop other than by `close`, which is a defect."""
-        self._log.critical("the dispatcher of jobs has stopped", exc_info=error)
+        self.log.critical("the dispatcher of jobs has stopped", exc_info=error)
 
     async def _wait(self, wait_s: float | None) -> None:
         try:
@@ -185,7 +178,7 @@ class JobDispatcher:
 
     def _begin(self, job: Job) -> None:
         self._running[job.lane] += 1
-        handling = asyncio.ensure_future(self._handle(job))
+        handling = asyncio.ensure_future(self.handle(job))
         self._handling.add(handling)
         handling.add_done_callback(self._handling.discard)
         unrecorded = partial(self._report_unrecorded, job)
@@ -202,7 +195,7 @@ class JobDispatcher:
     def _report_unrecorded(self, job: Job, error: BaseException) -> None:
         """Log a job whose end could not be recorded: it stays claimed until the next start."""
         trace = None if isinstance(error, GatewayError) else error
-        self._log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
+        self.log.error("call %s stays claimed: %r", job.call.id, error, exc_info=trace)
 
     async def _run(self, job: Job, handling: asyncio.Future[JobEnding]) -> None:
         try:
@@ -210,16 +203,16 @@ class JobDispatcher:
         finally:
             handling.cancel()  # where this task was cancelled: else it has ended
         if handling.cancelled():
-            await self._queue.reschedule(job.number, self._now_s(), "broken off", counts=False)
+            await self.queue.reschedule(job.number, self.now_s(), "broken off", counts=False)
             return
         error = handling.exception()
         if error is None:
             await self._end(job, handling.result())
         else:
-            self._log.error("call %s: handling failed", job.call.id, exc_info=error)
+            self.log.error("call %s: handling failed", job.call.id, exc_info=error)
             why = f"a fault of the gateway: {error!r}"
             last = job.attempts >= _DEFECT_ATTEMPTS
-            await self._end(job, JobDead(why) if last else TryAgain(self._defect_s, why))
+            await self._end(job, JobDead(why) if last else TryAgain(self.defect_s, why))
 
     async def _end(self, job: Job, ending: JobEnding) -> None:
         """Record the end, for as long as it takes: only this task knows how the job ended."""
@@ -228,7 +221,7 @@ class JobDispatcher:
             await self._persistently(f"call {job.call.id}", conclude, (ClaimLost,))
         except ClaimLost as error:
             # The end was recorded before, or another gateway considered this one dead.
-            self._log.warning("call %s: %s", job.call.id, error)
+            self.log.warning("call %s: %s", job.call.id, error)
             self.endings["lost"] += 1
         else:
             self.endings[ending.outcome] += 1
@@ -237,18 +230,18 @@ class JobDispatcher:
                 await ending.body.discard()
 
     async def _conclude(self, job: Job, ending: JobEnding) -> None:
-        number, now_s = job.number, self._now_s()
+        number, now_s = job.number, self.now_s()
         match ending:
             case JobDone():
-                await self._queue.finish(number)
+                await self.queue.finish(number)
             case TryAgain(after_s, why, counts):
                 self._tell(logging.INFO, job, ending, f"again in {after_s:.1f} s: {why}")
-                await self._queue.reschedule(number, now_s + after_s, why, counts=counts)
+                await self.queue.reschedule(number, now_s + after_s, why, counts=counts)
             case CallAnswered(result, body, lane):
-                await self._queue.store_result(number, result, body, lane, now_s)
+                await self.queue.store_result(number, result, body, lane, now_s)
             case JobDead(why, status):
                 self._tell(logging.WARNING, job, ending, f"it is dead: {why}")
-                await self._queue.bury(number, why, now_s, status)
+                await self.queue.bury(number, why, now_s, status)
             case _:
                 assert_never(ending)
 
@@ -273,43 +266,34 @@ class JobWorkerSettings:
     defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
 
 
+@dataclass(slots=True, eq=False)
 class JobWorker:
     """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue."""
 
-    def __init__(
-        self,
-        queue: JobQueue,
-        calls: FunctionCalls,
-        attempts_of: Callable[[FunctionId], int | None],
-        settings: JobWorkerSettings,
-        log: Logger,
-        tracer: CallTracer | None = None,
-    ) -> None:
-        """`attempts_of` gives the attempts in a function's options; None for the default."""
-        self._tracer = tracer
-        self._queue = queue
-        self._calls = calls
-        self._attempts_of = attempts_of
-        self._settings = settings
-        self._log = log
-        self._session: aiohttp.ClientSession | None = None
-        self._dispatchers: list[JobDispatcher] = []
+    queue: JobQueue
+    calls: FunctionCalls
+    attempts_of: Callable[[FunctionId], int | None]  # by its options; None for the default
+    settings: JobWorkerSettings
+    log: Logger
+    tracer: CallTracer = field(default_factory=CallTracer)
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _dispatchers: list[JobDispatcher] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> Self:
-        settings, chance, rule = self._settings, Random(), self._settings.callback_rule
-        now_s = self._queue.now_s
+        settings, chance, rule = self.settings, Random(), self.settings.callback_rule
+        now_s = self.queue.now_s
         self._session = callback_session(rule)
-        caller = JobCaller(self._calls, self._queue, self._policy_of, chance)
+        caller = JobCaller(self.calls, self.queue, self._policy_of, chance)
         sender = CallbackSender(
             *(self._session, rule, settings.patience, settings.callback_s, now_s, chance),
-            self._tracer,
+            self.tracer,
         )
         for kind, limits, handle in (
             (JobKind.CALL, settings.calls, caller.handle),
             (JobKind.CALLBACK, settings.callbacks, sender.handle),
         ):
             dispatcher = JobDispatcher(
-                self._queue, kind, limits, handle, now_s, self._log, settings.defect_s
+                self.queue, kind, limits, handle, now_s, self.log, settings.defect_s
             )
             self._dispatchers.append(dispatcher)
             dispatcher.start()
@@ -332,4 +316,4 @@ class JobWorker:
         return sum(dispatcher.running for dispatcher in self._dispatchers)
 
     def _policy_of(self, function: FunctionId) -> RetryPolicy:
-        return self._settings.patience.of(self._attempts_of(function))
+        return self.settings.patience.of(self.attempts_of(function))

@@ -1,14 +1,13 @@
 """Basic auth as OpenFaaS has it: a user and a password in two files, made if they are missing."""
 
 import binascii
-import contextlib
 import hmac
-import os
 import secrets
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import NamedTuple
 
+from common.whole_files import make_file
 from gateway_ext.errors import BadRequest, NotAllowed
 
 USER_FILE, PASSWORD_FILE = "basic-auth-user", "basic-auth-password"
@@ -38,27 +37,12 @@ def credentials_in(folder: Path) -> BasicCredentials:
 
 def _kept(path: Path, new: str) -> str:
     """Read the file; of several processes that start at once, one creates it."""
-    with contextlib.suppress(FileNotFoundError):
-        return _read(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(new)
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    return _read(path)
-
-
-def _read(path: Path) -> str:
-    encoded = path.read_text(encoding="utf-8").strip()
-    if not encoded:
+    if not path.exists():
+        make_file(path, new.encode())
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
         raise BadRequest(f"{path} is empty")
-    return encoded
+    return text
 
 
 class Auth:

@@ -67,14 +67,12 @@ def seconds(text: str) -> float:
     text = text.strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
     if len(text) > _LONGEST_DURATION:
         raise ValueError("the duration is too long")
-    found_s = float(text) if _PLAIN.fullmatch(text) else _go_seconds(text)
+    if _PLAIN.fullmatch(text):
+        found_s = float(text)
+    elif text and not _PART.sub("", text):
+        found_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+    else:
+        raise ValueError("a duration such as 90, 1m30s or 250ms is expected")
     if not math.isfinite(found_s):
         raise ValueError("the duration is too long")
     return found_s
-
-
-def _go_seconds(text: str) -> float:
-    parts = list(_PART.finditer(text))
-    if not parts or "".join(part.group() for part in parts) != text:
-        raise ValueError("a duration such as 90, 1m30s or 250ms is expected")
-    return sum(float(part[1]) * _UNITS_S[part[2]] for part in parts)

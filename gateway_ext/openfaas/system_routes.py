@@ -6,7 +6,7 @@ import math
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -89,57 +89,50 @@ def make_system(
     return app
 
 
+@dataclass(frozen=True, slots=True)
 class _System:
-    def __init__(
-        self,
-        provider: Provider,
-        counts: GatewayMeters,
-        settings: GatewaySettings,
-        capacity: Capacity | None,
-        ordering: Ordering,
-        removed: NamespaceRemoved,
-    ) -> None:
-        self._provider = provider
-        self._counts = counts
-        self._settings = settings
-        self._capacity = capacity
-        self._ordering = ordering
-        self._removed = removed
-        # Read at the start: a checkout may be changed while it runs.
-        self._release, self._sha = build_identity.release(), build_identity.commit()
+    provider: Provider
+    counts: GatewayMeters
+    settings: GatewaySettings
+    capacity: Capacity | None
+    ordering: Ordering
+    namespace_removed: NamespaceRemoved
+    # Read at the start: a checkout may be changed while it runs.
+    release: str = field(default_factory=build_identity.release)
+    sha: str = field(default_factory=build_identity.commit)
 
     # -- functions -------------------------------------------------------------------------------
 
     async def list(self, request: Request) -> Response:
-        statuses = await self._provider.functions(_namespace(request))
+        statuses = await self.provider.functions(_namespace(request))
         return shown([self._shown(self._as_listed(status)) for status in statuses])
 
     def _as_listed(self, status: FunctionStatus) -> FunctionStatus:
         """faas-cli lists `replicas` alone: of a function in trouble, those that are there."""
-        if status.trouble and self._settings.role == "gateway":
+        if status.trouble and self.settings.role == "gateway":
             return replace(status, replicas=status.available_replicas)
         return status
 
     async def show(self, request: Request) -> Response:
         usage = request.query_params.get("usage", "").lower() in {"1", "t", "true"}
-        return shown(self._shown(await self._provider.function(_function(request), usage=usage)))
+        return shown(self._shown(await self.provider.function(_function(request), usage=usage)))
 
     async def deploy(self, request: Request, *, update: bool) -> Response:
         wanted = wire.deployment(await body_of(request))
         _check_replicas(function_options.of(wanted).scale_max)
-        function_options.refuse_longer(wanted, self._settings.longest_timeout_s)
-        largest_bytes = None if self._capacity is None else self._capacity.largest_gpu_bytes()
+        function_options.refuse_longer(wanted, self.settings.longest_timeout_s)
+        largest_bytes = None if self.capacity is None else self.capacity.largest_gpu_bytes()
         if largest_bytes is not None:
             function_options.refuse_beyond(wanted, largest_bytes)
-        with self._ordering(wanted.id):
-            await self._provider.deploy(wanted, update=update)
+        with self.ordering(wanted.id):
+            await self.provider.deploy(wanted, update=update)
         _log.info("%s %s: %s", "updated" if update else "deployed", wanted.id, wanted.image)
         return done()
 
     async def remove(self, request: Request) -> Response:
         namespace = request.query_params.get("namespace", "")
         function = wire.function_to_remove(await body_of(request), namespace)
-        await self._provider.remove(function)
+        await self.provider.remove(function)
         _log.info("removed %s", function)
         return done()
 
@@ -167,7 +160,7 @@ class _System:
 
     async def _apply_alert(self, alert: wire.Alert) -> None:
         function = valid_names.function_id(alert.function)
-        status = await self._provider.function(function, usage=False)
+        status = await self.provider.function(function, usage=False)
         options = function_options.of(status.deployment)
         replicas = after_alert(status.replicas, options, firing=alert.firing)
         if replicas != status.replicas:
@@ -175,46 +168,46 @@ class _System:
             await self._scale(function, replicas)
 
     async def _scale(self, function: FunctionId, replicas: int) -> None:
-        with self._ordering(function):
-            await self._provider.scale(function, replicas)
+        with self.ordering(function):
+            await self.provider.scale(function, replicas)
 
     def _shown(self, status: FunctionStatus) -> wire.Json:
-        return wire.status_json(status, self._counts.invocations_of(str(status.deployment.id)))
+        return wire.status_json(status, self.counts.invocations_of(str(status.deployment.id)))
 
     # -- info, namespaces and secrets --------------------------------------------------------------
 
     async def info(self, request: Request) -> Response:
         """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
         del request
-        version = {"sha": self._sha, "release": self._release, "commit_message": ""}
+        version = {"sha": self.sha, "release": self.release, "commit_message": ""}
         flat = {
             "provider": "gpufaas",
             "version": version,
-            "orchestration": self._provider.name,
+            "orchestration": self.provider.name,
         }
-        if self._settings.role == "provider":
+        if self.settings.role == "provider":
             return shown(flat)
         return shown({"provider": flat, "version": version, "arch": platform.machine()})
 
     async def namespaces(self, request: Request) -> Response:
         del request
-        return shown([namespace.name for namespace in await self._provider.namespaces()])
+        return shown([namespace.name for namespace in await self.provider.namespaces()])
 
     async def namespace(self, request: Request) -> Response:
         wanted = valid_names.namespace_name(request.path_params.get("name", ""))
-        for namespace in await self._provider.namespaces():
+        for namespace in await self.provider.namespaces():
             if namespace.name == wanted:
                 return shown(wire.namespace_json(namespace))
         raise UnknownNamespace(wanted)
 
     async def create_namespace(self, request: Request) -> Response:
         namespace = await self._namespace(request)
-        await self._provider.create_namespace(namespace)
+        await self.provider.create_namespace(namespace)
         _log.info("made the namespace %s", namespace.name)
         return done(_CREATED)
 
     async def update_namespace(self, request: Request) -> Response:
-        await self._provider.update_namespace(await self._namespace(request))
+        await self.provider.update_namespace(await self._namespace(request))
         return done()
 
     async def remove_namespace(self, request: Request) -> Response:
@@ -222,30 +215,30 @@ class _System:
         if namespace.name == DEFAULT_NAMESPACE:
             raise BadRequest(f"{DEFAULT_NAMESPACE} cannot be removed: it is the default namespace")
         try:
-            await self._provider.remove_namespace(namespace.name)
+            await self.provider.remove_namespace(namespace.name)
         except UnknownNamespace:  # the rest may be of an earlier try that failed after this
-            await self._removed(namespace.name)
+            await self.namespace_removed(namespace.name)
             raise
-        await self._removed(namespace.name)
+        await self.namespace_removed(namespace.name)
         _log.info("removed the namespace %s", namespace.name)
         return done()
 
     async def secrets(self, request: Request) -> Response:
         namespace = _namespace(request)
-        secrets = await self._provider.secrets(namespace)
+        secrets = await self.provider.secrets(namespace)
         return shown([{"name": name, "namespace": namespace} for name in secrets])
 
     async def create_secret(self, request: Request) -> Response:
-        await self._provider.create_secret(*await self._secret(request))
+        await self.provider.create_secret(*await self._secret(request))
         return done()
 
     async def update_secret(self, request: Request) -> Response:
-        await self._provider.update_secret(*await self._secret(request))
+        await self.provider.update_secret(*await self._secret(request))
         return done()
 
     async def remove_secret(self, request: Request) -> Response:
         secret = await self._secret(request)
-        await self._provider.remove_secret(secret.namespace, secret.name)
+        await self.provider.remove_secret(secret.namespace, secret.name)
         return done()
 
     async def _namespace(self, request: Request) -> Namespace:
@@ -279,9 +272,7 @@ def after_alert(replicas: int, options: FunctionOptions, *, firing: bool) -> int
     if not firing:
         return options.scale_min
     step = math.ceil(options.scale_max * options.scale_factor / _ALL_PERCENT)
-    if not step:
-        return replicas
-    return max(options.scale_min, min(options.scale_max, replicas + step))
+    return max(options.scale_min, min(options.scale_max, replicas + step)) if step else replicas
 
 
 _NDJSON = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]

@@ -1,4 +1,4 @@
-"""Files put in place at once; trees that others may have made or change: walked by descriptors.
+"""Trees of files that others may have made or change: walked by descriptors.
 
 No symbolic link is followed, at any depth, and nothing is recursive: a function can nest folders
 deeper than Python can call itself.
@@ -228,21 +228,3 @@ def _names(folder: int, most: int) -> list[str]:
 
 def _is_folder(name: str, parent: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-def put_file(path: Path, content: bytes, mode: int, gid: int | None = None) -> None:
-    """Write a file beside its place, then move it there; it is on disk when this returns."""
-    scratch = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}")
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), mode)
-            if gid is not None:
-                os.fchown(file.fileno(), 0, gid)
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise

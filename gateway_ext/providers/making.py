@@ -27,7 +27,11 @@ def make_provider(
     Variables of `environment` that tell pip where packages are go to the process provider.
     """
     if settings.provider == "process":
-        for_pip = {name: value for name, value in environment.items() if _is_for_pip(name)}
+        for_pip = {
+            name: value
+            for name, value in environment.items()
+            if name.startswith("PIP_") or name.lower() in _PROXIES or name in _CERTIFICATES
+        }
         bounds = ProcessBounds(drain_s=settings.drain_s, pip_environment=for_pip)
         return ProcessProvider(settings, bounds, injection)
     if settings.provider == "upstream":
@@ -38,7 +42,3 @@ def make_provider(
         return KubernetesProvider(settings, injection)
     known = "process, docker, kubernetes or upstream"
     raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")
-
-
-def _is_for_pip(name: str) -> bool:
-    return name.startswith("PIP_") or name.lower() in _PROXIES or name in _CERTIFICATES

@@ -313,7 +313,8 @@ class HandlerCall:
                 await asyncio.to_thread(self._pump, answer, answer.pieces)
             else:
                 answer.headers += self._report_headers()
-                self._reply(answer)
+                if self._end():
+                    self._connection.answer(answer)
         except BaseException:
             self._note_end()
             raise
@@ -354,10 +355,6 @@ class HandlerCall:
             self._started = True
             self._connection.start_stream(head.status, head.headers)
 
-    def _reply(self, answer: HandlerResponse) -> None:
-        if self._end():
-            self._connection.answer(answer)
-
     def fail(self, error: BaseException) -> None:
         """Answer 500, unless the call is over."""
         if not self._end():
@@ -376,10 +373,8 @@ class HandlerCall:
             last()
         finally:
             self._calls.threads.left()
-            if self._over:
-                self._calls.deadlines.remove(
-                    self.deadline
-                )  # the client left before: no thread is held
+            if self._over:  # the client left before: no thread is held
+                self._calls.deadlines.remove(self.deadline)
             if self._stuck:
                 self._stuck = False
                 self._calls.stuck(-1)

@@ -418,7 +418,7 @@ def _head(method: str, target: str, headers: Headers, *, modern: bool) -> Reques
     if len(headers.getlist("host")) > 1:
         raise Malformed(400, "there is more than one Host")
     connection = headers.get("connection")
-    tokens = _tokens_in(connection) if connection else ()
+    tokens = {token.strip() for token in connection.lower().split(",")} if connection else ()
     return RequestHead(
         method=method,
         target=target,
@@ -428,10 +428,6 @@ def _head(method: str, target: str, headers: Headers, *, modern: bool) -> Reques
         chunks_allowed=modern,
         expects_continue=modern and headers.get("expect", "").lower() == "100-continue",
     )
-
-
-def _tokens_in(connection: str) -> set[str]:
-    return {token.strip() for token in connection.lower().split(",")}
 
 
 def _length(headers: Headers, *, modern: bool) -> int | None:

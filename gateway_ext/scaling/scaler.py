@@ -56,6 +56,7 @@ class _FunctionScaling:
     error: str = ""
 
 
+@dataclass(eq=False)
 class Scaler:
     """Orders replicas, one order at a time for each function; use it as a context.
 
@@ -63,24 +64,17 @@ class Scaler:
     `Function.last_call_s`: time.monotonic. Functions are looked at every `every_s`.
     """
 
-    def __init__(
-        self,
-        functions: Functions,
-        scale: Scale,
-        queued: Callable[[FunctionId], int],
-        now_s: Callable[[], float],
-        log: Logger,
-        every_s: float = 1.0,
-    ) -> None:
-        self._functions = functions
-        self._scale = scale
-        self._queued = queued
-        self._now_s = now_s
-        self._every_s = every_s
-        self._log = log
-        self._hands: dict[FunctionId, _FunctionScaling] = {}
-        self._tasks = BackgroundTasks(log, "the scaler")
-        self._closed = False
+    functions: Functions
+    scale: Scale
+    queued: Callable[[FunctionId], int]
+    now_s: Callable[[], float]
+    log: Logger
+    every_s: float = 1.0
+    _hands: dict[FunctionId, _FunctionScaling] = field(default_factory=dict, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._tasks = BackgroundTasks(self.log, "the scaler")
         self._wakes = Histogram(metrics.WAKES)
 
     async def __aenter__(self) -> Self:
@@ -97,7 +91,7 @@ class Scaler:
 
     def wake(self, function: Function) -> None:
         """A call waits for a function that has no instance: start one at once."""
-        self._look(function, self._now_s(), calling=True)
+        self._look(function, self.now_s(), calling=True)
 
     @contextmanager
     def ordering(self, function: FunctionId) -> Iterator[None]:
@@ -128,24 +122,24 @@ class Scaler:
         if function.wanted == hand.asked:
             hand.asked = None
         there = len(function.endpoints)
-        hand.past = noticed(hand.past, function.wanted, there, self._now_s())
+        hand.past = noticed(hand.past, function.wanted, there, self.now_s())
         self._awake(function, hand)
 
     def families(self, names: BoundedNames) -> Iterator[MetricFamily]:
         """`names` have numbers of their own."""
-        wanted = [((names.of(function.label),), function.wanted) for function in self._functions]
+        wanted = [((names.of(function.label),), function.wanted) for function in self.functions]
         yield gauge(metrics.WANTED, wanted)
         yield self._wakes
 
     async def _watch(self) -> None:
         while True:
             self._look_at_all()
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self.every_s)
 
     def _look_at_all(self) -> None:
-        now_s = self._now_s()
+        now_s = self.now_s()
         ids = set()
-        for function in self._functions:
+        for function in self.functions:
             ids.add(function.id)
             self._look_apart(function, now_s)
         for function_id in [id_ for id_ in self._hands if id_ not in ids]:
@@ -155,11 +149,11 @@ class Scaler:
         """Decide for one function; an error is logged once, and the others are looked at still."""
         try:
             self._look(function, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are scaled
+        except Exception as error:
             hand = self._hands.setdefault(function.id, _FunctionScaling())
             if hand.error != repr(error):
                 hand.error = repr(error)
-                self._log.exception("%s is not scaled now", function.id)
+                self.log.exception("%s is not scaled now", function.id)
         else:
             self._hands[function.id].error = ""
 
@@ -189,13 +183,13 @@ class Scaler:
             available=len(function.endpoints),
             inflight=function.inflight,
             waiting=max(function.waiting, int(calling)),
-            queued=self._queued(function.id),
+            queued=self.queued(function.id),
             rate=_rate(hand.calls, function.calls, now_s, _RATE_OVER_S),
             last_call_s=function.last_call_s,
         )
 
     def _ask(self, function: FunctionId, hand: _FunctionScaling, replicas: int, had: int) -> None:
-        self._log.info("%s: %d replicas instead of %d", function, replicas, had)
+        self.log.info("%s: %d replicas instead of %d", function, replicas, had)
         task = asyncio.create_task(self._scaled(function, replicas), name=f"scale {function}")
         hand.task = task
 
@@ -207,29 +201,29 @@ class Scaler:
             if error is None:
                 hand.failures = 0
                 hand.asked = hand.last = replicas
-                hand.believed_until_s = self._now_s() + BELIEVED_S
+                hand.believed_until_s = self.now_s() + BELIEVED_S
             else:
                 self._failed(function, hand, error)
-            current = self._functions.by_id(function)
+            current = self.functions.by_id(function)
             if current is not None:
                 # A call may have arrived while the function was being scaled to zero.
-                self._look(current, self._now_s())
+                self._look(current, self.now_s())
 
         task.add_done_callback(ended)
 
     async def _scaled(self, function: FunctionId, replicas: int) -> None:
         async with time_limit(SCALE_WITHIN_S):
-            await self._scale(function, replicas)
+            await self.scale(function, replicas)
 
     def _failed(self, function: FunctionId, hand: _FunctionScaling, error: BaseException) -> None:
         wait_s = min(_MOST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(hand.failures, 32))
         hand.failures += 1
-        hand.not_before_s = self._now_s() + wait_s
+        hand.not_before_s = self.now_s() + wait_s
         if isinstance(error, UnknownFunction):
             return  # the function was removed meanwhile; the listener is notified
         expected = isinstance(error, GatewayError | TimeoutError | OSError)
         why = _LATE if isinstance(error, TimeoutError) else error
-        self._log.error(
+        self.log.error(
             "%s could not be scaled: %s; next try in %g s",
             *(function, why, wait_s),
             exc_info=None if expected else error,
@@ -237,7 +231,7 @@ class Scaler:
 
     def _awake(self, function: Function, hand: _FunctionScaling) -> None:
         if hand.woken_at_s is not None and function.endpoints:
-            self._wakes.add((), self._now_s() - hand.woken_at_s)
+            self._wakes.add((), self.now_s() - hand.woken_at_s)
             hand.woken_at_s = None
 
     def _forget(self, function: FunctionId) -> None:

@@ -90,13 +90,13 @@ def _opened(folder: Path) -> BinaryIO:
     return TemporaryFile(dir=folder, buffering=0)
 
 
+@dataclass(frozen=True, slots=True)
 class BodyParts:
     """The stream of parts; the parts of one job share a `uid`."""
 
-    def __init__(self, link: NatsLink, names: StreamNames, numbers: Iterator[JobNumber]) -> None:
-        self._link = link
-        self._names = names
-        self._numbers = numbers
+    link: NatsLink
+    names: StreamNames
+    numbers: Iterator[JobNumber]
 
     async def write_call(
         self, call: AsyncCall, body: ScratchSpool
@@ -104,12 +104,12 @@ class BodyParts:
         """Store a call under a new job number, which no other job has."""
         held = await _held(body)
         content = encode_head((call, held or b""))
-        wire = self._link.wire()
+        wire = self.link.wire()
         for _ in range(_TRIES):
-            number = next(self._numbers)
+            number = next(self.numbers)
             uid = str(number)
             try:
-                head = await wire.publish(self._names.part(uid, CALL), content, expected=0)
+                head = await wire.publish(self.names.part(uid, CALL), content, expected=0)
             except RecordConflict:  # another gateway drew the same
                 continue
             return number, await self._with_body(
@@ -122,15 +122,15 @@ class BodyParts:
         held = await _held(body)
         content = encode_head((result, held or b""))
         name = f"result-{uuid4().hex[:12]}"
-        head = await self._link.wire().publish(self._names.part(uid, name), content)
+        head = await self.link.wire().publish(self.names.part(uid, name), content)
         return await self._with_body(uid, StoredParts(head, (), body.size_bytes, name), held, body)
 
     async def read(
         self, uid: str, stored: StoredParts, decoder: msgspec.msgpack.Decoder[tuple[_Head, bytes]]
     ) -> tuple[_Head, StoredBody]:
         """A call or result with its body; BodyLost where it is missing or unreadable."""
-        subject = self._names.part(uid, stored.name)
-        content = await self._link.wire().immutable_message(self._names.parts, stored.head, subject)
+        subject = self.names.part(uid, stored.name)
+        content = await self.link.wire().immutable_message(self.names.parts, stored.head, subject)
         if content is None:
             raise BodyLost(f"part {subject} is gone")
         try:
@@ -139,25 +139,25 @@ class BodyParts:
             raise BodyLost(f"part {subject} cannot be read: {error}") from error
         if not stored.body:
             return head, MemoryBody(held)
-        subjects = (self._names.part(uid, name) for name in stored.body_names())
+        subjects = (self.names.part(uid, name) for name in stored.body_names())
         parts = tuple(zip(stored.body, subjects, strict=True))
-        return head, PartsBody(self._link, self._names.parts, parts, stored.size_bytes)
+        return head, PartsBody(self.link, self.names.parts, parts, stored.size_bytes)
 
     async def has_call(self, record: JobRecord) -> bool:
-        subject = self._names.part(record.uid, record.call.name)
-        wire = self._link.wire()
-        return await wire.message(self._names.parts, record.call.head, subject) is not None
+        subject = self.names.part(record.uid, record.call.name)
+        wire = self.link.wire()
+        return await wire.message(self.names.parts, record.call.head, subject) is not None
 
     async def remove(self, uid: str, names: Sequence[str]) -> None:
         """Remove some parts of a job; those that an error leaves are found as orphans later."""
-        subjects = (self._names.part(uid, name) for name in names)
+        subjects = (self.names.part(uid, name) for name in names)
         await bounded((partial(self._purge, subject) for subject in subjects), _TOGETHER)
 
     async def remove_all(self, record: JobRecord) -> None:
         """Remove all parts of a job, the head of the call first: without it the job is not run."""
         uid, call, result = record.uid, record.call, record.result
-        subject = self._names.part(uid, call.name)
-        await self._link.wire().delete(self._names.parts, call.head, subject)
+        subject = self.names.part(uid, call.name)
+        await self.link.wire().delete(self.names.parts, call.head, subject)
         names = call.body_names()
         if result is not None:
             names += result.names()
@@ -167,18 +167,18 @@ class BodyParts:
             await self.purge(uid)
 
     async def purge(self, uid: str) -> None:
-        await self._purge(self._names.all_parts_of(uid))
+        await self._purge(self.names.all_parts_of(uid))
 
     async def uids(self) -> set[str]:
         uids: set[str] = set()
         offset = 0
         while True:
-            parameters = {"subjects_filter": self._names.all_parts, "offset": offset}
-            answer = await self._link.wire().ask(f"STREAM.INFO.{self._names.parts}", parameters)
+            parameters = {"subjects_filter": self.names.all_parts, "offset": offset}
+            answer = await self.link.wire().ask(f"STREAM.INFO.{self.names.parts}", parameters)
             if not answer:
-                raise QueueFailed(f"there is no stream {self._names.parts}")
+                raise QueueFailed(f"there is no stream {self.names.parts}")
             subjects = answer.get("state", {}).get("subjects") or {}
-            uids |= {self._names.uid_of(subject) for subject in subjects}
+            uids |= {self.names.uid_of(subject) for subject in subjects}
             offset += len(subjects)
             if not subjects or offset >= answer.get("total", 0):
                 return uids
@@ -198,7 +198,7 @@ class BodyParts:
 
     async def _write_body(self, uid: str, name: str, body: ScratchSpool) -> list[int]:
         """Write a few parts at a time, so that no more of the body is in memory."""
-        wire, names = self._link.wire(), self._names
+        wire, names = self.link.wire(), self.names
         written: list[int] = []
         batch: list[bytes] = []
 
@@ -216,11 +216,11 @@ class BodyParts:
         return written
 
     def _piece_bytes(self) -> int:
-        return min(_PART_BYTES, self._link.wire().most_bytes * 3 // 4)
+        return min(_PART_BYTES, self.link.wire().most_bytes * 3 // 4)
 
     async def _purge(self, subjects: str) -> None:
         parameters = {"filter": subjects}
-        await self._link.wire().ask(f"STREAM.PURGE.{self._names.parts}", parameters)
+        await self.link.wire().ask(f"STREAM.PURGE.{self.names.parts}", parameters)
 
 
 async def _held(body: ScratchSpool) -> bytes | None:

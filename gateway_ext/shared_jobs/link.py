@@ -8,6 +8,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -30,29 +31,23 @@ _CHECK_S = 0.25
 UseConnection = Callable[[NatsRequests, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
+@dataclass(slots=True)
 class NatsLink:
     """Keeps a connection; `session` uses each new one, and signals when others may use it.
 
     `what` is kept at the servers, for the log.
     """
 
-    def __init__(
-        self,
-        settings: JetStreamSettings,
-        session: UseConnection,
-        log: Logger,
-        what: str = "job queue",
-    ) -> None:
-        self._settings = settings
-        self._session = session
-        self._log = log
-        self._what = what
-        self._wire: NatsRequests | None = None
-        self._why = "the connection is being made"
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
-        self._up = asyncio.Event()
-        self._tried = asyncio.Event()
+    settings: JetStreamSettings
+    session: UseConnection
+    log: Logger
+    what: str = "job queue"
+    _wire: NatsRequests | None = None
+    _why: str = "the connection is being made"
+    _task: asyncio.Task[None] | None = None
+    _closed: bool = False
+    _up: asyncio.Event = field(default_factory=asyncio.Event)
+    _tried: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep(), name="nats")
@@ -99,7 +94,7 @@ class NatsLink:
         """Report an end of the task other than by `close`, which is a defect."""
         if not task.cancelled():
             self._why = "a defect of the gateway"
-            self._log.critical("%s: connecting stopped", self._what, exc_info=task.exception())
+            self.log.critical("%s: connecting stopped", self.what, exc_info=task.exception())
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -115,7 +110,7 @@ class NatsLink:
             held = asyncio.get_running_loop().time() - began > _AGAIN.most_s
             failures = 1 if held else failures + 1
             wait_s = _AGAIN.wait_s(failures, 1.0)
-            self._log.error("%s: no connection: %s; again in %.1f s", self._what, self._why, wait_s)
+            self.log.error("%s: no connection: %s; again in %.1f s", self.what, self._why, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _once(self) -> None:
@@ -128,7 +123,7 @@ class NatsLink:
             self._why = describe(error)
 
         client = await self._connected(closed, failed)
-        wire = NatsRequests(client, self._settings.answer_s)
+        wire = NatsRequests(client, self.settings.answer_s)
         self._why = "the connection was lost"
 
         def usable() -> None:
@@ -137,7 +132,7 @@ class NatsLink:
             self._tried.set()
 
         try:
-            await until_first(self._session(wire, usable), _until_closed(client, ended))
+            await until_first(self.session(wire, usable), _until_closed(client, ended))
         finally:
             self._wire = None
             self._up.clear()
@@ -147,7 +142,7 @@ class NatsLink:
     async def _connected(
         self, closed: Callable[[], Awaitable[None]], failed: Callable[[Exception], Awaitable[None]]
     ) -> Client:
-        settings = self._settings
+        settings = self.settings
         secret = await asyncio.to_thread(_secret, settings)
         client = Client()
         try:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, takewhile
 from logging import Logger
@@ -63,7 +63,7 @@ from gateway_ext.shared_jobs.requests import (
     bounded,
 )
 from gateway_ext.shared_jobs.session import GatewayIdentity, GatewayPresence, GatewaySession
-from gateway_ext.shared_jobs.settings import JetStreamSettings, check
+from gateway_ext.shared_jobs.settings import JetStreamSettings
 from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames, is_mark
 
 _RETRY_AFTER_S = 5.0
@@ -86,7 +86,6 @@ class JetStreamQueue(JobQueue):
     def __init__(
         self, folder: Path, settings: JetStreamSettings, limits: QueueLimits, log: Logger
     ) -> None:
-        check(settings)
         self._folder = folder
         self._settings = settings
         self._limits = limits
@@ -283,17 +282,14 @@ class JetStreamQueue(JobQueue):
 
     async def _try_claim(self, entry: IndexEntry) -> Job | QueueFailed | None:
         """The claimed job; None where it is taken or unreadable, an error where that is unknown."""
-        subject = entry.subject
+        job = None
         try:
             job = await self._claimed(entry)
         except QueueFailed as error:
-            self._index.release(subject)
             return error
-        except BaseException:
-            self._index.release(subject)
-            raise
-        if job is None:
-            self._index.release(subject)
+        finally:
+            if job is None:
+                self._index.release(entry.subject)
         return job
 
     async def _claimed(self, entry: IndexEntry) -> Job | None:
@@ -394,9 +390,7 @@ class JetStreamQueue(JobQueue):
         return letter, body
 
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        await self._session.begin(wire)
-        usable()
-        await self._session.go_on(wire, self._cleanup.go_on)
+        await self._session.serve(wire, usable, self._cleanup.go_on)
 
     def _remove(self, work: Coroutine[None, None, None]) -> None:
         """Remove parts in the background; `StreamCleanup` finds what remains."""
@@ -428,46 +422,38 @@ class _Mark(NamedTuple):
     left_by: str
 
 
+@dataclass(slots=True)
 class StreamCleanup:
     """Cleans up regularly while there is a connection; a later round finds what one missed."""
 
-    def __init__(
-        self,
-        settings: JetStreamSettings,
-        parts: BodyParts,
-        writer: RecordWriter,
-        presence: GatewayPresence,
-        index: JobIndex,
-        log: Logger,
-    ) -> None:
-        self._settings = settings
-        self._parts = parts
-        self._writer = writer
-        self._presence = presence
-        self._index = index
-        self._log = log
-        self._marks: deque[_Mark] = deque()
-        self._suspects: dict[str, float] = {}
-        self._orphans_due_s = 0.0
+    settings: JetStreamSettings
+    parts: BodyParts
+    writer: RecordWriter
+    presence: GatewayPresence
+    index: JobIndex
+    log: Logger
+    _marks: deque[_Mark] = field(default_factory=deque)
+    _suspects: dict[str, float] = field(default_factory=dict)
+    _orphans_due_s: float = 0.0
 
     async def go_on(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.mark_s / _ROUNDS_PER_MARK)
+            await asyncio.sleep(self.settings.mark_s / _ROUNDS_PER_MARK)
             try:
                 await self.once(time.monotonic())
             except (QueueFailed, RecordConflict) as error:
-                self._log.warning("job queue: the clean-up failed: %r", error)
+                self.log.warning("job queue: the clean-up failed: %r", error)
 
     async def once(self, now_s: float) -> None:
-        for entry in self._index.halves():
-            await self._writer.finish(entry.record.number)
+        for entry in self.index.halves():
+            await self.writer.finish(entry.record.number)
         await self._remove_outdated()
         await self._remove_marks(now_s)
-        for gateway, seq in self._presence.old():
-            await self._writer.delete(self._writer.names.gateway(gateway), seq)
-            self._presence.forget(gateway)
+        for gateway, seq in self.presence.old():
+            await self.writer.delete(self.writer.names.gateway(gateway), seq)
+            self.presence.forget(gateway)
         if now_s >= self._orphans_due_s:
-            self._orphans_due_s = now_s + self._settings.orphan_s / 2
+            self._orphans_due_s = now_s + self.settings.orphan_s / 2
             await self._remove_orphans(now_s)
 
     async def _remove_outdated(self) -> None:
@@ -476,47 +462,47 @@ class StreamCleanup:
         With the removal of a mark, the record of a job that had ended would be the last one of its
         subject, and the job would be made once more. So this comes before the marks.
         """
-        outdated = self._index.outdated
+        outdated = self.index.outdated
         while outdated:
-            await self._writer.delete(*outdated[-1])
+            await self.writer.delete(*outdated[-1])
             outdated.pop()
 
     async def _remove_marks(self, now_s: float) -> None:
         """Remove marks that all gateways have read; the session that left a mark removes it."""
-        due_s = now_s + self._settings.mark_s
-        self._marks.extend(_Mark(due_s, *mark) for mark in self._index.marks)
-        self._index.marks.clear()
+        due_s = now_s + self.settings.mark_s
+        self._marks.extend(_Mark(due_s, *mark) for mark in self.index.marks)
+        self.index.marks.clear()
         while due := self._due_marks(now_s):
             await bounded((partial(self._remove_mark, mark) for mark in due), _MARKS_TOGETHER)
             for mark in due:  # after all of them, so that a failed one is tried again
-                self._index.forget_mark(mark.subject, mark.seq)
+                self.index.forget_mark(mark.subject, mark.seq)
                 self._marks.popleft()
 
     def _due_marks(self, now_s: float) -> list[_Mark]:
         """The next marks that are due, where no older message can arrive any more."""
         first = islice(self._marks, _AT_ONCE)
-        position = self._index.position
+        position = self.index.position
         return list(takewhile(lambda mark: mark.due_s <= now_s and mark.seq <= position, first))
 
     async def _remove_mark(self, mark: _Mark) -> None:
         session = ".".join(mark.left_by.split(".")[:2])
-        if session == self._writer.me or not self._presence.lives(session):
-            await self._writer.delete(mark.subject, mark.seq, is_mark)
+        if session == self.writer.me or not self.presence.lives(session):
+            await self.writer.delete(mark.subject, mark.seq, is_mark)
 
     async def _remove_orphans(self, now_s: float) -> None:
         """Remove parts without a job: of calls that were not stored, or of gateways that died."""
-        if self._index.unread:
+        if self.index.unread:
             return  # it is unknown which parts are needed
-        letters = self._index.letters()
-        present = await self._parts.uids()
-        needed = self._index.uids()  # read after `present`, as jobs may arrive in between
+        letters = self.index.letters()
+        present = await self.parts.uids()
+        needed = self.index.uids()  # read after `present`, as jobs may arrive in between
         seen = {uid: self._suspects.get(uid, now_s) for uid in present - needed}
         for uid, first_s in seen.items():
-            if now_s - first_s >= self._settings.orphan_s:
-                await self._parts.purge(uid)
-                self._log.info("job queue: the orphaned parts %s are removed", uid)
+            if now_s - first_s >= self.settings.orphan_s:
+                await self.parts.purge(uid)
+                self.log.info("job queue: the orphaned parts %s are removed", uid)
         self._suspects = {
-            uid: at for uid, at in seen.items() if now_s - at < self._settings.orphan_s
+            uid: at for uid, at in seen.items() if now_s - at < self.settings.orphan_s
         }
         for letter in letters:
             # A letter whose call is known to be lost stays.
@@ -525,6 +511,6 @@ class StreamCleanup:
 
     async def _remove_discarded(self, letter: IndexEntry) -> None:
         """Remove a letter that was discarded, and whose record returned."""
-        if not await self._parts.has_call(letter.record):
-            self._log.warning("dead letter %d had been discarded", letter.record.number)
-            await self._writer.remove(letter)
+        if not await self.parts.has_call(letter.record):
+            self.log.warning("dead letter %d had been discarded", letter.record.number)
+            await self.writer.remove(letter)

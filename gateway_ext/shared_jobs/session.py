@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class _Gateway:
     written_s: float  # by the servers' clock
 
 
+@dataclass(slots=True)
 class GatewayPresence:
     """The sessions of gateways; `now_s` is a monotonic clock.
 
@@ -45,18 +46,17 @@ class GatewayPresence:
     without a heartbeat while this gateway was connected.
     """
 
-    def __init__(self, lease_s: float, now_s: Callable[[], float]) -> None:
-        self._lease_s = lease_s
-        self._now_s = now_s
-        self._gateways: dict[str, _Gateway] = {}
-        self._servers_s = 0.0
-        self._lost: set[str] = set()
+    lease_s: float
+    now_s: Callable[[], float]
+    _gateways: dict[str, _Gateway] = field(default_factory=dict)
+    _servers_s: float = 0.0
+    _lost: set[str] = field(default_factory=set)
 
     def lives(self, session: str) -> bool:
         gateway = self._gateways.get(gateway_of(session))
         if gateway is None or gateway.session != session:
             return False
-        return self._now_s() - gateway.received_s <= self._lease_s
+        return self.now_s() - gateway.received_s <= self.lease_s
 
     def receive(self, gateway: str, seq: int, content: bytes, written_s: float) -> None:
         """Note a heartbeat, which names the gateway's session; an empty session means closed."""
@@ -64,7 +64,7 @@ class GatewayPresence:
             session = _HEARTBEAT.decode(content).session
         except RecursionError as error:
             raise ValueError("no heartbeat of a gateway") from error
-        self._gateways[gateway] = _Gateway(seq, session, self._now_s(), written_s)
+        self._gateways[gateway] = _Gateway(seq, session, self.now_s(), written_s)
         self._servers_s = max(self._servers_s, written_s)
         self._lost.discard(session)
 
@@ -76,7 +76,7 @@ class GatewayPresence:
     def restart_leases(self) -> None:
         """Start all leases again, as heartbeats could not arrive without a connection."""
         for gateway in self._gateways.values():
-            gateway.received_s = self._now_s()
+            gateway.received_s = self.now_s()
 
     def newly_dead(self, sessions: list[str]) -> list[str]:
         """The dead ones of these sessions that the previous call did not return."""
@@ -141,87 +141,79 @@ def gateway_of(session: str) -> str:
     return session.partition(".")[0]
 
 
+@dataclass(slots=True)
 class GatewaySession:
     """Keeps the index and the presence of gateways equal to the stream."""
 
-    def __init__(
-        self,
-        settings: JetStreamSettings,
-        names: StreamNames,
-        identity: GatewayIdentity,
-        presence: GatewayPresence,
-        index: JobIndex,
-        log: Logger,
-    ) -> None:
-        self._settings = settings
-        self._names = names
-        self._identity = identity
-        self._presence = presence
-        self._index = index
-        self._log = log
-        self._created = ""
-        self._began = 0
-        self._watch: StreamWatch | None = None
+    settings: JetStreamSettings
+    names: StreamNames
+    identity: GatewayIdentity
+    presence: GatewayPresence
+    index: JobIndex
+    log: Logger
+    _created: str = ""  # when the stream was, as the servers say
+    _began: int = 0  # the first heartbeat of this connection
 
-    async def begin(self, wire: NatsRequests) -> None:
-        tally = self._index.tally
+    async def serve(
+        self,
+        wire: NatsRequests,
+        usable: Callable[[], None],
+        clean_up: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Read the stream, then follow it, send heartbeats and clean up, until one fails."""
+        tally = self.index.tally
         created, parts_bytes = await ensure(
-            wire, self._names, self._settings.replicas, tally.capacity_bytes
+            wire, self.names, self.settings.replicas, tally.capacity_bytes
         )
         tally.limit_to(parts_bytes)
         if created != self._created:
-            self._index.clear()
+            self.index.clear()
             self._created = created
         self._began = await self._beat(wire)
-        self._index.begin_reading()
-        self._watch = StreamWatch(wire, self._names.jobs, self._receive)
-        await self._watch.begin(until=self._began)
-        self._index.end_reading()
-        self._presence.restart_leases()
-
-    async def go_on(
-        self, wire: NatsRequests, clean_up: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Follow the stream, send heartbeats and clean up, until one of them fails."""
-        assert self._watch is not None  # `begin` made it
-        await until_first(self._watch.go_on(), self._keep_beating(wire), clean_up())
+        self.index.begin_reading()
+        watch = StreamWatch(wire, self.names.jobs, self._receive)
+        await watch.begin(until=self._began)
+        self.index.end_reading()
+        self.presence.restart_leases()
+        usable()
+        await until_first(watch.go_on(), self._keep_beating(wire), clean_up())
 
     async def announce_close(self, wire: NatsRequests) -> None:
-        await wire.publish(self._names.gateway(self._identity.gateway), beat(""))
+        await wire.publish(self.names.gateway(self.identity.gateway), beat(""))
 
     async def _keep_beating(self, wire: NatsRequests) -> None:
         while True:
-            await asyncio.sleep(self._settings.beat_s)
+            await asyncio.sleep(self.settings.beat_s)
             await self._beat(wire)
             others = [
-                session for session in self._index.claimers() if session != self._identity.session
+                session for session in self.index.claimers() if session != self.identity.session
             ]
-            for session in self._presence.newly_dead(others):
-                count = self._index.release_claims(session)
-                self._log.warning("gateway %s is dead: its %d claims are released", session, count)
+            for session in self.presence.newly_dead(others):
+                count = self.index.release_claims(session)
+                self.log.warning("gateway %s is dead: its %d claims are released", session, count)
 
     async def _beat(self, wire: NatsRequests) -> int:
-        subject = self._names.gateway(self._identity.gateway)
-        return await wire.publish(subject, beat(self._identity.session))
+        subject = self.names.gateway(self.identity.gateway)
+        return await wire.publish(subject, beat(self.identity.session))
 
     def _receive(self, message: StreamMessage) -> None:
-        self._index.passed(message.seq)
+        self.index.passed(message.seq)
         kind, name = message.subject.rsplit(".", 2)[-2:]
         try:
             if kind == "gateway":
-                self._presence.receive(name, message.seq, message.content, message.written_s)
+                self.presence.receive(name, message.seq, message.content, message.written_s)
                 self._check_single_session(name, message.seq)
             else:
-                self._index.unread.add(message.subject)
-                self._index.apply(message.subject, message.seq, decode(message.content))
-                self._index.unread.discard(message.subject)
+                self.index.unread.add(message.subject)
+                self.index.apply(message.subject, message.seq, decode(message.content))
+                self.index.unread.discard(message.subject)
         except ValueError as error:
             # The message of a later version or of another program stays untouched.
-            self._log.error(
+            self.log.error(
                 "job queue: the message at %s cannot be read: %r", message.subject, error
             )
 
     def _check_single_session(self, gateway: str, seq: int) -> None:
-        ours = gateway == self._identity.gateway and seq > self._began
-        if ours and self._presence.session_of(gateway) not in {self._identity.session, ""}:
-            self._log.error("another gateway has a copy of our state folder: calls are made twice")
+        ours = gateway == self.identity.gateway and seq > self._began
+        if ours and self.presence.session_of(gateway) not in {self.identity.session, ""}:
+            self.log.error("another gateway has a copy of our state folder: calls are made twice")

@@ -1,6 +1,7 @@
 """The two streams of a queue: their names, subjects and creation, and records written to them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -106,34 +107,34 @@ async def ensure_stream(
 _TRIES = 8
 
 
+@dataclass(frozen=True, slots=True)
 class RecordWriter:
     """Writes records on behalf of the session `me`."""
 
-    def __init__(self, link: NatsLink, names: StreamNames, index: JobIndex, me: str) -> None:
-        self._link = link
-        self.names = names
-        self._index = index
-        self.me = me
+    link: NatsLink
+    names: StreamNames
+    index: JobIndex
+    me: str
 
     async def write(self, entry: IndexEntry, record: JobRecord) -> None:
         """Raise RecordConflict where the record was changed meanwhile."""
-        seq = await self._link.wire().publish(entry.subject, encode(record), entry.seq)
-        self._index.apply(entry.subject, seq, record)
+        seq = await self.link.wire().publish(entry.subject, encode(record), entry.seq)
+        self.index.apply(entry.subject, seq, record)
 
     async def write_new(self, subject: str, record: JobRecord) -> bool:
         """Write a record at a free subject; False where a job is there already."""
-        expected = self._index.mark_of(subject)
+        expected = self.index.mark_of(subject)
         for _ in range(_TRIES):
             try:
-                seq = await self._link.wire().publish(subject, encode(record), expected)
+                seq = await self.link.wire().publish(subject, encode(record), expected)
             except RecordConflict:
                 there = await self.refresh(subject)
-                entry = self._index.alive(subject)
+                entry = self.index.alive(subject)
                 if entry is not None:
                     return entry.record.uid == record.uid
                 if there is not None and there.state is RecordState.DEAD:
                     await self.finish(there.number)
-                expected = self._index.mark_of(subject)
+                expected = self.index.mark_of(subject)
             except QueueAway:
                 # The servers may have stored it and only their answer is lost: then it is run, or
                 # was by now.
@@ -141,11 +142,11 @@ class RecordWriter:
                 if there is None or there.uid != record.uid:
                     raise
                 # A replayed letter has the number that its call had: its mark is no sign of it.
-                if self._index.alive(subject) is None and record.died_at_s:
+                if self.index.alive(subject) is None and record.died_at_s:
                     raise
                 return True
             else:
-                self._index.apply(subject, seq, record)
+                self.index.apply(subject, seq, record)
                 return True
         raise QueueFailed(f"{subject} is changed by others at every attempt")
 
@@ -159,23 +160,23 @@ class RecordWriter:
         self, subject: str, seq: int, wanted: Callable[[bytes], bool] | None = None
     ) -> None:
         """See `NatsRequests.delete`."""
-        await self._link.wire().delete(self.names.jobs, seq, subject, wanted)
+        await self.link.wire().delete(self.names.jobs, seq, subject, wanted)
 
     async def refresh(self, subject: str) -> JobRecord | None:
         """Read a subject's record from the leader, and update the index."""
-        before = self._index.seq_of(subject)
-        last = await self._link.wire().last(self.names.jobs, subject)
+        before = self.index.seq_of(subject)
+        last = await self.link.wire().last(self.names.jobs, subject)
         if last is None:
-            self._index.vanished(subject)
+            self.index.vanished(subject)
             return None
         seq, content = last
         if seq < before:  # the servers have lost an acknowledged message
-            self._index.vanished(subject)
+            self.index.vanished(subject)
         try:
             record = decode(content)
         except ValueError as error:
             raise QueueFailed(f"{subject}: {error}") from error
-        self._index.apply(subject, seq, record)
+        self.index.apply(subject, seq, record)
         return record
 
     async def finish(self, number: JobNumber) -> None:
@@ -183,27 +184,27 @@ class RecordWriter:
 
         No effect where the letter is complete.
         """
-        entry = self._index.dead(number)
+        entry = self.index.dead(number)
         if entry is None:
             return
         if not is_dead_subject(entry.subject):
             await self._move(entry)
-        elif self._index.is_alive(number):
+        elif self.index.is_alive(number):
             await self._remove_if_there(entry)
 
     async def _move(self, entry: IndexEntry) -> None:
         subject = self.names.dead(entry.record.number)
         moved = replace(entry.record, ended=self.me)
         for _ in range(_TRIES):
-            expected = self._index.mark_of(subject)
+            expected = self.index.mark_of(subject)
             try:
-                seq = await self._link.wire().publish(subject, encode(moved), expected)
+                seq = await self.link.wire().publish(subject, encode(moved), expected)
             except RecordConflict:
                 there = await self.refresh(subject)
                 if there is not None and there.state is RecordState.DEAD:
                     break
             else:
-                self._index.apply(subject, seq, moved)
+                self.index.apply(subject, seq, moved)
                 break
         else:
             raise QueueFailed(f"{subject} is changed by others at every attempt")

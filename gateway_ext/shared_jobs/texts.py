@@ -18,9 +18,9 @@ import msgspec
 
 from common.tasks import until_first
 from common.time_limits import time_limit
+from common.whole_files import put_file
 from gateway_ext.errors import BadRequest, QueueAway
 from gateway_ext.jobs.shared import TextCopy, TextKey
-from gateway_ext.providers.disk import put_file
 from gateway_ext.shared_jobs.link import NatsLink
 from gateway_ext.shared_jobs.requests import (
     NatsRequests,

@@ -105,9 +105,7 @@ class CallTracer:
         return journey
 
     def ended(self, journey: Journey, status: int, error: str = "") -> None:
-        """Record the end of a call; only the first call of this method counts."""
-        if journey.ended_s:
-            return
+        """Record the end of a call."""
         journey.ended_s = time.monotonic()
         journey.status, journey.error = status, error
         failed = bool(error) or status >= _SERVER_ERROR

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -149,13 +150,13 @@ def _refuse_others(request: Request) -> None:
     refuse_other_sites(request.headers.raw)
 
 
+@dataclass(frozen=True, slots=True)
 class _Page:
     """The page's requests."""
 
-    def __init__(self, feed: WatcherFeed, source: PageSource, files: StaticFiles) -> None:
-        self._feed = feed
-        self._source = source
-        self._files = files
+    feed: WatcherFeed
+    source: PageSource
+    files: StaticFiles
 
     async def root(self, request: Request) -> Response:
         """Redirect to the path with a slash, so that the page's relative links work."""
@@ -170,17 +171,17 @@ class _Page:
 
     async def state(self, request: Request) -> Response:
         del request
-        return Response(await self._feed.state(), media_type="application/json")
+        return Response(await self.feed.state(), media_type="application/json")
 
     async def decision(self, request: Request) -> Response:
-        return shown(await self._source.decision(request.path_params["request"]))
+        return shown(await self.source.decision(request.path_params["request"]))
 
     async def model(self, request: Request) -> Response:
-        return shown(await self._source.model(request.path_params["model"]))
+        return shown(await self.source.model(request.path_params["model"]))
 
     async def set_policy(self, request: Request) -> Response:
         sent = decoded(await body_of(request), Policy)
-        await self._source.set_policy(sent.name, sent.parameters)
+        await self.source.set_policy(sent.name, sent.parameters)
         return self._ordered()
 
     async def order(self, request: Request) -> Response:
@@ -188,26 +189,26 @@ class _Page:
         if verb not in _VERBS:
             raise BadRequest(f"{verb!r}: one of {', '.join(sorted(_VERBS))} is expected")
         sent = decoded(await body_of(request) or b"{}", _Order)
-        await self._source.order(request.path_params["model"], verb, sent.gpu)
+        await self.source.order(request.path_params["model"], verb, sent.gpu)
         return self._ordered()
 
     async def replay(self, request: Request) -> Response:
-        await self._source.replay(job_number(request.path_params["number"]))
+        await self.source.replay(job_number(request.path_params["number"]))
         return self._ordered()
 
     async def discard(self, request: Request) -> Response:
-        await self._source.discard(job_number(request.path_params["number"]))
+        await self.source.discard(job_number(request.path_params["number"]))
         return self._ordered()
 
     def _ordered(self) -> Response:
-        self._feed.soon()
+        self.feed.soon()
         return done()
 
     async def _file(self, request: Request, name: str) -> Response:
         kind = _TYPES.get(Path(name).suffix)
         if kind is None or name.endswith("/"):
             raise HTTPException(404, "there is no such file")
-        answer = await self._files.get_response(name, request.scope)
+        answer = await self.files.get_response(name, request.scope)
         answer.headers["cache-control"] = "private, no-cache"
         if answer.status_code != _NOT_MODIFIED:
             answer.headers["content-type"] = kind

@@ -112,7 +112,6 @@ class FunctionRows:
         """A row for each function by its id, in the ids' order; the others are by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
         functions = list(self._functions)
-        kept = self._seen
         seen: dict[str, _SeenFunction] = {}
         absent = [
             function.label for function in functions if function.wanted and not function.endpoints
@@ -121,15 +120,10 @@ class FunctionRows:
         changed: list[Function] = []
         for function in functions:
             label = function.label
-            past, gpu_s = kept.get(label), gpu_seconds.get(label, 0.0)
-            bill = billed.get(label, _NO_BILL)
             late = now_s - self._absent_since_s.get(label, now_s) > _LATE_S
-            rests = past is not None and past.late == late and past.billed == bill
-            if past is not None and rests and _rests(function, past, gpu_s):
-                seen[label] = past
-                continue
-            row_values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
-            if row_values != past:
+            gpu_s, bill = gpu_seconds.get(label, 0.0), billed.get(label, _NO_BILL)
+            values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
+            if values != self._seen.get(label):
                 changed.append(function)
         self._calls.append((now_s, {label: values.calls for label, values in seen.items()}))
         rows = {label: row for label, row in self._rows.items() if label in seen}
@@ -148,21 +142,6 @@ class FunctionRows:
         return rows
 
 
-def _rests(function: Function, past: _SeenFunction, gpu_s: float) -> bool:
-    """Whether nothing can have changed since the last row; most functions rest at most times."""
-    return (
-        past.calls == function.calls
-        and not (past.lately or past.in_flight or past.waiting or function.inflight)
-        and past.gpu_s == gpu_s
-        and past.endpoints is function.endpoints
-        and past.wanted == function.wanted
-        and past.troubles == function.troubles
-        and past.deployment is function.deployment
-        and past.models is function.learned.models
-        and past.local is function.local.lines
-    )
-
-
 def _seen(
     function: Function, calls_before: int | None, gpu_s: float, billed: Billed, *, late: bool
 ) -> _SeenFunction:
@@ -178,7 +157,7 @@ def _seen(
         late,
         function.deployment,
         function.learned.models,
-        function.local.lines,
+        function.learned.lines,
         gpu_s,
         billed,
     )

@@ -1,6 +1,7 @@
 """POST /workflow/NAME[.NAMESPACE][?query]: runs a workflow while its client waits."""
 
 import time
+from dataclasses import dataclass
 from uuid import uuid4
 
 from common.http.asgi import (
@@ -31,25 +32,18 @@ PREFIX = b"/workflow/"
 _OURS = frozenset({CALL_ID, START_TIME, DURATION})
 
 
+@dataclass(frozen=True, slots=True)
 class WorkflowIntake:
     """The ASGI application of /workflow/."""
 
-    def __init__(
-        self,
-        workflows: Workflows,
-        calls: WorkflowCalls,
-        guard: BrowserGuard,
-        body_s: float,
-    ) -> None:
-        """A body must arrive within `body_s`."""
-        self._workflows = workflows
-        self._calls = calls
-        self._guard = guard
-        self._body_s = body_s
+    workflows: Workflows
+    calls: WorkflowCalls
+    guard: BrowserGuard
+    body_s: float  # in which a body must arrive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that leaves ends the run."""
-        with self._calls.limits.share() as share:
+        with self.calls.limits.share() as share:
             try:
                 plan = self._plan(scope)
                 body = await self._body(scope, receive, share)
@@ -70,7 +64,7 @@ class WorkflowIntake:
         began_s, started = time.monotonic(), (START_TIME, b"%d" % time.time_ns())
         begun = False
         try:
-            async with self._calls.call(
+            async with self.calls.call(
                 plan, call_id, headers, scope["query_string"], body, share
             ) as answer:
                 start = {"type": "http.response.start", "status": answer.status}
@@ -78,7 +72,7 @@ class WorkflowIntake:
                 host = header_in(scope, b"host")
                 took = (DURATION, b"%.6f" % (time.monotonic() - began_s))
                 site = scope.get("raw_path") or scope["path"].encode()
-                confined = self._guard.confine([*shown, own, started, took], host, site)
+                confined = self.guard.confine([*shown, own, started, took], host, site)
                 begun = True
                 await send({**start, "headers": confined})
                 await _send_body(answer, send)
@@ -89,7 +83,7 @@ class WorkflowIntake:
     def _plan(self, scope: Scope) -> WorkflowPlan:
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         name = raw.removeprefix(PREFIX)
-        plan = self._workflows.by_path(name)
+        plan = self.workflows.by_path(name)
         if plan is None:
             if not name:
                 raise BadRequest("the path names no workflow: it is /workflow/NAME")
@@ -100,7 +94,7 @@ class WorkflowIntake:
         return plan
 
     async def _body(self, scope: Scope, receive: Receive, share: RunShare) -> bytes:
-        most_bytes = self._calls.limits.answer_bytes
+        most_bytes = self.calls.limits.answer_bytes
         if announced_bytes(scope) > most_bytes:
             raise TooLarge(most_bytes)
         parts = bytearray()
@@ -109,7 +103,7 @@ class WorkflowIntake:
             share.hold(len(piece))  # bodies of many calls at once would fill the memory
             parts.extend(piece)
 
-        await read_body(receive, take, most_bytes, self._body_s)
+        await read_body(receive, take, most_bytes, self.body_s)
         return bytes(parts)
 
 

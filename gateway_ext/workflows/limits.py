@@ -2,47 +2,46 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from gateway_ext.errors import TooLarge
 from gateway_ext.workflows.errors import WorkflowsBusy
 
 
+@dataclass(slots=True)
 class RunShare:
     """What one run holds; `hold` takes more, and the end of its call gives back the rest."""
 
-    __slots__ = ("_limits", "held_bytes")
-
-    def __init__(self, limits: "RunLimits") -> None:
-        self._limits = limits
-        self.held_bytes = 0
+    limits: "RunLimits"
+    held_bytes: int = 0
 
     def hold(self, size_bytes: int) -> None:
         """Take room for that much more; WorkflowsBusy if there is none now, TooLarge if never."""
-        if self.held_bytes + size_bytes > self._limits.most_bytes:
-            raise TooLarge(self._limits.most_bytes, "what the workflow holds would be")
-        if self._limits.held_bytes + size_bytes > self._limits.most_bytes:
+        if self.held_bytes + size_bytes > self.limits.most_bytes:
+            raise TooLarge(self.limits.most_bytes, "what the workflow holds would be")
+        if self.limits.held_bytes + size_bytes > self.limits.most_bytes:
             raise WorkflowsBusy("the workflows under way hold as much data as they may")
-        self._limits.held_bytes += size_bytes
+        self.limits.held_bytes += size_bytes
         self.held_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        self._limits.held_bytes -= size_bytes
+        self.limits.held_bytes -= size_bytes
         self.held_bytes -= size_bytes
 
 
+@dataclass(slots=True)
 class RunLimits:
     """How many workflows may run, how much all of them and how much one answer may hold.
 
     The gateway itself reads, compares and joins bodies of at most `json_bytes`.
     """
 
-    def __init__(self, runs: int, most_bytes: int, answer_bytes: int, json_bytes: int) -> None:
-        self.most_runs = runs
-        self.most_bytes = most_bytes
-        self.answer_bytes = answer_bytes
-        self.json_bytes = json_bytes
-        self.running = 0
-        self.held_bytes = 0
+    most_runs: int
+    most_bytes: int
+    answer_bytes: int
+    json_bytes: int
+    running: int = 0
+    held_bytes: int = 0
 
     @contextmanager
     def share(self) -> Iterator[RunShare]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_ext.calls.invoke import StreamedResponse
@@ -14,9 +15,9 @@ from gateway_ext.workflows.history import RunHistory, WorkflowMeters
 from gateway_ext.workflows.intake import WorkflowIntake
 from gateway_ext.workflows.limits import RunLimits
 from gateway_ext.workflows.plan import WorkflowId
-from gateway_ext.workflows.routes import WorkflowChanges, WorkflowRows, make_workflow_routes
+from gateway_ext.workflows.routes import WorkflowRoutes, WorkflowRows
 from gateway_ext.workflows.runs import WorkflowCalls
-from gateway_ext.workflows.table import SharedWorkflows, Workflows
+from gateway_ext.workflows.table import SharedWorkflows, WorkflowChanges, Workflows
 
 _FOLDER = "workflows"
 # Says of which servers the folder is a copy; without it the folder is this gateway's own.
@@ -54,7 +55,7 @@ async def workflows(gateway: Hooks) -> AsyncIterator[Workflows]:
                     await changes.remove(plan.id)
 
         guard = gateway.invoke.guard
-        routes = make_workflow_routes(table, changes, gateway.functions, history, gateway.meters)
+        routes = WorkflowRoutes(table, changes, gateway.functions, history, gateway.meters).app()
         gateway.routes["workflow"] = WorkflowIntake(table, calls, guard, settings.timeout_s)
         gateway.routes["async-workflow"] = gateway.intake(
             lambda name: _target(table, name),
@@ -99,23 +100,23 @@ def _target(table: Workflows, name: bytes) -> FunctionId | None:
     return None if plan is None else FunctionId(plan.id.namespace, f"{_JOBS}:{plan.id.name}")
 
 
+@dataclass(frozen=True, slots=True)
 class WorkflowJobs:
     """See `FunctionCalls`: runs the workflow that a job names."""
 
-    def __init__(self, table: Workflows, calls: WorkflowCalls) -> None:
-        self._table = table
-        self._calls = calls
+    table: Workflows
+    calls: WorkflowCalls
 
     @asynccontextmanager
     async def call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
         namespace, name = call.function
-        plan = self._table.by_id(WorkflowId(namespace, name.removeprefix(f"{_JOBS}:")))
-        most_bytes = self._calls.limits.answer_bytes
+        plan = self.table.by_id(WorkflowId(namespace, name.removeprefix(f"{_JOBS}:")))
+        most_bytes = self.calls.limits.answer_bytes
         if body.size_bytes > most_bytes:
             raise TooLarge(most_bytes)
-        with self._calls.limits.share() as share:
+        with self.calls.limits.share() as share:
             share.hold(body.size_bytes)
             content = await whole(body)
-            running = self._calls.call(plan, call.id, call.headers, call.query, content, share)
+            running = self.calls.call(plan, call.id, call.headers, call.query, content, share)
             async with running as answer:
                 yield answer

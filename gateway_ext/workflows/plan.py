@@ -110,32 +110,30 @@ class _StageFields(msgspec.Struct, frozen=True):
     each: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class _File:
-    def __init__(
-        self, whole: YamlTable, problems: Problems, is_deployed: Callable[[FunctionId], bool]
-    ) -> None:
-        self._whole = whole
-        self._problems = problems
-        self._is_deployed = is_deployed
+    whole: YamlTable
+    problems: Problems
+    is_deployed: Callable[[FunctionId], bool]
 
     def plan(self, text: str) -> WorkflowPlan | None:
-        fields = self._whole.fields(_FileFields)
+        fields = self.whole.fields(_FileFields)
         if fields is None:
             return None
         namespace = self._name("namespace", fields.namespace or DEFAULT_NAMESPACE)
         name = self._name("workflow", fields.workflow)
-        listed = self._whole.get("stages")
+        listed = self.whole.get("stages")
         if not listed or not isinstance(listed, YamlTable):
-            self._whole.wrong("stages", "must list a stage")
+            self.whole.wrong("stages", "must list a stage")
             return None
         if len(listed) > MOST_STAGES:
-            self._whole.wrong("stages", f"are more than {MOST_STAGES}")
+            self.whole.wrong("stages", f"are more than {MOST_STAGES}")
             return None
         names = [stage for stage in listed if self._is_stage_name(listed, stage)]
         read = (self._stage(stage, listed, namespace, names) for stage in names)
         stages = {stage.name: stage for stage in read if stage is not None}
         graph = self._graph(name, stages, listed)
-        if graph is None or self._problems:
+        if graph is None or self.problems:
             return None
         return WorkflowPlan(
             id=WorkflowId(namespace, name),
@@ -150,14 +148,14 @@ class _File:
         try:
             return valid_names.workflow_name(key, name)
         except BadRequest as error:
-            self._whole.refuse(key, error)
+            self.whole.refuse(key, error)
             return name
 
     def _is_stage_name(self, listed: YamlTable, name: str) -> bool:
         try:
             valid_names.workflow_name("stage", name)
         except BadRequest as error:
-            self._problems.add(listed.line_of(name), str(error))
+            self.problems.add(listed.line_of(name), str(error))
             return False
         if name == REQUEST:
             listed.wrong(name, "is the name of what the workflow is called with")
@@ -193,7 +191,7 @@ class _File:
         except BadRequest as error:
             table.refuse("function", error)
             return FunctionId(namespace, name)
-        if not self._is_deployed(function):
+        if not self.is_deployed(function):
             table.refuse("function", UnknownFunction(function))
         return function
 
@@ -234,10 +232,10 @@ class _File:
         if not stages:
             return None
         if len(edges) > MOST_EDGES:
-            self._whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
+            self.whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
             return None
         try:
             return Workflow(name, tuple(stages), edges)
         except BadWorkflow as error:
-            self._problems.add(listed.line_of(error.stage), error.reason)
+            self.problems.add(listed.line_of(error.stage), error.reason)
             return None

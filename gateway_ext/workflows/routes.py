@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,41 +23,9 @@ from gateway_ext.openfaas.json_answers import body_of, disk_failed, done, failed
 from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.history import RunHistory
 from gateway_ext.workflows.plan import PlannedStage, WorkflowId, WorkflowPlan, read_workflow
-from gateway_ext.workflows.table import Workflows
+from gateway_ext.workflows.table import WorkflowChanges, Workflows
 
 _log = logging.getLogger(__name__)
-
-
-class WorkflowChanges(Protocol):
-    """Changes the workflows: those of one gateway, or of all that share them."""
-
-    async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
-        """Store a workflow, and replace one of that name, which must exist with `update`."""
-
-    async def remove(self, workflow: WorkflowId) -> None:
-        """Remove a workflow; its runs under way go on."""
-
-
-def make_workflow_routes(
-    workflows: Workflows,
-    changes: WorkflowChanges,
-    functions: Functions,
-    history: RunHistory,
-    times: GatewayMeters,
-) -> App:
-    """The application for all paths of workflows below /system; it checks no credentials."""
-    routes = _Routes(workflows, changes, functions, history, times)
-    app = Starlette(
-        routes=[
-            route("/system/workflows", GET=routes.list, POST=partial(routes.deploy, update=False),
-                   PUT=partial(routes.deploy, update=True), DELETE=routes.remove),
-            route("/system/workflow/{name}", GET=routes.show),
-            route("/system/workflow/{name}/runs", GET=routes.runs),
-        ],
-        exception_handlers={GatewayError: failed, OSError: disk_failed},
-    )  # fmt: skip
-    app.router.redirect_slashes = False
-    return app
 
 
 class _Removal(msgspec.Struct, rename="camel"):
@@ -64,44 +33,53 @@ class _Removal(msgspec.Struct, rename="camel"):
     namespace: str = ""
 
 
-class _Routes:
-    def __init__(
-        self,
-        workflows: Workflows,
-        changes: WorkflowChanges,
-        functions: Functions,
-        history: RunHistory,
-        times: GatewayMeters,
-    ) -> None:
-        self._workflows = workflows
-        self._changes = changes
-        self._functions = functions
-        self._history = history
-        self._times = times
+@dataclass(frozen=True, slots=True)
+class WorkflowRoutes:
+    """What is behind the paths of workflows below /system."""
+
+    workflows: Workflows
+    changes: WorkflowChanges
+    functions: Functions
+    history: RunHistory
+    times: GatewayMeters
+
+    def app(self) -> App:
+        """The application; it checks no credentials."""
+        app = Starlette(
+            routes=[
+                route("/system/workflows", GET=self.list, POST=partial(self.deploy, update=False),
+                       PUT=partial(self.deploy, update=True), DELETE=self.remove),
+                route("/system/workflow/{name}", GET=self.show),
+                route("/system/workflow/{name}/runs", GET=self.runs),
+            ],
+            exception_handlers={GatewayError: failed, OSError: disk_failed},
+        )  # fmt: skip
+        app.router.redirect_slashes = False
+        return app
 
     async def list(self, request: Request) -> Response:
         namespace = valid_names.namespace_or_default(request.query_params.get("namespace", ""))
-        plans = self._workflows.of_namespace(namespace)
+        plans = self.workflows.of_namespace(namespace)
         return shown([summary(plan) for plan in plans])
 
     async def show(self, request: Request) -> Response:
-        plan = self._workflows.by_id(_workflow(request))
+        plan = self.workflows.by_id(_workflow(request))
         possible_s = fastest_s(plan, self._least_s(plan))
-        return shown(description(plan, self._history.mean_s(plan), possible_s))
+        return shown(description(plan, self.history.mean_s(plan), possible_s))
 
     async def runs(self, request: Request) -> Response:
-        workflow = self._workflows.by_id(_workflow(request)).id
-        return shown({"runs": [run.shown() for run in self._history.runs(workflow)]})
+        workflow = self.workflows.by_id(_workflow(request)).id
+        return shown({"runs": [run.shown() for run in self.history.runs(workflow)]})
 
     async def deploy(self, request: Request, *, update: bool) -> Response:
         try:
             text = (await body_of(request)).decode()
         except UnicodeDecodeError as error:
             raise BadRequest(f"the file is not UTF-8: {error}") from error
-        deployed = frozenset(function.id for function in self._functions)
+        deployed = frozenset(function.id for function in self.functions)
         plan = await asyncio.to_thread(read_workflow, text, deployed.__contains__)
         require_slo(plan, self._least_s(plan))
-        await self._changes.deploy(plan, update=update)
+        await self.changes.deploy(plan, update=update)
         _log.info("%s the workflow %s", "updated" if update else "deployed", plan.id)
         return done()
 
@@ -109,13 +87,13 @@ class _Routes:
         sent = decoded(await body_of(request), _Removal)
         namespace = request.query_params.get("namespace", "") or sent.namespace
         workflow = valid_names.function_id(sent.workflow_name, namespace)
-        await self._changes.remove(WorkflowId(*workflow))
+        await self.changes.remove(WorkflowId(*workflow))
         _log.info("removed the workflow %s", workflow)
         return done()
 
     def _least_s(self, plan: WorkflowPlan) -> Mapping[str, float]:
         names = {str(stage.function) for stage in plan.stages.values()}
-        return least_times(self._times.seconds(names), BOUNDS_S)
+        return least_times(self.times.seconds(names), BOUNDS_S)
 
 
 def _workflow(request: Request) -> WorkflowId:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from common.http.asgi import Header
-from common.telemetry.traces import SpanKind, TraceContext
+from common.telemetry.traces import SpanKind
 from gateway_ext.calls.invoke import Invoke, StreamedResponse, close_body
 from gateway_ext.error_statuses import status_of
 from gateway_ext.errors import GatewayError
@@ -78,7 +78,8 @@ class WorkflowCalls:
             name = f"workflow {plan.id}"
             with self._tracer.step(call_id, name, parent, SpanKind.SERVER) as step:
                 try:
-                    run = LiveRun(self._services, plan, request, step.trace, share, record)
+                    calls = StageCalls(self._services, plan, share, record, step.trace)
+                    run = LiveRun(plan, request, record, calls)
                     answer = await _answered(run, record, step)
                     if answer.status >= _FAILURES:
                         record.end(answer.status, step.error)
@@ -107,20 +108,12 @@ class LiveRun:
     """A run in progress. Cancelling the task that waits for its answer ends all of its calls."""
 
     def __init__(
-        self,
-        services: RunServices,
-        plan: WorkflowPlan,
-        request: WorkflowRequest,
-        trace: TraceContext,
-        share: RunShare,
-        record: RunRecord,
+        self, plan: WorkflowPlan, request: WorkflowRequest, record: RunRecord, calls: StageCalls
     ) -> None:
-        """`trace` is the trace, with the parent, of all calls of the stages."""
         self._plan = plan
         self._request = request
-        self._share = share
         self._record = record
-        self._calls = StageCalls(services, plan, share, record, trace)
+        self._calls = calls
         self._answers: dict[str, StageAnswer] = {REQUEST: request.answer}
 
     async def answer(self) -> StreamedResponse:

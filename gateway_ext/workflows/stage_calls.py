@@ -12,7 +12,7 @@ from common.http.asgi import Header
 from common.tasks import error_of
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext
 from gateway_ext import error_statuses
-from gateway_ext.calls.function_call import CallPart
+from gateway_ext.calls.function_table import CallPart
 from gateway_ext.calls.invoke import PREFIX, Invoke, StreamedResponse
 from gateway_ext.calls.passed_headers import DATA, asked_wait_s
 from gateway_ext.errors import GatewayError

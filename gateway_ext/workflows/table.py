@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from common.whole_files import put_file
 from gateway_ext.errors import BadRequest, QueueAway
 from gateway_ext.jobs.shared import SharedTexts, TextKey
 from gateway_ext.model import DEFAULT_NAMESPACE
 from gateway_ext.openfaas import valid_names
-from gateway_ext.providers.disk import put_file
 from gateway_ext.workflows.errors import BadWorkflowFile, UnknownWorkflow
 from gateway_ext.workflows.plan import WorkflowId, WorkflowPlan, read_workflow
 from gateway_ext.workflows.yaml_lines import MOST_BYTES
@@ -175,24 +177,27 @@ class Workflows:
         return self._folder / f"{workflow}{_SUFFIX}"
 
 
+@dataclass(frozen=True, slots=True)
 class SharedWorkflows:
     """Changes the workflows of all gateways that share them; this one's table follows."""
 
-    def __init__(self, workflows: Workflows, shared: SharedTexts) -> None:
-        self._workflows = workflows
-        self._shared = shared
+    workflows: Workflows
+    shared: SharedTexts
 
     async def deploy(self, plan: WorkflowPlan, *, update: bool) -> None:
         """See `Workflows.deploy`."""
-        self._shared.check()
-        self._workflows.check_new(plan, update=update)
-        await self._shared.write(plan.id, plan.text)
+        self.shared.check()
+        self.workflows.check_new(plan, update=update)
+        await self.shared.write(plan.id, plan.text)
 
     async def remove(self, workflow: WorkflowId) -> None:
         """See `Workflows.remove`."""
-        self._shared.check()
-        self._workflows.check_stored(workflow)
-        await self._shared.write(workflow, None)
+        self.shared.check()
+        self.workflows.check_stored(workflow)
+        await self.shared.write(workflow, None)
+
+
+WorkflowChanges: TypeAlias = Workflows | SharedWorkflows
 
 
 def _stored_as(path: Path) -> WorkflowId | None:

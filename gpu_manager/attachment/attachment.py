@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Self
 
@@ -74,16 +75,14 @@ _ANSWERED_S = 10.0
 Call = Acquire | Wanted | Ask | Survey | Locate
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PendingCall:
     """One call and its future; `make_call` creates the message, for a stream at some time."""
 
-    def __init__(
-        self, make_call: Callable[[int, float], Call], number: int, request: RequestId | None
-    ) -> None:
-        self.make_call = make_call
-        self.number = number
-        self.request = request
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    make_call: Callable[[int, float], Call]
+    number: int
+    request: RequestId | None
+    answer: asyncio.Future[Answer]
 
 
 class PendingCalls:
@@ -94,9 +93,6 @@ class PendingCalls:
         self._waiting: dict[int, PendingCall] = {}
         self._by_request: dict[RequestId, list[PendingCall]] = {}
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def __iter__(self) -> Iterator[Call]:
         """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
@@ -105,7 +101,8 @@ class PendingCalls:
     def add(
         self, make_call: Callable[[int, float], Call], request: RequestId | None = None
     ) -> PendingCall:
-        call = PendingCall(make_call, next(self._numbers), request)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        call = PendingCall(make_call, next(self._numbers), request, answer)
         self._waiting[call.number] = call
         if request is not None:
             self._by_request.setdefault(request, []).append(call)

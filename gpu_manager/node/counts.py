@@ -17,16 +17,16 @@ from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.runtime import LoadPhases, MergedSums, hidden_s
 from gpu_manager.weights.store import StoreStatus
 
-MOST_NAMES = 1_000
+_MOST_NAMES = 1_000
 # The metrics of models that did not run for one to two of these periods are removed.
 _FORGET_S = 86_400.0
 
 
 class NodeMeters:
-    """Counters of one node; at most `most_names` models have separate metrics."""
+    """Counters of one node; a bounded number of models have separate metrics."""
 
-    def __init__(self, gpus: Iterable[str] = (), most_names: int = MOST_NAMES) -> None:
-        self._models = BoundedNames(most_names)
+    def __init__(self, gpus: Iterable[str] = ()) -> None:
+        self._models = BoundedNames(_MOST_NAMES)
         self._swept_s = time.monotonic()
         self._started = gauge(metrics.STARTED, [((), time.time())])
         self._values = {metric: Values(metric) for metric in metrics.COUNTERS}

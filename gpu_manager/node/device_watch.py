@@ -6,7 +6,7 @@ import logging
 from cache_manager.model.ids import MIB, GpuId, ModelId
 from gpu_manager import metrics
 from gpu_manager.devices.gpu_turns import kill_turn_holder, turn_holder
-from gpu_manager.node.ledger import ProcessUse
+from gpu_manager.node.ledger import ProcessUse, SharedContext
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.runtimes.runtime import HostProcess
@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 2.0
 _AUDIT_S = 10.0
+# A call may take what is free beyond its model's grant until its peak is measured, and granted.
+_LASTING_S = 60.0
+_NOTABLE_BYTES, _NOTABLE_PART = 128 * MIB, 64  # what is less is no news, here and of the memory
+_MOST_NAMED = 4
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are ignored
 
 
@@ -25,8 +29,9 @@ class DeviceWatch:
     def __init__(self, node: GpuNode) -> None:
         self._node = node
         self._timer: asyncio.TimerHandle | None = None
-        self._audit = MemoryAudit()
         self._audited_s = -_AUDIT_S
+        self._over_since_s: dict[GpuId, float] = {}
+        self._warned: set[GpuId] = set()
         self._suspects: dict[SlotId, int | None] = {}  # processes with a turn but no lease
 
     def start(self) -> None:
@@ -62,7 +67,30 @@ class DeviceWatch:
             return
         self._audited_s = now_s
         for gpu in self._node.gpus.values():
-            self._audit.look(gpu, now_s)
+            self._audit(gpu, now_s)
+
+    def _audit(self, gpu: HostGpu, now_s: float) -> None:
+        """Compare what a GPU's workers take with the ledger; warn once where a difference stays."""
+        gpu.uses = uses = process_uses(gpu)
+        if uses is None:
+            return
+        over_bytes = sum(use.over_bytes for use in uses)
+        if over_bytes < max(_NOTABLE_BYTES, gpu.spec.memory_bytes // _NOTABLE_PART):
+            self._over_since_s.pop(gpu.id, None)
+            if gpu.id in self._warned:
+                self._warned.discard(gpu.id)
+                log.info("%s: its workers take what they were granted again", gpu.id)
+            return
+        since_s = self._over_since_s.setdefault(gpu.id, now_s)
+        if now_s - since_s >= _LASTING_S and gpu.id not in self._warned:
+            self._warned.add(gpu.id)
+            log.warning(
+                "%s: for %.0f s its workers have taken %d MiB beyond what they were granted: %s",
+                gpu.id,
+                now_s - since_s,
+                over_bytes // MIB,
+                _named(uses),
+            )
 
     def _check_turn(self, gpu: HostGpu) -> None:
         """Kill a worker that keeps its turn without a lease from one check to the next."""
@@ -106,8 +134,8 @@ def _reconcile(gpu: HostGpu) -> bool:
     used_bytes = gpu.device.used_bytes()
     if used_bytes is None:
         return False
-    reconciled = gpu.ledger.reconcile(used_bytes, gpu.device.device_bytes, _workers_bytes(gpu))
-    foreign_bytes = reconciled.withheld_bytes + reconciled.short_bytes
+    device_bytes, ours_bytes = gpu.device.device_bytes, _workers_bytes(gpu)
+    foreign_bytes = gpu.ledger.reconcile(used_bytes, device_bytes, ours_bytes)
     if abs(foreign_bytes - gpu.foreign_bytes) < gpu.spec.memory_bytes // _NOTABLE_SHARE:
         return False
     log.info("%s: other programs and spare workers use %d bytes", gpu.id, foreign_bytes)
@@ -125,42 +153,6 @@ def _workers_bytes(gpu: HostGpu) -> int | None:
     hosts = gpu.processes()
     seen = [by_process[host.pid] for host in hosts if host is not None and host.pid in by_process]
     return sum(seen) if len(seen) == len(hosts) else None
-
-
-# A call may take what is free beyond its model's grant until its peak is measured, and granted.
-_LASTING_S = 60.0
-_NOTABLE_BYTES, _NOTABLE_PART = 128 * MIB, 64  # what is less is no news, here and of the memory
-_MOST_NAMED = 4
-
-
-class MemoryAudit:
-    """Keeps the comparison of each GPU, and warns once when a difference stays."""
-
-    def __init__(self) -> None:
-        self._over_since_s: dict[GpuId, float] = {}
-        self._warned: set[GpuId] = set()
-
-    def look(self, gpu: HostGpu, now_s: float) -> None:
-        gpu.uses = uses = process_uses(gpu)
-        if uses is None:
-            return
-        over_bytes = sum(use.over_bytes for use in uses)
-        if over_bytes < max(_NOTABLE_BYTES, gpu.spec.memory_bytes // _NOTABLE_PART):
-            self._over_since_s.pop(gpu.id, None)
-            if gpu.id in self._warned:
-                self._warned.discard(gpu.id)
-                log.info("%s: its workers take what they were granted again", gpu.id)
-            return
-        since_s = self._over_since_s.setdefault(gpu.id, now_s)
-        if now_s - since_s >= _LASTING_S and gpu.id not in self._warned:
-            self._warned.add(gpu.id)
-            log.warning(
-                "%s: for %.0f s its workers have taken %d MiB beyond what they were granted: %s",
-                gpu.id,
-                now_s - since_s,
-                over_bytes // MIB,
-                _named(uses),
-            )
 
 
 def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
@@ -186,7 +178,7 @@ def process_uses(gpu: HostGpu) -> tuple[ProcessUse, ...] | None:
 
 def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     granted = dict[HostProcess | None, int]()
-    shared: dict[str, HostProcess | None] = {}
+    shared: dict[SharedContext, HostProcess | None] = {}
     for resident in gpu.residents.values():
         if resident.hosted is None:
             continue
@@ -197,11 +189,11 @@ def _granted_bytes(gpu: HostGpu) -> dict[HostProcess | None, int]:
     for resident in gpu.residents.values():  # those that are on their way into such a process
         if resident.hosted is None and resident.shares in shared:
             granted[shared[resident.shares]] += resident.memory.granted_bytes
-    for tenant, host in shared.items():
-        granted[host] += gpu.shared[tenant].bytes(gpu.calls_at_once)
-    for context in gpu.contexts.values():
-        if context.host is not None:
-            granted[context.host.host] = gpu.context_bytes(context)
+    for context, host in shared.items():
+        granted[host] += context.bytes(gpu.calls_at_once)
+    for empty in gpu.contexts.values():
+        if empty.host is not None:
+            granted[empty.host.host] = gpu.context_bytes(empty)
     return granted
 
 

@@ -124,14 +124,13 @@ class LeasesInForce:
         and thereby say which request is theirs.
         """
         stands_s = 0.0 if order.stands is None else order.stands.seconds
-        configuration = order.configuration
         live = LiveLease(
             order.lease,
             order.slot,
             order.models,
             order.requests,
             order.more_slots,
-            configuration,
+            order.configuration,
             order.own,
         )
         lease = Lease(live, order.gpu, self._loop.time(), order.function, stands_s)

@@ -6,18 +6,6 @@ from typing import NamedTuple
 from cache_manager.model.ids import ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class Reconciled:
-    """The use that the device reports, compared with the bytes granted.
-
-    `withheld_bytes` are used by other programs and not granted. `short_bytes` are granted to models
-    although other programs use them: memory pressure.
-    """
-
-    withheld_bytes: int
-    short_bytes: int
-
-
 class ProcessUse(NamedTuple):
     """One worker process: what it takes by measure, and what it was granted."""
 
@@ -110,26 +98,23 @@ class Ledger:
         return self._grant_measured(account)
 
     def set_aside(self, total_bytes: int) -> int:
-        """Reserve `total_bytes` for uses such as pooled contexts; return the bytes lacking."""
+        """Keep `total_bytes` for what is in no account; return the bytes lacking."""
         short_bytes = max(0, total_bytes - self._set_aside_bytes - self.free_bytes)
         if not short_bytes:
             self._set_aside_bytes = total_bytes
         return short_bytes
 
-    def reconcile(
-        self, used_bytes: int, device_bytes: int, ours_bytes: int | None = None
-    ) -> Reconciled:
-        """Compare with the device's total use, and withhold the memory of other programs.
+    def reconcile(self, used_bytes: int, device_bytes: int, ours_bytes: int | None = None) -> int:
+        """Compare with the device's total use; return the bytes of it that other programs use.
 
-        `ours_bytes` is the measured use of this node's workers; None means all bytes granted.
-        `device_bytes` may exceed this ledger's capacity.
+        What was not granted of these is withheld. `ours_bytes` is the measured use of this node's
+        workers; None means all bytes granted. `device_bytes` may exceed this ledger's capacity.
         """
         ours = self.granted_bytes if ours_bytes is None else ours_bytes
         foreign_bytes = max(0, used_bytes - ours)
         missing_bytes = max(0, self.capacity_bytes - (device_bytes - foreign_bytes))
         self._withheld_bytes = min(missing_bytes, self.capacity_bytes - self.granted_bytes)
-        short_bytes = missing_bytes - self._withheld_bytes
-        return Reconciled(self._withheld_bytes, short_bytes)
+        return missing_bytes
 
     def _grant_measured(self, account: Account) -> int:
         needed_bytes = account.measured_bytes
@@ -142,7 +127,7 @@ class Ledger:
         account.granted_bytes = granted_bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SharedContext:
     """What a tenant's process takes beside what its models hold between calls.
 
@@ -150,6 +135,7 @@ class SharedContext:
     often as calls may overlap, and not for each model.
     """
 
+    tenant: str
     context_bytes: int
     models: int = 0
     _calls: dict[ModelId, int] = field(default_factory=dict)  # the most that a call took

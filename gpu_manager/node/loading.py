@@ -1,21 +1,22 @@
-"""Loads models onto a node's GPUs and unloads them, in the sequence of the orders."""
+"""Loads models onto a node's GPUs, and unloads or empties them, in the sequence of the orders."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from cache_manager.model.ids import ModelId, NodeId, Tier
+from cache_manager.model.ids import ModelId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager import metrics
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.leases_in_force import LeasesInForce
-from gpu_manager.node.residents import HostGpu, ModelOnGpu
+from gpu_manager.node.residents import ContextOnGpu, HostGpu, ModelOnGpu
 from gpu_manager.node.settings import GIB, NodeSettings
-from gpu_manager.node.stepping_down import EmptiedProcesses, TierReports
-from gpu_manager.node.tenant_models import Catalogue, TenantModel
+from gpu_manager.node.stepping_down import StoredWeights
+from gpu_manager.node.tenant_models import TenantModel
 from gpu_manager.runtimes.runtime import (
+    EmptyHost,
     Emulation,
     HostedModel,
     LoadOrder,
@@ -28,9 +29,9 @@ from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.path import MovedSums
 from gpu_manager.weights.host_images import ImageRequest
 from gpu_manager.weights.image_requests import ImageFeed
-from gpu_manager.weights.store import WeightStore
 from scheduler.api import (
     AfterLoss,
+    ContextKept,
     LeaseId,
     LoadFailed,
     ModelLoad,
@@ -45,16 +46,12 @@ _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
 
 
 class Loader:
-    """Loads and unloads models, and reports the results to the scheduler.
-
-    `processes` are those that models have left.
-    """
+    """Loads models, unloads or empties them, and reports to the scheduler what becomes of them."""
 
     def __init__(
         self,
         settings: NodeSettings,
-        store: WeightStore,
-        catalogue: Catalogue,
+        weights: StoredWeights,
         reports: NodeReports,
         short: Callable[[], None],
         meters: NodeMeters,
@@ -64,9 +61,7 @@ class Loader:
         """`short` reports the whole state: after memory pressure that was reported has passed, and
         where a single report would be misunderstood."""
         self._settings = settings
-        self._node = NodeId(settings.node)
-        self._store = store
-        self._catalogue = catalogue
+        self._weights = weights
         self._reports = reports
         self._short = short
         self._meters = meters
@@ -74,8 +69,6 @@ class Loader:
         self._leases = leases
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
-        self.tiers = TierReports(self._node, store, catalogue, reports)
-        self.processes = EmptiedProcesses(self.tiers, reports, short, features)
 
     def start(self, runtime: Runtime) -> None:
         """Have all loads use this runtime; there may be none before."""
@@ -95,16 +88,15 @@ class Loader:
         If the node lacks the weights, wait for them while a lease waits. Nobody waits for a load
         `ahead` of its requests, until `hurry`, or sends its weights.
         """
-        resident = ModelOnGpu(load.model, load.memory_bytes, self._loop.time(), ahead=ahead)
+        now_s = self._loop.time()
+        resident = ModelOnGpu(load.model, load.memory_bytes, lease, now_s, ahead=ahead)
         gpu.residents[load.model] = resident
         if load.emptied is not None:
             resident.takes = gpu.contexts.pop(load.emptied, None)
             if resident.takes is None:
                 log.warning("%s: nothing that %s left is there any more", gpu.id, load.emptied)
         before = gpu.leaving | {task for task in after if task is not None}
-        resident.loading = self._loop.create_task(
-            self._load(gpu, resident, lease, before, ahead=ahead)
-        )
+        resident.loading = self._loop.create_task(self._load(gpu, resident, before))
         return resident.loading
 
     def hurry(self, gpu: HostGpu, models: Iterable[ModelId]) -> None:
@@ -121,34 +113,51 @@ class Loader:
             gpu.leave(self._unload(gpu, resident))
 
     def empty(self, gpu: HostGpu, model: ModelId) -> None:
-        """Remove the model from the residents, and keep its process; the rest as for `unload`."""
+        """Remove the model from the residents, and keep its process if that can be kept.
+
+        What the model left there earlier ends.
+        """
         resident = self._pop(gpu, model)
-        if resident is None:
-            self.processes.end(gpu, model)
-        else:
-            self.processes.empty(gpu, resident)
+        self.end_context(gpu, model)
+        if resident is not None:
+            process = None if resident.hosted is None else resident.hosted.host
+            context = gpu.contexts[model] = ContextOnGpu(model, process)
+            context.emptying = gpu.leave(self._empty(gpu, resident, context))
+
+    def end_context(self, gpu: HostGpu, model: ModelId) -> None:
+        context = gpu.contexts.pop(model, None)
+        if context is not None:
+            gpu.leave(self._end_and_report(gpu, context))
+
+    def context_lost(self, gpu: HostGpu, host: EmptyHost, cause: str) -> bool:
+        """Release and report an empty process that ended without an order; False if it is not here.
+
+        It may be another GPU's, or one that an order ends.
+        """
+        contexts = [context for context in gpu.contexts_now() if context.host is host]
+        for context in contexts:
+            log.warning("what %s left on %s was lost: %s", context.model, gpu.id, cause)
+            context.host = None
+            gpu.ledger.release(context.memory)
+            gpu.update_limits()
+            self._report_context_lost(gpu, context)
+        return bool(contexts)
 
     def report_lost(self, gpu: HostGpu, resident: ModelOnGpu, cause: str) -> None:
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
         self._forget(gpu, resident)
-        self.tiers.report(resident.model, gpu.id)
+        self._weights.report(resident.model, gpu.id)
 
     # -- loading --------------------------------------------------------------------------------
 
     async def _load(
-        self,
-        gpu: HostGpu,
-        resident: ModelOnGpu,
-        lease: LeaseId,
-        before: set[asyncio.Task[None]],
-        *,
-        ahead: bool,
+        self, gpu: HostGpu, resident: ModelOnGpu, before: set[asyncio.Task[None]]
     ) -> None:
         if before:
             await asyncio.wait(before)
         resident.progress.step()
-        source = self.tiers.tier(resident.model)
+        source = self._weights.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
             taken = resident.takes.memory
@@ -158,8 +167,8 @@ class Loader:
             phases.end("room")
             resident.progress.step()
             begun_s = self._loop.time()
-            if not ahead:
-                await self._wait_for_weights(gpu, resident, lease)
+            if not resident.ahead:
+                await self._wait_for_weights(gpu, resident)
             phases.end("weights")
             resident.progress.step()
             await self._choose_runtime(gpu, resident)
@@ -168,12 +177,11 @@ class Loader:
                 raise LoadFailure(resident.model, f"its worker ended: {hosted.closed.result()}")
         except (LoadFailure, WeightStoreError) as error:
             log.warning("%s: %s", gpu.id, error)
-            await self._fail(gpu, resident, lease, error, ahead=ahead)
+            await self._fail(gpu, resident, error)
             return
         except Exception as error:  # else who waits for the model waits for ever
             log.exception("%s: loading %s", gpu.id, resident.model)
-            failure = LoadFailure(resident.model, repr(error))
-            await self._fail(gpu, resident, lease, failure, ahead=ahead)
+            await self._fail(gpu, resident, LoadFailure(resident.model, repr(error)))
             return
         now_s = self._loop.time()
         if resident.takes is not None and source is Tier.HOST:
@@ -201,21 +209,14 @@ class Loader:
         news = gpu.learn_context(hosted.overhead_bytes)
         if resident.shares is not None:
             news |= gpu.measured_shared(resident.shares, hosted.overhead_bytes)
-            news |= gpu.shared[resident.shares].models == 1
+            news |= resident.shares.models == 1
         return news
 
-    async def _fail(
-        self,
-        gpu: HostGpu,
-        resident: ModelOnGpu,
-        lease: LeaseId,
-        error: GpuManagerError,
-        *,
-        ahead: bool,
-    ) -> None:
+    async def _fail(self, gpu: HostGpu, resident: ModelOnGpu, error: GpuManagerError) -> None:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
-        await self.processes.give_up(gpu, resident)
-        given_up = not ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
+        await self._give_up(gpu, resident)
+        lease = resident.lease
+        given_up = not resident.ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
@@ -232,7 +233,7 @@ class Loader:
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
-        model = self._catalogue.get(resident.model)
+        model = self._weights.catalogue.get(resident.model)
         resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
@@ -254,29 +255,30 @@ class Loader:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(resident.model, detail, out_of_memory=True)
 
-    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu, lease: LeaseId) -> None:
+    async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
         model, leases = resident.model, self._leases
         deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self.tiers.tier(model) is Tier.ABSENT:
+        while self._weights.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
-            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, lease):
+            if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, resident.lease):
                 break
-            if self._catalogue.is_being_sent(model):
+            if self._weights.catalogue.is_being_sent(model):
                 since_s = None
             elif since_s is None:
                 since_s = now_s
             leases.note_lacking(gpu.id, model, since_s)
             resident.progress.step()  # the function has `weights_s`, whatever it does
-            await self._catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
+            await self._weights.catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
         leases.note_lacking(gpu.id, model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""
-        model = self._catalogue.get(resident.model)
-        request = self._store.request(model.digest, model.table)
+        model = self._weights.catalogue.get(resident.model)
+        request = self._weights.store.request(model.digest, model.table)
         try:
-            hosted = await self._load_in_worker(gpu, model, request, resident)
+            order = self._order(gpu, model, request, resident)
+            hosted = await self._load_in_worker(order, request)
             try:
                 resident.hold = await request.hold()
             except BaseException:
@@ -289,17 +291,10 @@ class Loader:
         phases.finish()
         return hosted
 
-    async def _load_in_worker(
-        self,
-        gpu: HostGpu,
-        model: TenantModel,
-        request: ImageRequest,
-        resident: ModelOnGpu,
-    ) -> HostedModel:
+    async def _load_in_worker(self, order: LoadOrder, request: ImageRequest) -> HostedModel:
         """Load the model with the runtime; try a second time if the worker dies meanwhile."""
-        order = self._order(gpu, model, request, resident)
         for last_try in (False, True):
-            resident.progress.step()
+            order.progress.step()
             try:
                 return await self._runtime.result().load(order)
             except (LoadFailure, NoWorker) as error:
@@ -307,16 +302,12 @@ class Loader:
                 if isinstance(error, LoadFailure) and (error.out_of_memory or last_try):
                     raise
                 if last_try:
-                    raise LoadFailure(model.id, str(error)) from error
+                    raise LoadFailure(order.model, str(error)) from error
                 log.warning("%s; trying again", error)
         raise AssertionError("unreachable")
 
     def _order(
-        self,
-        gpu: HostGpu,
-        model: TenantModel,
-        request: ImageRequest,
-        resident: ModelOnGpu,
+        self, gpu: HostGpu, model: TenantModel, request: ImageRequest, resident: ModelOnGpu
     ) -> LoadOrder:
         emulation = self._settings.emulation
         total_bytes = model.table.total_bytes
@@ -371,13 +362,74 @@ class Loader:
 
     async def _unload(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         await resident.stop_loading()
-        await self.processes.give_up(gpu, resident)
+        await self._give_up(gpu, resident)
         if resident.hosted is not None:
             for feature in self._features:
                 await feature.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
-        self.tiers.report(resident.model)
+        self._weights.report(resident.model)
+
+    # -- processes without a model ---------------------------------------------------------------
+
+    async def _give_up(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
+        """End the process that a model should have taken, unless it has."""
+        context, resident.takes = resident.takes, None
+        if context is not None:
+            await self._end_process(gpu, context)
+
+    async def _empty(self, gpu: HostGpu, resident: ModelOnGpu, context: ContextOnGpu) -> None:
+        await resident.stop_loading()
+        await self._give_up(gpu, resident)
+        host: EmptyHost | None = None
+        if resident.hosted is not None:
+            for feature in self._features:
+                await feature.rescue(resident.hosted)
+            host = await resident.hosted.empty()
+        if host is not None and host.closed.done():
+            host = None  # it has ended since
+        if gpu.unshare(resident):
+            self._short()
+        if host is not None:
+            short_bytes = gpu.ledger.move(resident.memory, context.memory, host.memory_bytes)
+            if short_bytes:
+                log.warning("%s: %d bytes lack for a context", gpu.id, short_bytes)
+                await host.end()
+                host = None
+        gpu.forget(resident)
+        if host is None:
+            self._report_context_lost(gpu, context)
+            return
+        context.host = host
+        log.info("%s has left %s, and its process stays", context.model, gpu.id)
+        if gpu.contexts.get(context.model) is not context:
+            self._weights.report(context.model)  # a model takes the process, or an order ends it
+        elif context.model in gpu.residents:
+            self._short()  # the model was ordered to come back, in another process
+        else:
+            self._reports.report(ContextKept(gpu.id, context.model, host.memory_bytes))
+
+    async def _end_and_report(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        await self._end_process(gpu, context)
+        self._weights.report(context.model)
+
+    async def _end_process(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        if context.emptying is not None:
+            await asyncio.wait({context.emptying})
+        if context.host is not None:
+            await context.host.end()
+        gpu.ledger.release(context.memory)
+        gpu.update_limits()
+
+    def _report_context_lost(self, gpu: HostGpu, context: ContextOnGpu) -> None:
+        if gpu.contexts.get(context.model) is not context:
+            self._weights.report(context.model)  # as above
+            return
+        del gpu.contexts[context.model]
+        if context.model in gpu.residents:
+            self._short()
+        else:
+            self._weights.report(context.model, gpu.id)
 
 
 def _sums(paths: GpuPaths) -> MovedSums | None:

@@ -19,9 +19,9 @@ from gpu_manager.node.leases import EndReason, SessionKey
 from gpu_manager.node.leases_in_force import LeasesInForce
 from gpu_manager.node.loading import Loader
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
-from gpu_manager.node.run_reports import RunKind, RunReports, UsageReports
+from gpu_manager.node.run_reports import RunKind, RunReports
 from gpu_manager.node.settings import NodeSettings
-from gpu_manager.node.stepping_down import WeightSteps
+from gpu_manager.node.stepping_down import StoredWeights
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import (
     EmptyHost,
@@ -54,9 +54,7 @@ from scheduler.api import (
 
 log = logging.getLogger(__name__)
 
-# Models with metrics of their own, and how long a run that lacks memory waits for it.
-_METRIC_NAMES = 1_000
-_PRESSURE_S = 2.0
+_PRESSURE_S = 2.0  # that a run waits for memory
 
 
 class GpuNode(Observer):
@@ -75,10 +73,8 @@ class GpuNode(Observer):
         """`lease_ended` is called after a claimed lease has ended."""
         self.name = NodeId(settings.node)
         self.gpus = {gpu.id: gpu for gpu in gpus}
-        self.meters = NodeMeters(self.gpus, _METRIC_NAMES)
+        self.meters = NodeMeters(self.gpus)
         self.features = features
-        self._store = store
-        self._catalogue = catalogue
         self._reports = reports
         self._loop = asyncio.get_running_loop()
         self._resync_due = False
@@ -86,11 +82,10 @@ class GpuNode(Observer):
         self.leases = LeasesInForce(
             settings.leases, self.gpus, self.meters, reports, self._runs, lease_ended
         )
-        self._usage = UsageReports(reports)
+        self.weights = StoredWeights(self.name, store, catalogue, reports)
         self._loader = Loader(
-            settings, store, catalogue, reports, self.resync, self.meters, features, self.leases
+            settings, self.weights, reports, self.resync, self.meters, features, self.leases
         )
-        self._steps = WeightSteps(store, catalogue, self._loader.tiers, self._is_on_a_gpu)
 
     def start(self, runtime: Runtime) -> None:
         """Report the node's state; from now on orders are accepted, and loads use this runtime."""
@@ -109,10 +104,10 @@ class GpuNode(Observer):
         for victim in order.victims:
             self._loader.unload(gpu, victim)
         for left in order.emptied:
-            self._loader.processes.end(gpu, left)
+            self._loader.end_context(gpu, left)
         last: asyncio.Task[None] | None = None
         for load in order.loads:
-            step = self._steps.need(load.model)
+            step = self.weights.need(load.model)
             last = self._loader.load(gpu, load, order.lease, (last, step), ahead=order.prefetch)
             last.add_done_callback(lambda _: self.leases.note_loaded())
         if order.prefetch:
@@ -131,10 +126,10 @@ class GpuNode(Observer):
             self._loader.unload(gpu, order.model)
 
     def end_context(self, order: EndContext) -> None:
-        self._loader.processes.end(self.gpus[order.gpu], order.model)
+        self._loader.end_context(self.gpus[order.gpu], order.model)
 
     def demote_stored(self, order: DemoteStored) -> None:
-        self._steps.order(order.model, order.tier)
+        self.weights.step_down(order.model, order.tier, self._is_on_a_gpu)
 
     def end_lease(self, order: EndLease) -> None:
         """Admit no further call, let the one in flight end, then report the slot as freed."""
@@ -197,14 +192,17 @@ class GpuNode(Observer):
         if news:
             self.resync()
         self.meters.ran(gpu.id, resident.model, calls, run_s)
-        kind = RunKind.of(held, gpu.slot, resident.model, max(1, batch), together)
+        slot, configuration = gpu.slot, None  # where the lease is not known any more
+        if held is not None:
+            slot, configuration = held.live.slot, held.live.configuration
+        kind = RunKind(slot, resident.model, max(1, batch), configuration, together)
         self._runs.ran(kind, run_s, needed_bytes)
 
     def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         if counted and gpu.resident_of(hosted) is not None:
             alone = len(self.leases.on(gpu.id)) <= 1
-            self._usage.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
+            self._runs.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self.leases.of(hosted, lease)
@@ -248,7 +246,7 @@ class GpuNode(Observer):
 
     def context_lost(self, host: EmptyHost, cause: str) -> None:
         for gpu in self.gpus.values():
-            if self._loader.processes.lost(gpu, host, cause):
+            if self._loader.context_lost(gpu, host, cause):
                 self.meters.count(metrics.WORKERS_DIED, gpu.id)
 
     def lose(self, gpu: HostGpu, cause: str) -> None:
@@ -260,7 +258,7 @@ class GpuNode(Observer):
             log.error("%s is lost with %s: %s", resident.model, gpu.id, cause)
             self._loader.unload(gpu, resident.model)
         for model in list(gpu.contexts):
-            self._loader.processes.end(gpu, model)
+            self._loader.end_context(gpu, model)
         self.resync()
 
     async def _relieve(self, gpu: HostGpu, resident: ModelOnGpu, need_bytes: int) -> bool:
@@ -292,7 +290,9 @@ class GpuNode(Observer):
     def snapshot(self) -> NodeSnapshot:
         now_s, gpus = self._loop.time(), self.gpus.values()
         states = tuple(_gpu_snapshot(now_s, gpu, self.leases) for gpu in gpus if not gpu.lost)
-        tiers = [(model.id, self._store.tier(model.digest)) for model in self._catalogue]
+        tiers = [
+            (model.id, self.weights.store.tier(model.digest)) for model in self.weights.catalogue
+        ]
         there = tuple(tier for tier in tiers if tier[1] is not Tier.ABSENT)
         return NodeSnapshot(self.name, states, there)
 
@@ -329,7 +329,10 @@ def _gpu_snapshot(now_s: float, gpu: HostGpu, leases: LeasesInForce) -> GpuSnaps
     contexts = tuple((empty.model, gpu.context_bytes(empty)) for empty in gpu.contexts.values())
     spec = replace(gpu.spec, context_bytes=gpu.ledger.context_bytes)
     calls = gpu.calls_at_once
-    shared = tuple((host.bytes(calls), gpu.sharing(tenant)) for tenant, host in gpu.shared.items())
+    shared = tuple(
+        (host.bytes(calls), tuple(resident.model for resident in gpu.sharing(host)))
+        for host in gpu.shared.values()
+    )
     gpu_shares = tuple(
         (resident.model, resident.gpu_share)
         for resident in gpu.by_use()

@@ -15,7 +15,7 @@ from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, Lo
 from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
-from scheduler.api import GpuSpec, MemoryPressure, NodeReports, SlotId
+from scheduler.api import GpuSpec, LeaseId, MemoryPressure, NodeReports, SlotId
 
 _NOTABLE_SHARE = 256  # smaller changes than 1/N of the memory are no news
 
@@ -42,10 +42,11 @@ class ModelOnGpu:
     """
 
     def __init__(
-        self, model: ModelId, reserved_bytes: int, now_s: float, *, ahead: bool = False
+        self, model: ModelId, reserved_bytes: int, lease: LeaseId, now_s: float, *, ahead: bool
     ) -> None:
-        """`ahead`: no request waits for the load."""
+        """The load is ordered for this lease; `ahead`: no request waits for it."""
         self.model = model
+        self.lease, self.ahead = lease, ahead
         self.urgency = LoadUrgency(ahead=ahead)
         self.reserved_bytes = reserved_bytes
         self.memory = Account()
@@ -59,7 +60,7 @@ class ModelOnGpu:
         self.hold: ImageHold | None = None
         self.loading: asyncio.Task[None] | None = None
         self.takes: ContextOnGpu | None = None
-        self.shares: str | None = None  # the tenant whose process it shares, once that has memory
+        self.shares: SharedContext | None = None  # its tenant's process, once that has memory
         self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
         self.progress = LoadProgress()
         self._lost: GpuManagerError | None = None
@@ -117,7 +118,6 @@ class HostGpu:
     lost: bool = False
     turns: int | None = None
     paths: GpuPaths = field(default_factory=GpuPaths)
-    _aside_bytes: int = 0  # of the ledger's, for the processes in `shared`
 
     @property
     def id(self) -> GpuId:
@@ -171,17 +171,15 @@ class HostGpu:
             short_bytes = max(0, context_bytes - self.ledger.free_bytes)
             if short_bytes:
                 return short_bytes
-            context = self.shared[tenant] = SharedContext(context_bytes)
+            context = self.shared[tenant] = SharedContext(tenant, context_bytes)
             self._set_aside()
         context.models += 1
-        resident.shares = tenant
+        resident.shares = context
         return 0
 
-    def sharing(self, tenant: str) -> tuple[ModelId, ...]:
-        """Return the tenant's models that share its process, those included that are loading."""
-        return tuple(
-            resident.model for resident in self.residents.values() if resident.shares == tenant
-        )
+    def sharing(self, context: SharedContext) -> list[ModelOnGpu]:
+        """Return the residents that share a tenant's process, those included that are loading."""
+        return [resident for resident in self.residents.values() if resident.shares is context]
 
     def stuck_loads(self) -> dict[ModelId, float]:
         """Return the models whose loads make no progress, and since when."""
@@ -193,12 +191,11 @@ class HostGpu:
 
     def process_models(self, resident: ModelOnGpu) -> int:
         """Return how many models the resident's process has, those included that are loading."""
-        return 1 if resident.shares is None else self.shared[resident.shares].models
+        return 1 if resident.shares is None else resident.shares.models
 
-    def measured_shared(self, tenant: str, context_bytes: int) -> bool:
+    def measured_shared(self, context: SharedContext, context_bytes: int) -> bool:
         """Note what a tenant's process takes without its models; return whether that was news."""
-        context = self.shared.get(tenant)
-        if context is None or not context_bytes or context.context_bytes == context_bytes:
+        if not context_bytes or context.context_bytes == context_bytes:
             return False
         context.context_bytes = context_bytes
         self._set_aside()
@@ -206,13 +203,12 @@ class HostGpu:
 
     def unshare(self, resident: ModelOnGpu) -> bool:
         """Count a model of a tenant's process no more; return whether the process is over."""
-        tenant, resident.shares = resident.shares, None
-        context = None if tenant is None else self.shared.get(tenant)
-        if tenant is None or context is None:
+        context, resident.shares = resident.shares, None
+        if context is None:
             return False
         context.leave(resident.model)
         if not context.models:
-            del self.shared[tenant]
+            del self.shared[context.tenant]
         self._set_aside()
         return not context.models
 
@@ -233,7 +229,7 @@ class HostGpu:
         return needed_bytes, news
 
     def _measured(self, resident: ModelOnGpu, peak_bytes: int, held_bytes: int) -> tuple[int, bool]:
-        shared = None if resident.shares is None else self.shared.get(resident.shares)
+        shared = resident.shares
         if shared is None or not held_bytes:
             self.ledger.note_ran(resident.memory, peak_bytes)
             return peak_bytes, False
@@ -263,17 +259,15 @@ class HostGpu:
         """Return what the models of its process may use together; 0 if it has the process alone."""
         if resident.shares is None:
             return 0
-        there = (other for other in self.residents.values() if other.shares == resident.shares)
-        held_bytes = sum(other.memory.granted_bytes for other in there)
+        held_bytes = sum(other.memory.granted_bytes for other in self.sharing(resident.shares))
         return held_bytes + self.ledger.free_bytes + self.for_calls_bytes(resident)
 
     def for_calls_bytes(self, resident: ModelOnGpu) -> int:
         """Return what is set aside for calls of the model's process, if others share it."""
-        shared = None if resident.shares is None else self.shared.get(resident.shares)
-        if shared is None:
+        if resident.shares is None:
             return 0
-        lacking_bytes = self.shared_bytes - self._aside_bytes
-        return max(0, shared.for_calls_bytes(self.calls_at_once) - lacking_bytes)
+        lacking_bytes = self.shared_bytes - self.ledger.set_aside_bytes
+        return max(0, resident.shares.for_calls_bytes(self.calls_at_once) - lacking_bytes)
 
     @property
     def calls_at_once(self) -> int:
@@ -282,11 +276,8 @@ class HostGpu:
 
     def _set_aside(self) -> None:
         """Set aside what shared processes take beside their models, as far as there is room."""
-        most_bytes = self._aside_bytes + max(0, self.ledger.free_bytes)
-        aside_bytes = min(self.shared_bytes, most_bytes)
-        others_bytes = self.ledger.set_aside_bytes - self._aside_bytes
-        if not self.ledger.set_aside(others_bytes + aside_bytes):
-            self._aside_bytes = aside_bytes
+        most_bytes = self.ledger.set_aside_bytes + max(0, self.ledger.free_bytes)
+        self.ledger.set_aside(min(self.shared_bytes, most_bytes))
 
     def forget(self, resident: ModelOnGpu) -> None:
         self.unshare(resident)
@@ -339,7 +330,7 @@ class HostGpu:
             self.ledger.grow(resident.memory, resident.memory.measured_bytes)
         self._set_aside()
         together = {resident.shares: resident for resident in loaded}
-        bytes_of = {tenant: self.together_bytes(resident) for tenant, resident in together.items()}
+        bytes_of = {shared: self.together_bytes(resident) for shared, resident in together.items()}
         for resident in loaded:
             if resident.hosted is not None:
                 resident.hosted.limit(self.limit_bytes(resident), bytes_of[resident.shares])

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.devices.gpu_device import GpuDevice
-from gpu_manager.node.leases import Lease
 from scheduler.api import (
     METRICS,
     Configuration,
@@ -35,15 +34,6 @@ class RunKind(NamedTuple):
     configuration: Configuration | None = None
     together: int = 1
 
-    @classmethod
-    def of(
-        cls, lease: Lease | None, slot: SlotId, model: ModelId, batch: int, together: int
-    ) -> "RunKind":
-        """The kind of runs under a lease; on this slot if the lease is not known any more."""
-        if lease is None:
-            return cls(slot, model, batch, None, together)
-        return cls(lease.live.slot, model, batch, lease.live.configuration, together)
-
 
 @dataclass(slots=True)
 class _Runs:
@@ -52,21 +42,30 @@ class _Runs:
     peak_bytes: int = 0
 
 
-class UsageReports:
-    """Reports what models use of a GPU as features of their profiles.
-
-    What was counted while the model had its GPU to itself is not replaced by what was counted
-    beside others.
-    """
+class RunReports:
+    """Reports the means of gathered runs to the scheduler, a moment after the first run."""
 
     def __init__(self, reports: NodeReports) -> None:
         self._reports = reports
+        self._runs: dict[RunKind, _Runs] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        # What was counted while a model had its GPU to itself is not replaced by what was counted
+        # beside others.
         self._alone: OrderedDict[ModelId, bool] = OrderedDict()
+
+    def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
+        """Add a measured call, or its part of the calls with which it ran as one."""
+        runs = self._runs.setdefault(kind, _Runs())
+        runs.number += 1
+        runs.total_s += run_s
+        runs.peak_bytes = max(runs.peak_bytes, peak_bytes)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def used(
         self, device: GpuDevice, model: ModelId, metrics: Sequence[float], *, alone: bool
     ) -> None:
-        """A worker has counted these metrics of a model; the GPU knows some better."""
+        """Report a model's use of its GPU as features of its profile; the GPU knows some better."""
         if len(metrics) != len(METRICS) or (self._alone.get(model, False) and not alone):
             return
         self._alone[model] = alone
@@ -79,24 +78,6 @@ class UsageReports:
         if memory is not None:
             features["memory_utilization"] = memory
         self._reports.report(ModelRegistered(ModelSpec(model, features=features)))
-
-
-class RunReports:
-    """Reports the means of gathered runs to the scheduler, a moment after the first run."""
-
-    def __init__(self, reports: NodeReports) -> None:
-        self._reports = reports
-        self._runs: dict[RunKind, _Runs] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
-        """Add a measured call, or its part of the calls with which it ran as one."""
-        runs = self._runs.setdefault(kind, _Runs())
-        runs.number += 1
-        runs.total_s += run_s
-        runs.peak_bytes = max(runs.peak_bytes, peak_bytes)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
         if self._timer is not None:

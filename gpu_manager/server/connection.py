@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.tasks import BackgroundTasks, until_first
 from common.time_limits import time_limit
@@ -42,14 +42,6 @@ _LOOK_S = 0.5
 _MOST_DESCRIPTORS = 1
 
 
-class ClientRefusal(NamedTuple):
-    """The fields of a REFUSED frame."""
-
-    failure: FailureKind
-    message: str
-    facts: dict[str, Any]
-
-
 # The first matching class counts, so subclasses precede their bases.
 _FAILURES: tuple[tuple[type[Exception], FailureKind], ...] = (
     (errors.ClientNotAllowed, FailureKind.NOT_ALLOWED),
@@ -79,14 +71,15 @@ _Handler = ShimRequests | AdminRequests
 Expected = errors.GpuManagerError, scheduling.SchedulerError
 
 
-def refusal(error: Exception) -> ClientRefusal:
+def refusal(error: Exception) -> tuple[FailureKind, str, dict[str, Any]]:
+    """Return the fields of a REFUSED frame."""
     failure = next(
         (found for kind, found in _FAILURES if isinstance(error, kind)), FailureKind.INTERNAL
     )
     if isinstance(error, errors.LoadFailure) and error.out_of_memory:
         failure = FailureKind.OUT_OF_MEMORY
     facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
-    return ClientRefusal(failure, str(error), facts)
+    return failure, str(error), facts
 
 
 class ClientConnection:
@@ -123,11 +116,6 @@ class ClientConnection:
             self._tasks.cancel()
             self._stream.close()
 
-    def lease_ended(self, lease: LeaseId) -> None:
-        """Notify the client of a lease's end; a lost notification does no harm."""
-        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
-            self._tasks.start(self._notify_lease_ended(lease), failed=self._failed)
-
     # -- HELLO ----------------------------------------------------------------------------------
 
     async def _hello(self) -> tuple[FunctionIdentity, Hello, HostedModel | None]:
@@ -135,7 +123,7 @@ class ClientConnection:
         try:
             frame = await self._stream.read()
         except OtherVersion as error:
-            await self._refuse(0, refusal(error))
+            await self._refuse(0, error)
             raise ClientNotAllowed(str(error)) from error
         frame.close_descriptors()
         if frame.kind is not FrameKind.HELLO:
@@ -146,7 +134,7 @@ class ClientConnection:
             self._services.limits.identified(self._place, identity.tenant)
             hosted = self._worker(identity, hello) if hello.role == "channel" else None
         except (ClientNotAllowed, NoWorker) as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             raise ClientNotAllowed(str(error)) from error
         self._peer = f"{identity} (session {hello.session})"
         self._number = number
@@ -168,13 +156,14 @@ class ClientConnection:
             ours.setblocking(False)
             hosted.channel(session, function, workers)
             await self._stream.send(FrameKind.ANSWER, [self._number, {}])
-            await relay(self._stream.socket, ours)
+            client = self._stream.socket
+            await until_first(_copy(client, ours), _copy(ours, client))
 
     # -- requests -------------------------------------------------------------------------------
 
     async def _serve_requests(self, identity: FunctionIdentity, hello: Hello) -> None:
         services, local = self._services, self._stream.local
-        session = services.sessions.join(identity, hello.session, self)
+        session = services.sessions.join(identity, hello.session, self._lease_ended)
         handler: _Handler
         if hello.role == "admin":
             handler = AdminRequests(services)
@@ -189,7 +178,7 @@ class ClientConnection:
                 await self._handle(await self._stream.read(), handler)
         finally:
             handler.close()
-            services.sessions.leave(session, self)
+            services.sessions.leave(session, self._lease_ended)
 
     async def _handle(self, frame: Frame, handler: _Handler) -> None:
         """Answer a request: in order if it cannot wait, else concurrently in a task."""
@@ -223,7 +212,7 @@ class ClientConnection:
         try:
             answer = await handler.handle(frame, fields)
         except Expected as error:
-            await self._refuse(number, refusal(error))
+            await self._refuse(number, error)
             return
         if answer is None:
             return
@@ -236,11 +225,14 @@ class ClientConnection:
         finally:
             answer.close()
 
-    async def _refuse(self, number: int, why: ClientRefusal) -> None:
-        await self._stream.send(FrameKind.REFUSED, [number, why.failure, why.message, why.facts])
+    async def _refuse(self, number: int, error: Exception) -> None:
+        await self._stream.send(FrameKind.REFUSED, [number, *refusal(error)])
 
-    async def _notify_lease_ended(self, lease: LeaseId) -> None:
-        await self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+    def _lease_ended(self, lease: LeaseId) -> None:
+        """Notify the client of a lease's end; a lost notification does no harm."""
+        if len(self._tasks) < _MOST_TASKS:  # else the client does not read
+            notice = self._stream.send(FrameKind.LEASE_ENDED, [0, {"lease": lease}])
+            self._tasks.start(notice, failed=self._failed)
 
     # -- tasks ----------------------------------------------------------------------------------
 
@@ -253,11 +245,6 @@ class ClientConnection:
 
 
 _PIECE_BYTES = 1 << 20
-
-
-async def relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy bytes in both directions until either side closes; both sockets are non-blocking."""
-    await until_first(_copy(one, other), _copy(other, one))
 
 
 async def _copy(source: socket.socket, sink: socket.socket) -> None:

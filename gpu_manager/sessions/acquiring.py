@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from cache_manager.model.ids import ModelId
 from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
+from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.attachment.scheduling import Scheduling
-from gpu_manager.errors import ClientNotAllowed, LeaseOver, NoWorker, UnknownImage
+from gpu_manager.errors import ClientNotAllowed, LeaseOver, NoWorker, PlacedElsewhere, UnknownImage
 from gpu_manager.node.leases import EndReason, Lease
 from gpu_manager.node.leases_in_force import sign_of_life
 from gpu_manager.node.node import GpuNode
 from gpu_manager.runtimes.runtime import HostedModel
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, fresh_request_id
 from gpu_manager.sessions.weight_requests import Library
 from scheduler.api import (
@@ -30,11 +30,13 @@ from scheduler.api import (
     LeaseClaims,
     LeaseId,
     LeaseTokens,
+    NodeId,
     Placement,
     Request,
     RequestExpired,
     RequestId,
     RequestWithdrawn,
+    addresses_for_token,
 )
 from torch_shim.errors import BadFrame
 from torch_shim.wire.messages import Acquire, Release
@@ -46,6 +48,11 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 _GRANT_DELAY_S = 2.0
 # A token's expiry limits the claim of its lease, but not the use of its request's id.
 _NEVER_EXPIRED_S = float("-inf")
+# The number of leases elsewhere remembered for a session; older ones are forgotten.
+REMEMBERED = 64
+# After this time a lease elsewhere counts as claimed, even without a report: the other node ends it
+# when the session there ends, or if no session claims it.
+UNREPORTED_S = 30.0
 
 
 class Grant(NamedTuple):
@@ -78,14 +85,15 @@ class Acquiring:
         scheduling: Scheduling,
         library: Library,
         tokens: LeaseTokens,
-        elsewhere: LeasesElsewhere,
+        neighbours: Attachment | None,
     ) -> None:
+        """`neighbours` knows the other nodes of a cluster, to which sessions may be sent."""
         self._node = node
         self._leases = node.leases
         self._scheduling = scheduling
         self._library = library
         self._tokens = tokens
-        self._elsewhere = elsewhere
+        self._neighbours = neighbours
         self._loop = asyncio.get_running_loop()
         self._stopping = False
 
@@ -107,7 +115,7 @@ class Acquiring:
             answer["request"] = granted.request
         if placement.node != self._node.name:
             assert granted.request is not None, "a lease elsewhere is of a request of here"
-            located = self._elsewhere.answer(session, granted.request, placement)
+            located = self._located(session, granted.request, placement)
             return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
         by_digest = zip(asked.models, map(granted.workers.__getitem__, models), strict=True)
         fresh = [worker for worker in granted.workers.values() if worker.id not in asked.workers]
@@ -124,16 +132,16 @@ class Acquiring:
         self._stopping = True
 
     def release(self, session: ClientSession, asked: Release) -> None:
-        """End a lease that the session holds; ignore leases of other sessions.
+        """End a lease that the session holds, here or elsewhere; ignore those of other sessions.
 
         Of one that several requests share, the named request gives it back, or all of the
         session's. `may_return` counts only for a lease that the session's caller was given: that
         caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        lease, request = LeaseId(asked.lease), _named(asked)
-        held = self._leases.get(lease)
+        request, held = _named(asked), self._leases.get(LeaseId(asked.lease))
         if held is None:
-            self._elsewhere.release(session, lease, request)
+            for part in _forget_elsewhere(session, asked):
+                self._scheduling.release(*part)
             return
         if not _is_for(held, session):
             return
@@ -152,18 +160,50 @@ class Acquiring:
         claims = self._claims(session, token)
         if claims is None:
             raise LeaseOver("the token has expired")
-        addresses = claims.addresses or self._elsewhere.addresses_of(claims.node)
+        addresses = claims.addresses or self._addresses_of(claims.node)
         if not addresses and claims.node != self._node.name:
             raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
     def claimed(self, session: ClientSession, asked: Release) -> None:
-        self._elsewhere.claimed(session, LeaseId(asked.lease), _named(asked))
+        """The session has claimed a lease elsewhere: from now on the other node ends it."""
+        _forget_elsewhere(session, asked)
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._leases.held_by(session.key):
             self._leases.give_back(held, held.claims_of(session.key), EndReason.SESSION_GONE)
-        self._elsewhere.end_session(session)
+        since_s = time.monotonic() - UNREPORTED_S
+        for part, answered_s in session.elsewhere.items():
+            if answered_s > since_s:
+                self._scheduling.release(*part)
+
+    def _located(
+        self, session: ClientSession, request: RequestId, placement: Placement
+    ) -> dict[str, Any]:
+        """Return a lease's node, addresses and token; raise PlacedElsewhere without addresses."""
+        neighbours, addresses = self._neighbours, self._addresses_of(placement.node)
+        if neighbours is None or not addresses:
+            self._scheduling.release(placement.lease, request)
+            raise PlacedElsewhere(placement.models[0], placement.node)
+        claims = LeaseClaims(
+            lease=placement.lease,
+            request=request,
+            function=str(session.identity),
+            node=placement.node,
+            gpu=placement.gpu,
+            slot=placement.slot,
+            term=neighbours.term,
+            expires_s=time.time() + self._leases.times.unclaimed_s,
+            addresses=addresses_for_token(addresses),
+        )
+        session.elsewhere[placement.lease, request] = time.monotonic()
+        if len(session.elsewhere) > REMEMBERED:
+            del session.elsewhere[next(iter(session.elsewhere))]
+        token = self._tokens.sign(claims)
+        return {"node": placement.node, "addresses": list(addresses), "token": token}
+
+    def _addresses_of(self, node: NodeId) -> tuple[str, ...]:
+        return () if self._neighbours is None else self._neighbours.addresses_of(node)
 
     async def _grant(self, wanted: _Wanted) -> Grant:
         asked = wanted.asked
@@ -405,6 +445,15 @@ def _is_for(lease: Lease, session: ClientSession) -> bool:
 def _named(asked: Release) -> RequestId | None:
     """Return the request that a shim names with its lease; None: all that has it."""
     return None if asked.request is None else RequestId(asked.request)
+
+
+def _forget_elsewhere(session: ClientSession, asked: Release) -> list[tuple[LeaseId, RequestId]]:
+    """Forget a lease elsewhere, of all requests if none is named; return what was known."""
+    lease, request = LeaseId(asked.lease), _named(asked)
+    parts = [part for part in session.elsewhere if part[0] == lease and request in (None, part[1])]
+    for part in parts:
+        del session.elsewhere[part]
+    return parts
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:

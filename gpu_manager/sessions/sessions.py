@@ -4,21 +4,13 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases import SessionKey
-from scheduler.api import LeaseId
+from scheduler.api import LeaseId, RequestId
 from torch_shim.wire.image_digests import new_nonce
-
-
-class SessionConnection(Protocol):
-    """A connection that accepts notifications."""
-
-    def lease_ended(self, lease: LeaseId) -> None:
-        """Notify the client that a lease of its session has ended."""
-
 
 T = TypeVar("T")
 
@@ -56,8 +48,12 @@ class ClientSession:
     key: SessionKey
     identity: FunctionIdentity
     nonce: str = field(default_factory=new_nonce)
-    connections: list[SessionConnection] = field(default_factory=list)
+    # One for each connection: notifies the client of the end of a lease of its session.
+    connections: list[Callable[[LeaseId], None]] = field(default_factory=list)
     expired_questions: ExpiredQuestions = field(default_factory=ExpiredQuestions)
+    # Leases on other nodes that it may not have claimed there, with the request that has each, and
+    # the time of the answer; oldest first.
+    elsewhere: dict[tuple[LeaseId, RequestId], float] = field(default_factory=dict)
 
 
 class ClientSessions:
@@ -71,17 +67,17 @@ class ClientSessions:
         return len(self._sessions)
 
     def join(
-        self, identity: FunctionIdentity, name: str, connection: SessionConnection
+        self, identity: FunctionIdentity, name: str, lease_ended: Callable[[LeaseId], None]
     ) -> ClientSession:
         """Add a connection to a function's session of this name, and return the session."""
         key = session_key(identity, name)
         session = self._sessions.setdefault(key, ClientSession(key, identity))
-        session.connections.append(connection)
+        session.connections.append(lease_ended)
         return session
 
-    def leave(self, session: ClientSession, connection: SessionConnection) -> None:
+    def leave(self, session: ClientSession, lease_ended: Callable[[LeaseId], None]) -> None:
         """Remove a closed connection; the session ends with its last connection."""
-        session.connections.remove(connection)
+        session.connections.remove(lease_ended)
         if not session.connections:
             del self._sessions[session.key]
             self._ended(session)
@@ -89,8 +85,8 @@ class ClientSessions:
     def lease_ended(self, key: SessionKey, lease: LeaseId) -> None:
         session = self._sessions.get(key)
         if session is not None:
-            for connection in list(session.connections):
-                connection.lease_ended(lease)
+            for tell in list(session.connections):
+                tell(lease)
 
 
 def session_key(identity: FunctionIdentity, name: str) -> SessionKey:

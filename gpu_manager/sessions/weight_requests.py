@@ -9,15 +9,16 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cache_manager.model.ids import MIB, ModelId, Tier
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
-from gpu_manager.node.stepping_down import TierReports
+from gpu_manager.node.stepping_down import StoredWeights
 from gpu_manager.node.tenant_models import Catalogue, TenantModel
 from gpu_manager.sessions.sessions import ClientSession, in_thread
 from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
 from gpu_manager.weights.store import WeightStore
-from scheduler.api import ModelRegistered, ModelSpec, NodeId, NodeReports
+from scheduler.api import ModelRegistered, ModelSpec, NodeReports
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
@@ -55,92 +56,6 @@ class _Incoming:
     silence: asyncio.TimerHandle | None = None
 
 
-class ConnectionUploads:
-    """The incomplete uploads of one connection, by digest. `close` ends them."""
-
-    def __init__(self, images: IncomingImages, tenant: str, catalogue: Catalogue) -> None:
-        self._images = images
-        self._tenant = tenant
-        self._catalogue = catalogue
-        self._incoming: dict[str, _Incoming] = {}
-
-    def __len__(self) -> int:
-        return len(self._incoming)
-
-    def reserve(self, digest: str) -> None:
-        """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
-        images, tenant = self._images, self._tenant
-        if digest in self._incoming:
-            raise ClientNotAllowed("these weights are being uploaded already")
-        if len(self._incoming) >= images.of_a_connection:
-            raise ClientNotAllowed(f"{images.of_a_connection} uploads have not ended")
-        if images.counts[tenant] >= images.of_a_tenant:
-            raise ClientNotAllowed(f"{images.of_a_tenant} uploads of {tenant} have not ended")
-        self._incoming[digest] = _Incoming()
-        images.counts[tenant] += 1
-        self._catalogue.sending_begins(self._tenant, digest)
-
-    def begun(self, digest: str, upload: WeightsUpload) -> None:
-        """Take ownership of an upload that has begun, after `reserve`."""
-        self._incoming[digest].upload = upload
-        self._wait(digest)
-
-    @contextmanager
-    def piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload | None]:
-        """Give the upload to the block, which writes a piece; end the upload after the last one.
-
-        An upload of which a piece cannot be written has ended too.
-        """
-        found = self._incoming.get(digest)
-        if found is None:
-            yield None
-            return
-        if found.silence is not None:
-            found.silence.cancel()
-        try:
-            yield found.upload
-        except BaseException:
-            self.end(digest)
-            raise
-        if last:
-            self.end(digest)
-        else:
-            self._wait(digest)
-
-    def close(self) -> None:
-        for digest in list(self._incoming):
-            self.end(digest)
-
-    def end(self, digest: str) -> None:
-        found = self._incoming.pop(digest)
-        if found.silence is not None:
-            found.silence.cancel()
-        if found.upload is not None:
-            found.upload.close()
-        self._images.counts[self._tenant] -= 1
-        if not self._images.counts[self._tenant]:
-            del self._images.counts[self._tenant]
-        self._catalogue.sending_ends(self._tenant, digest)
-
-    def _wait(self, digest: str) -> None:
-        loop, silence_s = asyncio.get_running_loop(), self._images.silence_s
-        self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
-
-    def _give_up(self, digest: str) -> None:
-        log.warning("an upload of %s ended: no piece came for a while", self._tenant)
-        self.end(digest)
-
-
-class _Turns:
-    """The turns of one tenant, with the number of requests that have or await one."""
-
-    __slots__ = ("free", "users")
-
-    def __init__(self, at_once: int) -> None:
-        self.free = asyncio.Semaphore(at_once)
-        self.users = 0
-
-
 class TenantTurns:
     """Shares the threads that hash weights among tenants, and paces a tenant's new images.
 
@@ -153,7 +68,8 @@ class TenantTurns:
         self._burst = burst
         self._every_s = 1.0 / images_per_s
         self._now_s = asyncio.get_running_loop().time
-        self._turns: dict[str, _Turns] = {}
+        # Whoever has or awaits a turn refers to its tenant's.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         # When the tenant's last image would have been added at the steady rate; those that added
         # none for the longest time are first, and a time that has passed says nothing.
         self._paced_s: dict[str, float] = {}
@@ -161,15 +77,9 @@ class TenantTurns:
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
         """Wait for one of the tenant's turns, and hold it until the end of the block."""
-        turns = self._turns.setdefault(tenant, _Turns(self._at_once))
-        turns.users += 1
-        try:
-            async with turns.free:
-                yield
-        finally:
-            turns.users -= 1
-            if not turns.users:
-                del self._turns[tenant]
+        free = self._turns.setdefault(tenant, asyncio.Semaphore(self._at_once))
+        async with free:
+            yield
 
     async def pace(self, tenant: str) -> None:
         """Count one new image of the tenant, and wait if it adds images too fast."""
@@ -190,7 +100,7 @@ class TenantTurns:
 class Library:
     """The node's weights and their models; reports new models to the scheduler."""
 
-    node: NodeId
+    weights: StoredWeights
     store: WeightStore
     catalogue: Catalogue
     reports: NodeReports
@@ -205,7 +115,7 @@ class Library:
         needed_bytes = table.total_bytes + guess_bytes + self.overhead_bytes
         spec = ModelSpec(model.id, needed_bytes, weights_bytes=table.total_bytes)
         self.reports.report(ModelRegistered(spec))
-        self.report_tiers(digest)
+        self.weights.report_changed(digest)
         return model
 
     def model(self, session: ClientSession, digest: str) -> ModelId:
@@ -226,11 +136,7 @@ class Library:
 
     def forget(self, session: ClientSession, digest: str) -> None:
         self.store.forget(str(session.identity), digest)
-        self.report_tiers()
-
-    def report_tiers(self, *digests: str) -> None:
-        tiers = TierReports(self.node, self.store, self.catalogue, self.reports)
-        tiers.report_changed(*digests)
+        self.weights.report_changed()
 
 
 class WeightRequests:
@@ -242,11 +148,11 @@ class WeightRequests:
         self._session = session
         self._tenant = session.identity.tenant
         self._function = str(session.identity)
-        self._incoming = ConnectionUploads(library.incoming, self._tenant, library.catalogue)
+        self._incoming: dict[str, _Incoming] = {}
 
     @property
     def arriving(self) -> bool:
-        return bool(len(self._incoming))
+        return bool(self._incoming)
 
     def offer(self, digest: str) -> Answer:
         """Return whether the node has these weights from this tenant, and from this function.
@@ -298,9 +204,7 @@ class WeightRequests:
     async def chunk(self, frame: Frame, asked: Chunk) -> Answer:
         """Store one piece of an upload; the answer to the last one contains the digest."""
         digest = asked.digest
-        with self._incoming.piece(digest, last=asked.last) as upload:
-            if upload is None:
-                raise BadFrame("a piece of weights without an upload")
+        with self._piece(digest, last=asked.last) as upload:
             await in_thread(partial(upload.write, asked.offset, frame.body))
             if not asked.last:
                 return {}
@@ -314,7 +218,8 @@ class WeightRequests:
         self._library.forget(self._session, digest)
 
     def close(self) -> None:
-        self._incoming.close()
+        for digest in list(self._incoming):
+            self._end(digest)
 
     async def _begin(self, asked: Upload) -> None:
         digest = asked.digest
@@ -323,13 +228,67 @@ class WeightRequests:
             table = read_sizes(asked.sizes, asked.total)
             return self._store.upload(table, self._function, digest)
 
-        self._incoming.reserve(digest)
+        self._reserve(digest)
         try:
             upload = await in_thread(begin, discard=WeightsUpload.close)
         except BaseException:
-            self._incoming.end(digest)
+            self._end(digest)
             raise
-        self._incoming.begun(digest, upload)
+        self._incoming[digest].upload = upload
+        self._wait(digest)
+
+    def _reserve(self, digest: str) -> None:
+        """Count an upload that is to begin; raise ClientNotAllowed if there are too many."""
+        images, tenant = self._library.incoming, self._tenant
+        if digest in self._incoming:
+            raise ClientNotAllowed("these weights are being uploaded already")
+        if len(self._incoming) >= images.of_a_connection:
+            raise ClientNotAllowed(f"{images.of_a_connection} uploads have not ended")
+        if images.counts[tenant] >= images.of_a_tenant:
+            raise ClientNotAllowed(f"{images.of_a_tenant} uploads of {tenant} have not ended")
+        self._incoming[digest] = _Incoming()
+        images.counts[tenant] += 1
+        self._library.catalogue.sending_begins(self._tenant, digest)
+
+    @contextmanager
+    def _piece(self, digest: str, *, last: bool) -> Iterator[WeightsUpload]:
+        """Give the upload to the block, which writes a piece; end the upload after the last one.
+
+        An upload of which a piece cannot be written has ended too.
+        """
+        found = self._incoming.get(digest)
+        if found is None or found.upload is None:
+            raise BadFrame("a piece of weights without an upload")
+        if found.silence is not None:
+            found.silence.cancel()
+        try:
+            yield found.upload
+        except BaseException:
+            self._end(digest)
+            raise
+        if last:
+            self._end(digest)
+        else:
+            self._wait(digest)
+
+    def _end(self, digest: str) -> None:
+        found = self._incoming.pop(digest)
+        if found.silence is not None:
+            found.silence.cancel()
+        if found.upload is not None:
+            found.upload.close()
+        self._library.incoming.counts[self._tenant] -= 1
+        if not self._library.incoming.counts[self._tenant]:
+            del self._library.incoming.counts[self._tenant]
+        self._library.catalogue.sending_ends(self._tenant, digest)
+
+    def _wait(self, digest: str) -> None:
+        loop, silence_s = asyncio.get_running_loop(), self._library.incoming.silence_s
+        self._incoming[digest].silence = loop.call_later(silence_s, self._give_up, digest)
+
+    def _give_up(self, digest: str) -> None:
+        log.warning("an upload of %s ended: no piece came for a while", self._tenant)
+        self._end(digest)
 
     # -- in threads -----------------------------------------------------------------------------
 

@@ -79,9 +79,8 @@ def _operators(ran: TrialRun) -> Iterator[Finding]:
         heavy = operator.fastest_s * operator.calls >= HEAVY_S
         if heavy or (nothing_on_gpu and operator.name not in _NO_WORK):
             what = f"{operator.name}: {_times(operator.calls, 'call')}, {operator.seconds:.2f} s"
-            remedy = (
-                "" if "sparse" in operator.name else _INTO_A_GRAPH
-            )  # graphs take no sparse ones
+            # Graphs take no sparse ones.
+            remedy = "" if "sparse" in operator.name else _INTO_A_GRAPH
             file = _absolute(operator.file)
             yield Finding("local", heavy, file, operator.line, what, _OUTSIDE, remedy)
 

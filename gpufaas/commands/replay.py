@@ -19,9 +19,9 @@ from gpufaas.output.policy_comparison import (
     side_by_side,
 )
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning, RecordedStep, digest, parsed
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import Event
+from scheduler.recording import Beginning, RecordedStep, digest, parsed
 
 _MOST_SHOWN = 5
 

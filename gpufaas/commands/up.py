@@ -250,26 +250,21 @@ def _export(plan: StackPlan) -> str:
     )
 
 
-def _metrics_urls(plan: StackPlan) -> str:
-    urls = [plan.scheduler_url, plan.gateway_url]
-    if plan.node_metrics:
-        urls.append(f"http://{plan.node_metrics}")
-    return "  ".join(f"{url}/metrics" for url in urls)
-
-
 def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
     secrets = plan.gateway_credentials
     user = (secrets / "basic-auth-user").read_text().strip()
     password = secrets / "basic-auth-password"
     gateway = plan.gateway_url
     moved = "".join(f"{line}\n" for line in _moved(plan))
+    measured = [plan.scheduler_url, gateway]
+    measured += [f"http://{plan.node_metrics}"] if plan.node_metrics else []
     return f"""gpufaas is up, in {took_s:.1f} s
 
   gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
   GPU manager  {plan.node_address}
-  metrics      {_metrics_urls(plan)}
+  metrics      {"  ".join(f"{url}/metrics" for url in measured)}
                (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}
 {moved}

@@ -228,15 +228,12 @@ def _with_environment(settings: AllSettings, environment: Mapping[str, str]) -> 
                 settings = _with(settings, {setting.name: text}, variable)
             continue
         for name, text in sorted(environment.items()):
-            if name.startswith(f"{variable}_") and not _is_service_link(name, text):
+            # Kubernetes sets such variables for a service that has a table's name.
+            is_link = _SERVICE_LINK.search(name) or text.startswith(("tcp://", "udp://"))
+            if name.startswith(f"{variable}_") and not is_link:
                 key = name.removeprefix(f"{variable}_").lower()
                 settings = _with(settings, {setting.name: {key: text}}, name)
     return settings
-
-
-def _is_service_link(name: str, text: str) -> bool:
-    """Whether Kubernetes set the variable, for a service that has a table's name."""
-    return bool(_SERVICE_LINK.search(name)) or text.startswith(("tcp://", "udp://"))
 
 
 # -- values -------------------------------------------------------------------------------------

@@ -72,7 +72,8 @@ def draw_panel(panel: Axes, picture: Bars) -> None:
         colour = COLOURS[place % len(COLOURS)]
         panel.bar(at, values, width * 0.9, color=colour, label=_shown(name))
         _draw_thesis(panel, at, picture.thesis.get(name, ()))
-    _label_thesis(panel, picture)
+    if any(value is not None for values in picture.thesis.values() for value in values):
+        panel.scatter([], [], s=48, marker="D", facecolor="white", edgecolor=INK, label=THESIS)
     panel.set_title(picture.title)
     panel.set_ylabel(picture.unit)
     small = 8 if len(picture.groups) > _ROOM_FOR_GROUPS else None
@@ -96,11 +97,6 @@ def _draw_thesis(panel: Axes, at: Sequence[float], values: Sequence[float | None
     if points:
         xs, ys = zip(*points, strict=True)
         panel.scatter(xs, ys, s=48, marker="D", facecolor="white", edgecolor=INK, zorder=3)
-
-
-def _label_thesis(panel: Axes, picture: Bars) -> None:
-    if any(value is not None for values in picture.thesis.values() for value in values):
-        panel.scatter([], [], s=48, marker="D", facecolor="white", edgecolor=INK, label=THESIS)
 
 
 def draw_legend(figure: Figure, panel: Axes, place: _Place) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import numbers
 from scheduler import policies
-from scheduler.core.recording import Beginning, RecordedStep
 from scheduler.model.errors import BadRecording
+from scheduler.recording import Beginning, RecordedStep
 from scheduler.sim.comparison import Comparison, Outlook, TrafficFigures, compare
 
 Choice = tuple[str, Mapping[str, float]]
@@ -50,9 +50,8 @@ def chosen_policies(names: Sequence[str], parameters: str | None) -> list[Choice
         raise CommandError(f"parameters {parameters!r}: {error}") from error
     for parameter in given:
         if not any(policies.takes(name, parameter) for name in selected):
-            policies.make(
-                selected[0], {parameter: given[parameter]}
-            )  # raises an error that lists its parameters
+            # Raises an error that lists its parameters.
+            policies.make(selected[0], {parameter: given[parameter]})
     chosen: list[Choice] = []
     for name in selected:
         own = {key: value for key, value in given.items() if policies.takes(name, key)}

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from common.foreign_text import printable
 from scheduler.model.values import Explanation, SlotCandidate
 
@@ -114,7 +116,7 @@ def _decision(decision: dict[str, Any]) -> list[str]:
     if decision["configuration"] is not None:
         lines.append(f"  {configuration_text(decision['configuration'])}")
     if decision["why"] is not None:
-        lines.append(decision_text(_explanation(decision["why"])))
+        lines.append(decision_text(msgspec.convert(decision["why"], Explanation)))
     came = decision["came"]
     if came is not None:
         lines += _came(decision, came)
@@ -134,9 +136,3 @@ def _came(decision: dict[str, Any], came: dict[str, Any]) -> list[str]:
     ]
     lines += [f"  load of {model} failed: {why}" for model, why in came["failed_loads"].items()]
     return lines
-
-
-def _explanation(why: dict[str, Any]) -> Explanation:
-    candidates = tuple(SlotCandidate(**candidate) for candidate in why["candidates"])
-    rest = {name: value for name, value in why.items() if name not in {"candidates", "victims"}}
-    return Explanation(**rest, candidates=candidates, victims=tuple(why["victims"]))

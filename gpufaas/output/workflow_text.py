@@ -37,7 +37,7 @@ def workflow_text(workflow: Shown) -> str:
                 stage["function"],
                 ", ".join(stage["after"]),
                 _ms(stage["meanMs"]),
-                "" if share is None else f"{100 * share:3.0f} % {_bar(share)}",
+                "" if share is None else f"{100 * share:3.0f} % {'#' * round(_BAR * share)}",
                 "; ".join(_wishes(stage)),
             )
         )
@@ -78,10 +78,6 @@ def _wishes(stage: Shown) -> Iterator[str]:
         yield "for each element"
     if stage["byHandle"]:
         yield "by handle"
-
-
-def _bar(share: float) -> str:
-    return "#" * round(_BAR * share)
 
 
 def _ms(milliseconds: float | None) -> str:

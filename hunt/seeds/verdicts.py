@@ -58,8 +58,8 @@ class Verdicts:
         core = office.core
         if core.requests:
             yield f"the core has requests: {sorted(core.requests)[:5]}"
-        if core.placer.leases:
-            yield f"the core has leases: {sorted(core.placer.leases)[:5]}"
+        if core.leases:
+            yield f"the core has leases: {sorted(core.leases)[:5]}"
         programs: list[NodeProgram | GatewayProgram] = [*self._nodes, *self._gateways]
         for program in programs:
             if not program.serves:

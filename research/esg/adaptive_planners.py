@@ -9,11 +9,11 @@ from statistics import fmean
 from research.esg.applications import Application
 from research.esg.fitted_profiles import BATCHES, EsgAssumptions, fitted_profiles, seconds_of
 from research.esg.lane_plans import LanePlan, StageCall
+from research.esg.node_choice import NodeChoice, NodeRoom, dispatch
 from research.esg.path_search import KEPT_PATHS, PathCurve, path_curve
 from research.esg.printed import esg_paper
 from research.esg.slo_distribution import GROUP_SIZE, SloDistribution, chain, distribute
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch
 from scheduler.workflows.stage_profiles import Choice, StageProfile
 
 # Deviations of the noise; without any, half of the last stages would end late.

@@ -6,11 +6,7 @@ from math import ceil
 
 from research.esg.adaptive_planners import MARGIN, AppFunctionLanes, beside_s, largest_batch
 from research.esg.applications import Application
-from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
-from research.esg.lane_plans import LanePlan, StageCall
-from research.esg.printed import esg_paper
-from research.esg.workflow_run import IntervalForecast
-from scheduler.workflows.cost_to_go import (
+from research.esg.cost_to_go import (
     BatchChoices,
     CostToGo,
     WaitingCall,
@@ -19,7 +15,11 @@ from scheduler.workflows.cost_to_go import (
     decide,
     scarcity_prices,
 )
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, node_for
+from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
+from research.esg.lane_plans import LanePlan, StageCall
+from research.esg.node_choice import NodeChoice, NodeRoom, node_for
+from research.esg.printed import esg_paper
+from research.esg.workflow_run import IntervalForecast
 from scheduler.workflows.stage_profiles import Prices
 
 # The weight of the latest batch in what later batches are expected to be.

@@ -6,8 +6,8 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from research.esg.applications import Application
+from research.esg.node_choice import NodeChoice, NodeRoom
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom
 
 
 @dataclass(slots=True, eq=False)

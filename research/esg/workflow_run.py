@@ -9,9 +9,10 @@ from random import Random
 from research.esg.applications import Application
 from research.esg.fitted_profiles import LEAST, EsgAssumptions
 from research.esg.lane_plans import LanePlan, LanePlanner, StageCall, WorkflowCall
+from research.esg.node_choice import NodeChoice, NodeRoom
 from research.esg.printed import EsgPaper, LoadLevel, esg_paper
+from scheduler.cluster.view import home
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
 
 # A queue that no configuration could serve so often gets the least one.
 MOST_ROUNDS = 3

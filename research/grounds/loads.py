@@ -14,7 +14,8 @@ from research.esg.workflow_run import calls_of
 from research.grounds.paired_jobs import paired_hardware, paired_jobs
 from research.grounds.runs_at_once import SharingEngine
 from research.grounds.stage_engine import StageEngine
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, ModelRegistered, RequestArrived, SlotFreed

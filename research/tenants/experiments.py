@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from research.tenants.workloads import LOUD, TenantTraffic, saturating_workload, tenant_workload
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.features.tenants.owners import namespace_of
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, RequestArrived, SlotFreed, TermsSet

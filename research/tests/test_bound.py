@@ -10,7 +10,7 @@ import pytest
 
 from cache_manager.model.ids import MIB, ModelId
 from research.thesis.latency_bound import ModelRequests, average_latency_bound, least_waiting
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware, SimModel
 from scheduler.sim.study import Traffic

@@ -26,12 +26,12 @@ from research.esg.fitted_profiles import (
     seconds_of,
 )
 from research.esg.lane_plans import StageCall, WorkflowCall
+from research.esg.node_choice import NodeRoom
 from research.esg.path_search import path_curve
 from research.esg.preplanned import AquatopePlanner, OrionPlanner, best_first, learned
 from research.esg.printed import esg_paper
 from research.esg.search_costs import brute_force, search_study
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeRoom
 
 PAPER = esg_paper()
 BOTH = [EsgAssumptions(scaling=scaling) for scaling in GpuScaling]

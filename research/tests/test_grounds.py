@@ -28,7 +28,7 @@ from research.grounds.page import ground_blocks
 from research.grounds.stage_engine import StageEngine
 from research.grounds.study import GroundEvaluation, GroundPlan, evaluate_grounds
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.study import Traffic

@@ -3,9 +3,9 @@
 import pytest
 
 from cache_manager import eviction
-from research.thesis.readings import Readings
+from research.thesis.readings import Readings, SharedTraffic
 from scheduler import policies
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Dispatch, EnqueueLocally, Prepare
 from scheduler.model.errors import BadParameter
 from scheduler.model.events import GpuJoined, ModelRegistered
@@ -23,7 +23,7 @@ def world_of(
     readings: Readings, policy: str, models: tuple[ModelSpec, ...], gpus: tuple[str, ...] = ("g0",)
 ) -> World:
     rule = eviction.make("lru")
-    core = Core(readings.policy(policy, {}), rule, readings.core_settings(), policy_name=policy)
+    core = compose(readings.policy(policy, {}), rule, readings.core_settings(), policy_name=policy)
     world = World(core)
     for each in models:
         world.send(ModelRegistered(each))
@@ -118,9 +118,7 @@ def test_readings_refuse_a_window_below_zero() -> None:
 
 
 def test_functions_beyond_the_table_share_its_models() -> None:
-    own, shared = (
-        Traffic(working_set=35, shares_models=shares).build(seed=1) for shares in (False, True)
-    )
+    own, shared = (kind(working_set=35).build(seed=1) for kind in (Traffic, SharedTraffic))
 
     assert len(own.models) == 35
     assert {each.id for each in shared.models} == set(table1())

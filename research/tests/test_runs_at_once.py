@@ -9,7 +9,7 @@ from research.grounds.paired_jobs import SharedHardware
 from research.grounds.runs_at_once import SharingEngine
 from research.interference.printed import interference_paper
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import ModelSpec

@@ -19,10 +19,11 @@ from research.esg.experiments import (
 )
 from research.esg.fitted_profiles import LEAST, EsgAssumptions, GpuScaling
 from research.esg.lane_plans import LanePlan, LanePlanner, StageCall, WorkflowCall
+from research.esg.node_choice import NodeChoice, NodeRoom
 from research.esg.printed import LoadLevel, esg_paper
 from research.esg.workflow_run import WorkflowRun, calls_of
+from scheduler.cluster.view import home
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, home
 
 PLAIN = EsgAssumptions(noise=0.0)
 PAPER = esg_paper()

@@ -10,7 +10,7 @@ from research.thesis.printed_figures import (
     Claim,
     Paper,
 )
-from research.thesis.readings import Readings, ReadScenario
+from research.thesis.readings import Readings, ReadScenario, SharedTraffic
 from scheduler.sim import study
 from scheduler.sim.engine import Progress
 from scheduler.sim.model_catalogue import Hardware
@@ -33,8 +33,8 @@ class Setting:
         return Hardware(gpu_memory_mb=self.gpu_memory_mb, overhead_s=self.overhead_s)
 
     def load(self, working_set: int) -> Traffic:
-        shares_models = self.readings.shares_models
-        return Traffic(working_set=working_set, pattern=self.pattern, shares_models=shares_models)
+        traffic = SharedTraffic if self.readings.shares_models else Traffic
+        return traffic(working_set=working_set, pattern=self.pattern)
 
     def arrivals(self) -> str:
         """The arrival pattern in words."""

@@ -4,17 +4,21 @@ A reading at its default is what runs live. docs/decisions/0049 quotes the sente
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cache_manager import eviction
+from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.cluster.view import View
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import CoreSettings, RequestId
 from scheduler.policies import lalbo3, rro3
 from scheduler.policies.placement_policy import Decision, Policy
-from scheduler.sim.study import Scenario
+from scheduler.sim.model_catalogue import original
+from scheduler.sim.study import Scenario, Traffic
+from scheduler.sim.workload import Workload
 
 _LALB = {"lalb": 0, "lalbo3": lalbo3.Policy().o3_limit}
 
@@ -92,7 +96,7 @@ class ReadScenario(Scenario):
     readings: Readings = field(default_factory=Readings)
 
     def core(self, watched: Collection[RequestId] = ()) -> Core:
-        return Core(
+        return compose(
             self.readings.policy(self.policy, self.parameters()),
             eviction.make(self.eviction),
             self.readings.core_settings(watched),
@@ -118,3 +122,14 @@ class _Windowed:
 
     def decide(self, view: View) -> Iterator[Decision]:
         return rro3.decide(view, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTraffic(Traffic):
+    """Functions beyond the 22 models share them: requests name the originals of the copies."""
+
+    def build(self, seed: int) -> Workload:
+        own = Traffic.build(self, seed)
+        models = [replace(model, id=ModelId(original(model.id))) for model in own.models]
+        arrivals = tuple((at_s, ModelId(original(model))) for at_s, model in own.arrivals)
+        return Workload(tuple(dict.fromkeys(models)), arrivals)

@@ -41,7 +41,8 @@ class Pending:
     `seq` is its place in the order of arrival, `number` how many requests were accepted before it
     and not paused then, `rank` its place in its present queue; `wait_s` is what it adds to the
     wait of a local queue; `gave_back` are the leases that it gave back early before it asked for
-    another one.
+    another one. It was held back for `held_s`, at last for `held_for`; it `pauses` while it waits
+    for something else than a GPU.
     """
 
     __slots__ = (
@@ -50,11 +51,14 @@ class Pending:
         "bundle",
         "following",
         "gave_back",
+        "held_for",
+        "held_s",
         "id",
         "leading",
         "lease",
         "models",
         "number",
+        "pauses",
         "rank",
         "request",
         "seq",
@@ -78,6 +82,9 @@ class Pending:
         self.lease: LeaseId | None = None
         self.gave_back: list[LeaseId] = []
         self.wait_s = 0.0
+        self.held_s = 0.0
+        self.held_for = ""
+        self.pauses = False
 
     @property
     def function(self) -> str:

@@ -47,23 +47,23 @@ class SideBySide:
         self._cluster = cluster
         self._pairs: dict[tuple[ModelId, ...], _PairRuns] = {}
 
-    def is_alone(self, slot: Slot, event: RunFinished, now: float) -> bool:
+    def is_alone(self, slot: Slot, event: RunFinished) -> bool:
         """Whether a run had the GPU to itself; if not, what that taught is learned."""
         if not slot.at_once:
             return True
         whole_s = event.run_s * event.together
-        parts = ran_beside(slot, event.model, whole_s, now)
+        parts = ran_beside(slot, event.model, whole_s, self._cluster.now)
         if parts is None:
             return False
         share = sum(parts.values())
         if share <= _ALONE:
             return True
         if share >= _BESIDE:
-            self._learn(slot, event, parts, now)
+            self._learn(slot, event, parts)
         return False
 
     def _learn(
-        self, slot: Slot, event: RunFinished, parts: dict[tuple[ModelId, ...], float], now: float
+        self, slot: Slot, event: RunFinished, parts: dict[tuple[ModelId, ...], float]
     ) -> None:
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
         alone_s = profiles.alone_s(event.model, event.batch * event.together, gpu_type)
@@ -76,9 +76,8 @@ class SideBySide:
             if metrics is None:
                 return
             neighbours.append(scaled(metrics, part))
-        mean = self._pair(event.model, parts).mean_when_due(
-            event.run_s * event.together / alone_s, now
-        )
+        slowed = event.run_s * event.together / alone_s
+        mean = self._pair(event.model, parts).mean_when_due(slowed, self._cluster.now)
         if mean is not None:
             profiles.interference.observe(gpu_type, own, neighbours, mean)
 

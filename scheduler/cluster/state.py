@@ -11,6 +11,7 @@ from scheduler.cluster.request_queue import (
     Bundle,
     BundleLane,
     Pending,
+    QueuePace,
     RequestQueue,
     Visits,
     WaitClock,
@@ -18,7 +19,8 @@ from scheduler.cluster.request_queue import (
 from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
 from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
-from scheduler.model.values import CoreSettings, Estimate, GpuSpec, SlotId
+from scheduler.model.actions import Action
+from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
 
 
 class ClusterState:
@@ -38,6 +40,15 @@ class ClusterState:
         self.sizes: list[int] = []
         self.largest_bytes = settings.largest_gpu_bytes  # of all GPUs so far
         self.now = 0.0  # of the event that is handled
+        self.out: list[Action] = []  # what it has led to so far, in order
+        self.requests: dict[RequestId, Pending] = {}  # accepted, and not ended
+        self.leases: dict[LeaseId, ActiveLease] = {}  # in force
+        self.last_lease = settings.first_lease - 1
+        self.queued = 0  # requests in any queue, or held back
+        self.paused = 0  # of these: they wait for something else than a GPU
+        self.pace = QueuePace()
+        self.by_arrival = True  # else layers give the requests their order
+        self.disturbed = False  # the policy has to run, whatever the event was
         self.waiting = RequestQueue()
         self.visits = Visits()
         self.waits = WaitClock()  # while it has requests
@@ -109,12 +120,12 @@ class ClusterState:
         bundle.bytes = sum(size for _, size in bundle.needs)
         bundle.size_class = bisect_left(self.sizes, bundle.bytes)
 
-    def accept(self, models: tuple[ModelId, ...], now: float) -> int:
-        """Count one request more, and the use of its models; how many there were before it."""
-        number = self.accepted
+    def accept(self, models: tuple[ModelId, ...]) -> int:
+        """Count one request more, and the use of its models; how many before it are not paused."""
+        number = self.accepted - self.paused  # who is paused overtakes nobody
         self.accepted += 1
         for model in models:
-            self.index.rates.count_request(model, now)
+            self.index.rates.count_request(model, self.now)
             self.profiles.used(model)
         return number
 
@@ -131,14 +142,19 @@ class ClusterState:
         self.waiting.remove(pending)
         self.waits.note(self.waiting.count, self.now)
 
-    def contended_s(self, slot: Slot, now: float) -> float:
-        """For how long, in all, somebody has waited for any slot, or for this one."""
-        any_s = self.waits.read_s(now)
-        return any_s + slot.waits.read_s(now - any_s)
+    @property
+    def contending(self) -> int:
+        """How many requests wait for a GPU."""
+        return self.queued - self.paused
 
-    def note_local(self, slot: Slot, now: float) -> None:
+    def contended_s(self, slot: Slot) -> float:
+        """For how long, in all, somebody has waited for any slot, or for this one."""
+        any_s = self.waits.read_s(self.now)
+        return any_s + slot.waits.read_s(self.now - any_s)
+
+    def note_local(self, slot: Slot) -> None:
         """The slot's local queue has changed: its clock stands while somebody waits for any."""
-        slot.waits.note(slot.local.count, now - self.waits.read_s(now))
+        slot.waits.note(slot.local.count, self.now - self.waits.read_s(self.now))
 
     def is_held(self, bundle: Bundle) -> bool:
         """Whether some GPU that takes requests holds all these models."""
@@ -256,10 +272,10 @@ class ClusterState:
 
     # -- residency ------------------------------------------------------------------------------
 
-    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, now: float, load_s: float) -> None:
+    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, load_s: float) -> None:
         """Reserve memory for a model, which counts as held there from now on."""
         times = load_s, self.profiles.usual_run_s(model)
-        self.index.admit(gpu.cache, model, size_bytes, now, times)
+        self.index.admit(gpu.cache, model, size_bytes, self.now, times)
         waiters = 0
         for bundle in self.bundles_of(model):
             for slot in gpu.slots:
@@ -412,9 +428,9 @@ class ClusterState:
 
     # -- leases on slots ------------------------------------------------------------------------
 
-    def occupy(self, lease: ActiveLease, now: float, load_s: float) -> None:
+    def occupy(self, lease: ActiveLease, load_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
-        slot, run_s = lease.slot, lease.run_s
+        now, slot, run_s = self.now, lease.slot, lease.run_s
         if lease.beside:
             slot.copying += 1
             lease.begins_s, lease.due_s = now, now + load_s + run_s
@@ -434,9 +450,9 @@ class ClusterState:
             other.free_s = lease.due_s
             self.settle(other)
 
-    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+    def stands_aside(self, lease: ActiveLease) -> None:
         """What it waits for may never be there: it has no part in its slot's runs until then."""
-        slot = lease.slot
+        now, slot = self.now, lease.slot
         lease.beside = True
         slot.copying += 1
         if slot.at_once:
@@ -445,9 +461,9 @@ class ClusterState:
             _freed(slot, lease, now)
         self.settle(slot)
 
-    def runs_until(self, lease: ActiveLease, due_s: float, now: float) -> None:
+    def runs_until(self, lease: ActiveLease, due_s: float) -> None:
         """One more call runs under it, which should end at `due_s`."""
-        slot = lease.slot
+        now, slot = self.now, lease.slot
         later_s = max(now, due_s) - max(now, lease.due_s)
         lease.due_s = max(now, due_s)
         if lease.beside:
@@ -457,25 +473,27 @@ class ClusterState:
         )
         self.settle(slot)
 
-    def postpone(self, lease: ActiveLease, due_s: float, now: float) -> None:
+    def postpone(self, lease: ActiveLease, due_s: float) -> None:
         """Its work should end at `due_s`, later or sooner than was thought."""
+        now = self.now
         later_s = due_s - lease.due_s
         lease.due_s = due_s
         for slot in (lease.slot, *lease.more):
             slot.free_s = slot.room_s(now) if slot.at_once else max(now, slot.free_s + later_s)
             self.settle(slot)
 
-    def adopt(self, lease: ActiveLease, now: float) -> None:
+    def adopt(self, lease: ActiveLease) -> None:
         """A lease of unknown length that was in force before."""
+        now = self.now
         lease.begins_s = lease.due_s = lease.there_s = now
         lease.slot.leases[lease.id] = lease
         for slot in (lease.slot, *lease.more):
             slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
             self.settle(slot)
 
-    def release(self, lease: ActiveLease, now: float) -> None:
+    def release(self, lease: ActiveLease) -> None:
         """Take a lease off its slots: the only way in which a slot becomes idle."""
-        slot = lease.slot
+        now, slot = self.now, lease.slot
         del slot.leases[lease.id]
         if lease.configuration is not None:
             slot.gpu.vcpus_used -= lease.configuration.vcpus

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
+from zlib import crc32
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.cluster import side_by_side
@@ -18,7 +19,6 @@ from scheduler.cluster.slots import Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.estimates import estimate
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import home
 
 
 class GpuRoom(NamedTuple):
@@ -483,3 +483,8 @@ class View:
 
 def _used(slot: Slot) -> tuple[int, str]:
     return slot.frequency, slot.id
+
+
+def home(application: str, stage: str, nodes: int) -> int:
+    """The node where the first stage of an application runs if it can: always the same."""
+    return crc32(f"{application}/{stage}".encode()) % nodes

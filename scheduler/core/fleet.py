@@ -11,38 +11,20 @@ from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.core.placer import Placer
+from scheduler.model import events
 from scheduler.model.actions import Action, Demote, EndContext, EndLease, Refuse
 from scheduler.model.errors import BadEvent
-from scheduler.model.events import (
-    EvictAsked,
-    GpuDraining,
-    GpuJoined,
-    GpuLost,
-    GpuSnapshot,
-    LoadFailed,
-    MemoryPressure,
-    ModelDemoted,
-    ModelLoaded,
-    ModelRegistered,
-    NodeHeard,
-    NodeSilent,
-    NodeSnapshot,
-    PinAsked,
-    PrefetchAsked,
-    RunFinished,
-    UnpinAsked,
-)
 from scheduler.model.values import AfterLoss, LeaseId, SlotId
 
 
 class Fleet:
     """Keeps GPUs in step with their managers' reports and administrators' orders."""
 
-    def __init__(self, cluster: ClusterState, placer: Placer, lifecycle: Lifecycle) -> None:
-        self._cluster = cluster
-        self._placer = placer
+    def __init__(self, lifecycle: Lifecycle, placer: Placer) -> None:
+        self._cluster = lifecycle.cluster
         self._lifecycle = lifecycle
-        self._side_by_side = SideBySide(cluster)
+        self._placer = placer
+        self._side_by_side = SideBySide(lifecycle.cluster)
 
     def gpu(self, gpu: GpuId) -> Gpu:
         """BadEvent if this GPU has not joined."""
@@ -51,26 +33,26 @@ class Fleet:
             raise BadEvent("GPU", gpu)
         return joined
 
-    def join(self, event: GpuJoined, now: float, out: list[Action]) -> None:
+    def join(self, event: events.GpuJoined) -> None:
         spec = event.gpu
         if spec.id in self._cluster.gpus:
-            out.append(Refuse(event, f"GPU {spec.id} has joined already"))
+            self._cluster.out.append(Refuse(event, f"GPU {spec.id} has joined already"))
         elif any(slot.id in self._cluster.slots for slot in spec.slot_specs()):
-            out.append(Refuse(event, f"a slot of GPU {spec.id} has joined already"))
+            self._cluster.out.append(Refuse(event, f"a slot of GPU {spec.id} has joined already"))
         elif len({slot.id for slot in spec.slot_specs()}) < len(spec.slot_specs()):
-            out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
+            self._cluster.out.append(Refuse(event, f"GPU {spec.id} names a slot twice"))
         else:
             self._time_without_gpus_ends()
             self._cluster.join(spec)
-            self._lifecycle.refuse_what_cannot_fit(out)
+            self._lifecycle.refuse_what_cannot_fit()
 
-    def drain(self, event: GpuDraining, now: float, out: list[Action]) -> None:
+    def drain(self, event: events.GpuDraining) -> None:
         """Offer the GPU no more; requests in its local queues wait for any GPU again."""
         gpu = self.gpu(event.gpu)
         self._cluster.retire(gpu)
         for slot in gpu.slots:
-            self._placer.recall(slot)
-            self._placer.standing.recall(slot)
+            self._lifecycle.recall(slot)
+            self._lifecycle.needs(slot)
         gpu.draining = True
         self.leave_if_drained(gpu)
 
@@ -78,19 +60,19 @@ class Fleet:
         if gpu.draining and not any(slot.leases for slot in gpu.slots):
             self._cluster.remove(gpu)
 
-    def lose(self, event: GpuLost, now: float, out: list[Action]) -> None:
+    def lose(self, event: events.GpuLost) -> None:
         """A GPU is gone: its local queues wait for any GPU; leased requests fail or wait again."""
         gpu = self.gpu(event.gpu)
         self._cluster.retire(gpu)
         for slot in gpu.slots:
-            self._placer.recall(slot)
+            self._lifecycle.recall(slot)
             for lease in list(slot.leases.values()):
                 reason = f"GPU {event.gpu} was lost"
-                self._lifecycle.cut_off(lease, event.running, reason, out)
-                self._placer.end(lease, now)
+                self._lifecycle.cut_off(lease, event.running, reason)
+                self._lifecycle.end(lease)
         self._cluster.remove(gpu)
 
-    def suspend(self, event: NodeSilent, now: float, out: list[Action]) -> None:
+    def suspend(self, event: events.NodeSilent) -> None:
         """Offer the node's GPUs no more for now; models and leases stay as they are.
 
         Requests in their local queues wait for any GPU again, at their old places, even if no other
@@ -101,9 +83,9 @@ class Fleet:
             gpu.silent = True
             self._cluster.retire(gpu)
             for slot in gpu.slots:
-                self._placer.recall(slot)
+                self._lifecycle.recall(slot)
 
-    def resume(self, event: NodeHeard, now: float, out: list[Action]) -> None:
+    def resume(self, event: events.NodeHeard) -> None:
         """Offer a silent node's GPUs again, except those that drain."""
         for gpu in self._cluster.gpus_of.get(event.node, ()):
             if gpu.silent:
@@ -118,56 +100,54 @@ class Fleet:
     def _time_without_gpus_ends(self) -> None:
         """If no GPU was offered, nothing could be placed, and that is not the pace of a GPU."""
         if not self._cluster.active_slots:
-            self._placer.pace.pause()
-            self._placer.tenancy.owners.pause()
+            self._cluster.pace.pause()
+            for layer in self._lifecycle.hooks["gpus_return"]:
+                layer.gpus_return()
 
-    def reconcile(self, event: NodeSnapshot, now: float, out: list[Action]) -> None:
-        _check(event, self._cluster, self._placer.leases)
+    def reconcile(self, event: events.NodeSnapshot) -> None:
+        _check(event, self._cluster, self._cluster.leases)
         reported = {snapshot.gpu.id for snapshot in event.gpus}
         for gpu in list(self._cluster.gpus_of.get(event.node, ())):
             if gpu.spec.id not in reported:
-                self.lose(GpuLost(gpu.spec.id, event.lost_leases), now, out)
-        self.resume(NodeHeard(event.node), now, out)
+                self.lose(events.GpuLost(gpu.spec.id, event.lost_leases))
+        self.resume(events.NodeHeard(event.node))
         stored = dict(event.stored)
         self._cluster.index.replace_tiers(event.node, stored)
-        self._placer.exits.node_reports(event.node, stored, now)
+        for layer in self._lifecycle.hooks["store_reported"]:
+            layer.store_reported(event.node, stored)
         for snapshot in event.gpus:
             joined = self._cluster.gpus.get(snapshot.gpu.id)
             if joined is not None:  # what contexts need is measured, and changes
                 joined.spec = replace(joined.spec, context_bytes=snapshot.gpu.context_bytes)
             if joined is not None and joined.spec != snapshot.gpu:  # for example repartitioned
-                self.lose(GpuLost(snapshot.gpu.id, event.lost_leases), now, out)
+                self.lose(events.GpuLost(snapshot.gpu.id, event.lost_leases))
                 joined = None
             if joined is None:
-                self.join(GpuJoined(snapshot.gpu), now, out)
+                self.join(events.GpuJoined(snapshot.gpu))
             elif joined.draining and not snapshot.draining:
                 joined.draining = False
                 self._offer(joined)
-            self._reconcile_gpu(snapshot, event.lost_leases, now, out)
+            self._reconcile_gpu(snapshot, event.lost_leases)
             if snapshot.draining:
-                self.drain(GpuDraining(snapshot.gpu.id), now, out)
+                self.drain(events.GpuDraining(snapshot.gpu.id))
 
-    def _reconcile_gpu(
-        self, snapshot: GpuSnapshot, lost: AfterLoss, now: float, out: list[Action]
-    ) -> None:
+    def _reconcile_gpu(self, snapshot: events.GpuSnapshot, lost: AfterLoss) -> None:
         gpu = self.gpu(snapshot.gpu.id)
         live = {lease.lease for lease in snapshot.leases}
         for slot in gpu.slots:
             for lease in list(slot.leases.values()):
                 if lease.id not in live:
                     reason = "its GPU manager no longer has the lease"
-                    self._lifecycle.cut_off(lease, lost, reason, out)
-                    self._placer.end(lease, now)
-        self._reconcile_residents(gpu, snapshot, now, out)
-        self._reconcile_loads(gpu, snapshot, now)
+                    self._lifecycle.cut_off(lease, lost, reason)
+                    self._lifecycle.end(lease)
+        self._reconcile_residents(gpu, snapshot)
+        self._reconcile_loads(gpu, snapshot)
         for reported in snapshot.leases:
             slot = self._cluster.slots[reported.slot]
             if reported.lease not in slot.leases:
-                self._lifecycle.adopt(reported, slot, now, out)
+                self._lifecycle.adopt(reported, slot)
 
-    def _reconcile_residents(
-        self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
-    ) -> None:
+    def _reconcile_residents(self, gpu: Gpu, snapshot: events.GpuSnapshot) -> None:
         index, cache = self._cluster.index, gpu.cache
         index.withhold(cache, -cache.withheld_bytes)
         reported = dict(snapshot.residents)
@@ -177,21 +157,19 @@ class Fleet:
         left_s = {model: context.since_s for model, context in cache.contexts.items()}
         for model in left_s:
             index.drop_context(cache, model)
-        self._count_residents(gpu, snapshot, now, out)
+        self._count_residents(gpu, snapshot)
         for model, size_bytes in snapshot.residents:
             if self._cluster.profiles.report_memory(model, size_bytes):
-                self._remeasured(model, now, out)
+                self._remeasured(model)
         for model, size_bytes in snapshot.contexts:
-            self._keep_context(gpu, model, size_bytes, left_s.get(model, now), out)
+            self._keep_context(gpu, model, size_bytes, left_s.get(model, self._cluster.now))
         if snapshot.shared or cache.shared:
-            self._set_apart(gpu, snapshot.shared, now, out)
+            self._set_apart(gpu, snapshot.shared)
         gpu_shares = dict(snapshot.gpu_shares)
         for model, resident in cache.residents.items():
             resident.gpu_share = gpu_shares.get(model, 1.0)
 
-    def _count_residents(
-        self, gpu: Gpu, snapshot: GpuSnapshot, now: float, out: list[Action]
-    ) -> None:
+    def _count_residents(self, gpu: Gpu, snapshot: events.GpuSnapshot) -> None:
         """Shrunk models first, to free memory."""
         index, cache = self._cluster.index, gpu.cache
         for model, size_bytes in snapshot.residents:
@@ -200,29 +178,30 @@ class Fleet:
         for model, size_bytes in snapshot.residents:
             if model in cache.residents:
                 index.resize(cache, model, size_bytes)
-            elif not _was_demoted(gpu, model, out):
-                self._take_over(gpu, model, size_bytes, now, out)
+            elif not _was_demoted(gpu, model, self._cluster.out):
+                self._take_over(gpu, model, size_bytes)
 
-    def _reconcile_loads(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
+    def _reconcile_loads(self, gpu: Gpu, snapshot: events.GpuSnapshot) -> None:
         """The copy engine is busy with what its manager loads, and nothing else."""
         index, profiles = self._cluster.index, self._cluster.profiles
         for model in [model for model in gpu.loads if model not in snapshot.loading]:
             self._cluster.load_ended(gpu, model)
             for slot in gpu.slots:  # the report of its load was lost
                 for lease in slot.leases.values():
-                    self._placer.loaded(lease, model, now)
+                    self._lifecycle.loaded(lease, model)
         for model in snapshot.loading:
             if model in gpu.cache.residents and model not in gpu.loads:
                 tier = index.tier(gpu.spec.node, model)
-                gpu.loads[model] = now + profiles.load_s(model, tier)
+                gpu.loads[model] = self._cluster.now + profiles.load_s(model, tier)
         if snapshot.stuck or gpu.stuck:
-            self._reconcile_stuck(gpu, snapshot, now)
+            self._reconcile_stuck(gpu, snapshot)
 
-    def _reconcile_stuck(self, gpu: Gpu, snapshot: GpuSnapshot, now: float) -> None:
+    def _reconcile_stuck(self, gpu: Gpu, snapshot: events.GpuSnapshot) -> None:
         """Loads without progress take nothing from calls of what the GPU has, and get no requests.
 
         What a load was ordered for stands beside the slot's runs, as if it had been from the start.
         """
+        now = self._cluster.now
         since_s = {model: now - idle_s for model, idle_s in snapshot.stuck if model in gpu.loads}
         fresh = since_s.keys() - gpu.stuck.keys()
         self._cluster.stick(gpu, since_s)
@@ -231,12 +210,12 @@ class Fleet:
                 awaited = {model: gpu.loads[model] for model in lease.models if model in fresh}
                 if awaited and not lease.more:  # one of several slots keeps them
                     lease.loading |= awaited  # it may be a hit on what another lease loads
-                    self._placer.stand_aside(lease, now)
-            self._placer.recall(slot)  # what waits here may wait for it
+                    self._lifecycle.stand_aside(lease)
+            self._lifecycle.recall(slot)  # what waits here may wait for it
 
     # -- what managers measure ------------------------------------------------------------------
 
-    def run_finished(self, event: RunFinished, now: float, out: list[Action]) -> None:
+    def run_finished(self, event: events.RunFinished) -> None:
         slot = self._cluster.slots.get(event.slot)
         if slot is None:
             raise BadEvent("slot", event.slot)
@@ -247,28 +226,28 @@ class Fleet:
             ran = given._replace(batch=event.batch * together)
             profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)
         if given is None or given.vgpus == 1:
-            alone = self._side_by_side.is_alone(slot, event, now)
+            alone = self._side_by_side.is_alone(slot, event)
             report = profiles.report_run if alone else profiles.report_beside
             report(event.model, event.batch, gpu_type, event.run_s, together)
         if event.peak_bytes is not None:
-            self._measured(gpu, event.model, event.peak_bytes, now, out)
+            self._measured(gpu, event.model, event.peak_bytes)
 
-    def model_registered(self, event: ModelRegistered, now: float, out: list[Action]) -> None:
+    def model_registered(self, event: events.ModelRegistered) -> None:
         self._cluster.profiles.declare(event.model)
-        self._remeasured(event.model.id, now, out)
-        self._lifecycle.refuse_what_cannot_fit(out)
+        self._remeasured(event.model.id)
+        self._lifecycle.refuse_what_cannot_fit()
 
-    def model_loaded(self, event: ModelLoaded, now: float, out: list[Action]) -> None:
+    def model_loaded(self, event: events.ModelLoaded) -> None:
         """Learn from the load, and correct when its slot will be free."""
         gpu = self.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
-        self._placer.disturbed |= self._cluster.loadable.running  # the copy engine may be free
+        self._cluster.disturbed |= self._cluster.loadable.running  # the copy engine may be free
         for slot in gpu.slots:
             for lease in slot.leases.values():
-                self._placer.loaded(lease, event.model, now)
+                self._lifecycle.loaded(lease, event.model)
         if event.model not in gpu.cache.residents and event.model not in gpu.called_off:
-            self._take_over(gpu, event.model, event.memory_bytes, now, out)
+            self._take_over(gpu, event.model, event.memory_bytes)
         gpu.called_off.discard(event.model)
         resident = gpu.cache.residents.get(event.model)
         if resident is not None:
@@ -276,11 +255,9 @@ class Fleet:
         if event.shares:
             self._cluster.index.share(gpu.cache, event.model)
         if event.memory_bytes is not None:
-            self._measured(gpu, event.model, event.memory_bytes, now, out)
+            self._measured(gpu, event.model, event.memory_bytes)
 
-    def _measured(
-        self, gpu: Gpu, model: ModelId, peak_bytes: int, now: float, out: list[Action]
-    ) -> None:
+    def _measured(self, gpu: Gpu, model: ModelId, peak_bytes: int) -> None:
         """A model needs more (or, measured for the first time, less) than was estimated.
 
         A copy that its node had reported is counted by that report, and may have grown since to
@@ -290,26 +267,26 @@ class Fleet:
         grown = resident is not None and resident.bytes < peak_bytes
         if not self._cluster.profiles.report_memory(model, peak_bytes) and not grown:
             return
-        self._remeasured(model, now, out)
-        self._lifecycle.refuse_what_cannot_fit(out)
+        self._remeasured(model)
+        self._lifecycle.refuse_what_cannot_fit()
 
-    def load_failed(self, event: LoadFailed, now: float, out: list[Action]) -> None:
+    def load_failed(self, event: events.LoadFailed) -> None:
         """A load failed: the requests that waited for it fail or wait again."""
         gpu = self.gpu(event.gpu)
-        withdrawn = event.lease is not None and event.lease not in self._placer.leases
+        withdrawn = event.lease is not None and event.lease not in self._cluster.leases
         if withdrawn and not self._counted_on(gpu, event.model):
             return
         reason = f"loading {event.model} failed: {event.reason}"
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 if event.model in lease.models:
-                    self._lifecycle.cut_off(lease, event.waiting, reason, out)
-                    out.append(EndLease(slot.id, lease.id, reason))
+                    self._lifecycle.cut_off(lease, event.waiting, reason)
+                    self._cluster.out.append(EndLease(slot.id, lease.id, reason))
         if event.model in gpu.cache.residents:
             self._cluster.evict(gpu, event.model)
         gpu.called_off.discard(event.model)
 
-    def model_demoted(self, event: ModelDemoted, now: float, out: list[Action]) -> None:
+    def model_demoted(self, event: events.ModelDemoted) -> None:
         if event.gpu is not None:
             gpu = self.gpu(event.gpu)
             if self._counted_on(gpu, event.model):  # else the model had left before
@@ -319,7 +296,8 @@ class Fleet:
                 self._cluster.index.drop_context(gpu.cache, event.model)
         if event.tier is not Tier.GPU:
             self._cluster.index.set_tier(event.node, event.model, event.tier)
-            self._placer.exits.stored(event.node, event.model, event.tier, now)
+            for layer in self._lifecycle.hooks["stored"]:
+                layer.stored(event.node, event.model, event.tier)
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
         """Whether a GPU should hold a model, with no order under way that would load it again."""
@@ -334,25 +312,23 @@ class Fleet:
 
     def obey(
         self,
-        event: PinAsked | UnpinAsked | PrefetchAsked | EvictAsked,
-        now: float,
-        out: list[Action],
+        event: events.PinAsked | events.UnpinAsked | events.PrefetchAsked | events.EvictAsked,
     ) -> None:
         if event.gpu is not None and event.gpu not in self._cluster.gpus:
-            out.append(Refuse(event, f"no GPU {event.gpu!r}"))
+            self._cluster.out.append(Refuse(event, f"no GPU {event.gpu!r}"))
             return
-        if isinstance(event, PinAsked):
-            reason = self._pin(event.model, event.gpu, now, out)
-        elif isinstance(event, UnpinAsked):
+        if isinstance(event, events.PinAsked):
+            reason = self._pin(event.model, event.gpu)
+        elif isinstance(event, events.UnpinAsked):
             reason = self._unpin(event.model, event.gpu)
-        elif isinstance(event, PrefetchAsked):
-            reason = self._prefetch(event.model, event.gpu, now, out)
+        elif isinstance(event, events.PrefetchAsked):
+            reason = self._prefetch(event.model, event.gpu)
         else:
-            reason = self._evict(event.model, event.gpu, out)
+            reason = self._evict(event.model, event.gpu)
         if reason:
-            out.append(Refuse(event, reason))
+            self._cluster.out.append(Refuse(event, reason))
 
-    def memory_pressure(self, event: MemoryPressure, now: float, out: list[Action]) -> None:
+    def memory_pressure(self, event: events.MemoryPressure) -> None:
         """A GPU lacks memory that the core counted on: free that much and withhold it from use.
 
         Of what is only withheld, free what was not free. What cannot be freed now is left to the
@@ -360,7 +336,7 @@ class Fleet:
         """
         gpu, withheld_bytes = self.gpu(event.gpu), event.withheld_bytes
         cache, short_bytes = gpu.cache, event.short_bytes
-        self._free(gpu, short_bytes + max(0, withheld_bytes - cache.free_bytes), now, out)
+        self._free(gpu, short_bytes + max(0, withheld_bytes - cache.free_bytes))
         self._cluster.index.withhold(cache, min(short_bytes + withheld_bytes, cache.free_bytes))
         self._free_what_waits(gpu)
 
@@ -368,12 +344,10 @@ class Fleet:
         self,
         gpu: Gpu,
         processes: Sequence[tuple[int, Sequence[ModelId]]],
-        now: float,
-        out: list[Action],
     ) -> None:
         """Withhold memory that processes with several models take, until the next snapshot."""
         index, cache = self._cluster.index, gpu.cache
-        self._free(gpu, sum(size for size, _ in processes) - cache.free_bytes, now, out)
+        self._free(gpu, sum(size for size, _ in processes) - cache.free_bytes)
         counted = []
         for size_bytes, models in processes:
             withheld_bytes = min(size_bytes, cache.free_bytes)
@@ -382,75 +356,76 @@ class Fleet:
         index.replace_shared(cache, counted)
         self._free_what_waits(gpu)
 
-    def _free(self, gpu: Gpu, short_bytes: int, now: float, out: list[Action]) -> None:
+    def _free(self, gpu: Gpu, short_bytes: int) -> None:
         """Free less where no more can be freed now."""
         if short_bytes <= 0:
             return
         index, cache = self._cluster.index, gpu.cache
-        lacking_bytes = short_bytes - self._end_contexts(gpu, short_bytes, "memory pressure", out)
-        victims = index.victims(cache, lacking_bytes, now) if lacking_bytes > 0 else ()
+        lacking_bytes = short_bytes - self._end_contexts(gpu, short_bytes, "memory pressure")
+        victims = (
+            index.victims(cache, lacking_bytes, self._cluster.now) if lacking_bytes > 0 else ()
+        )
         if victims is None:
             idle = [resident for resident in cache.residents.values() if not resident.kept]
             victims = tuple(resident.model for resident in idle)
         for victim in victims:
-            self._demote(gpu, victim, "memory pressure", out)
+            self._demote(gpu, victim, "memory pressure")
 
-    def _take_over(
-        self, gpu: Gpu, model: ModelId, size_bytes: int | None, now: float, out: list[Action]
-    ) -> None:
+    def _take_over(self, gpu: Gpu, model: ModelId, size_bytes: int | None) -> None:
         """A manager holds a model that the core did not count there: count it, and free memory."""
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
         needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
         short_bytes, reason = needed - cache.free_bytes, f"{model} is there unexpectedly"
-        short_bytes -= self._end_contexts(gpu, short_bytes, reason, out)
+        short_bytes -= self._end_contexts(gpu, short_bytes, reason)
         if short_bytes > 0:
-            for victim in index.victims(cache, short_bytes, now) or ():
-                self._demote(gpu, victim, reason, out)
+            for victim in index.victims(cache, short_bytes, self._cluster.now) or ():
+                self._demote(gpu, victim, reason)
         load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
-        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), now, load_s)
+        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), load_s)
         for slot in gpu.slots:
             self._cluster.settle(slot)  # an idle one may have a hit now
-        if self._placer.exits.active:
-            self._placer.exits.found(gpu, model)
+        self._found(gpu, model)
 
-    def _keep_context(
-        self, gpu: Gpu, model: ModelId, size_bytes: int, since_s: float, out: list[Action]
-    ) -> None:
+    def _keep_context(self, gpu: Gpu, model: ModelId, size_bytes: int, since_s: float) -> None:
         """A manager keeps an empty process that a model left: count it, if there is room."""
         if model in gpu.cache.residents:
             return  # it is on its way into that process
         if size_bytes > gpu.cache.free_bytes:
-            out.append(EndContext(gpu.spec.id, model, "it has no room"))
+            self._cluster.out.append(EndContext(gpu.spec.id, model, "it has no room"))
             return
         self._cluster.index.keep_context(gpu.cache, model, size_bytes, since_s)
-        self._placer.exits.found(gpu, model)
+        self._found(gpu, model)
 
-    def _remeasured(self, model: ModelId, now: float, out: list[Action]) -> None:
+    def _found(self, gpu: Gpu, model: ModelId) -> None:
+        for layer in self._lifecycle.hooks["found"]:
+            layer.found(gpu, model)
+
+    def _remeasured(self, model: ModelId) -> None:
         """A model was measured or declared again: correct its size on every GPU that holds it."""
         self._cluster.remeasure(model)
         needed = self._cluster.profiles.memory_bytes(model)
         for gpu_id in list(self._cluster.index.holders(model)):
-            self._resize(self._cluster.gpus[gpu_id], model, needed, now, out)
+            self._resize(self._cluster.gpus[gpu_id], model, needed)
 
-    def _resize(self, gpu: Gpu, model: ModelId, needed: int, now: float, out: list[Action]) -> None:
+    def _resize(self, gpu: Gpu, model: ModelId, needed: int) -> None:
         """Free memory for the new size; where that is impossible, evict an idle copy."""
         index, cache = self._cluster.index, gpu.cache
         resident = cache.residents[model]
         short_bytes = needed - resident.bytes - cache.free_bytes
         larger = f"{model} is larger than estimated"
-        short_bytes -= self._end_contexts(gpu, short_bytes, larger, out)
+        short_bytes -= self._end_contexts(gpu, short_bytes, larger)
         if short_bytes > 0:
-            victims = index.victims(cache, short_bytes, now, keep=(model,))
+            victims = index.victims(cache, short_bytes, self._cluster.now, keep=(model,))
             if victims is None and not resident.kept:
-                self._demote(gpu, model, "its measured size does not fit this GPU", out)
+                self._demote(gpu, model, "its measured size does not fit this GPU")
                 return
             for victim in victims or ():
-                self._demote(gpu, victim, larger, out)
+                self._demote(gpu, victim, larger)
         index.resize(cache, model, needed)
 
     # -- one order each: the reason of a refusal, or "" ------------------------------------------
 
-    def _pin(self, model: ModelId, gpu_id: GpuId | None, now: float, out: list[Action]) -> str:
+    def _pin(self, model: ModelId, gpu_id: GpuId | None) -> str:
         holders = list(self._cluster.index.holders(model).values())
         if gpu_id is None:
             for cache in holders:
@@ -459,7 +434,7 @@ class Fleet:
             return "" if holders else "no GPU holds it; name a GPU to load it there"
         gpu = self._cluster.gpus[gpu_id]
         if model not in gpu.cache.residents:
-            reason = self._prefetch(model, gpu_id, now, out)
+            reason = self._prefetch(model, gpu_id)
             if reason:
                 return reason
         self._cluster.index.pin(gpu.cache, model, pinned=True)
@@ -473,13 +448,13 @@ class Fleet:
             self._cluster.index.pin(cache, model, pinned=False)
         return "" if chosen else "it is not resident there"
 
-    def _prefetch(self, model: ModelId, gpu_id: GpuId | None, now: float, out: list[Action]) -> str:
+    def _prefetch(self, model: ModelId, gpu_id: GpuId | None) -> str:
         slot = self._idle_slot_for(model, gpu_id)
         if slot is None:
             return "no idle GPU has room for it" if gpu_id is None else "that GPU is not idle"
         if slot.holds((model,)):
             return "it is resident there already"
-        done = self._placer.prefetch(model, slot, now, out)
+        done = self._placer.prefetch(model, slot)
         return "" if done else "it does not fit beside the models in use there"
 
     def _idle_slot_for(self, model: ModelId, gpu_id: GpuId | None) -> Slot | None:
@@ -495,7 +470,7 @@ class Fleet:
         ]
         return min(fitting, key=lambda slot: (slot.frequency, slot.id), default=None)
 
-    def _evict(self, model: ModelId, gpu_id: GpuId | None, out: list[Action]) -> str:
+    def _evict(self, model: ModelId, gpu_id: GpuId | None) -> str:
         holders = list(self._cluster.index.holders(model))
         chosen = [self._cluster.gpus[gpu] for gpu in holders if gpu_id in (None, gpu)]
         if not chosen:
@@ -503,31 +478,26 @@ class Fleet:
         kept = [gpu for gpu in chosen if gpu.cache.residents[model].kept]
         for gpu in chosen:
             if gpu not in kept:
-                self._demote(gpu, model, "asked for", out)
+                self._demote(gpu, model, "asked for")
         in_use = ", ".join(gpu.spec.id for gpu in kept)
         return f"in use, waited for or pinned on {in_use}" if kept else ""
 
-    def _demote(self, gpu: Gpu, model: ModelId, reason: str, out: list[Action]) -> None:
+    def _demote(self, gpu: Gpu, model: ModelId, reason: str) -> None:
         self._cluster.evict(gpu, model)
-        out.append(Demote(gpu.spec.id, model, reason))
+        self._cluster.out.append(Demote(gpu.spec.id, model, reason))
 
-    def _end_contexts(self, gpu: Gpu, short_bytes: int, reason: str, out: list[Action]) -> int:
+    def _end_contexts(self, gpu: Gpu, short_bytes: int, reason: str) -> int:
         """Return the bytes that this frees."""
         before_bytes = gpu.cache.free_bytes
         for left in idle_contexts(gpu.cache, short_bytes):
             self._cluster.index.drop_context(gpu.cache, left)
-            out.append(EndContext(gpu.spec.id, left, reason))
+            self._cluster.out.append(EndContext(gpu.spec.id, left, reason))
         return gpu.cache.free_bytes - before_bytes
 
     def _free_what_waits(self, gpu: Gpu) -> None:
         """After a pin or a shortage: requests that no longer fit here wait for any GPU again."""
-        index = self._cluster.index
         for slot in gpu.slots:
-            fit = all(
-                index.could_fit(gpu.cache, lane.bundle.needs) for lane in slot.local.lanes.values()
-            )
-            if not fit:
-                self._placer.recall(slot)
+            self._lifecycle.recall_what_cannot_fit(slot)
 
 
 def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
@@ -543,7 +513,7 @@ def _was_demoted(gpu: Gpu, model: ModelId, out: Sequence[Action]) -> bool:
 
 
 def _check(
-    event: NodeSnapshot, cluster: ClusterState, leases: Mapping[LeaseId, ActiveLease]
+    event: events.NodeSnapshot, cluster: ClusterState, leases: Mapping[LeaseId, ActiveLease]
 ) -> None:
     """Refuse the whole report if it contradicts itself or what other GPUs hold.
 

@@ -1,49 +1,26 @@
-"""A request's life: accepted, placed, paused, placed again, and ended exactly once."""
+"""The lives of requests and leases: what happens to one is done here, and told to the layers."""
 
-from operator import attrgetter
-
-from msgspec.structs import replace
-
-from cache_manager import exits
 from cache_manager.model.ids import ModelId
+from scheduler.cluster import side_by_side
 from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
-from scheduler.core.placer import Placer
-from scheduler.estimates import estimate
-from scheduler.features.tenants.owners import QuotaRefusal
-from scheduler.model.actions import (
-    Action,
-    Dispatch,
-    EndLease,
-    Finish,
-    Recall,
-    Refuse,
-    SetTimer,
-    Taken,
-)
+from scheduler.core.handover import Handover
+from scheduler.core.layer import HOOKS, Layer
+from scheduler.model import events
+from scheduler.model.actions import Dispatch, EndLease, Finish, Refuse, SetTimer
 from scheduler.model.errors import BadEvent
-from scheduler.model.events import (
-    DeadlinePassed,
-    LeaseComputed,
-    LeaseReleased,
-    LeaseUsed,
-    LeaseWanted,
-    LiveLease,
-    RecallPassed,
-    RequestArrived,
-    RequestCancelled,
-    RunFailed,
-    SlotFreed,
-)
 from scheduler.model.values import (
     AfterLoss,
+    CoreSettings,
     Estimate,
+    Explanation,
     LeaseId,
     LeaseUse,
     Request,
     RequestId,
     RequestOutcome,
+    StandingTerms,
 )
 
 # Requests that arrive in the same microsecond keep their order; no core sees more than this many.
@@ -51,515 +28,612 @@ _SEQ_STEP = 1 << 40
 # The place of requests that return to the front: before all others, in the order of their return.
 _FRONT = -(1 << 80)
 _NO_LEASE = LeaseId(0)
-_BEGAN_S = attrgetter("began_s")
-
-# A caller gives a recalled lease back after its call in flight; it is asked again after this time.
-_RECALL_S = 0.25
+# A timer may fire so much too early.
+_EARLY_S = 0.001
 
 _IN_A_QUEUE = (Standing.HELD, Standing.WAITING, Standing.LOCAL)
 
 
 class Lifecycle:
-    """Keeps every accepted request until its one terminal state."""
+    """Keeps every accepted request until its one terminal state, and every lease until its end."""
 
-    def __init__(self, cluster: ClusterState, placer: Placer, max_waiting: int | None) -> None:
-        self.requests: dict[RequestId, Pending] = {}
-        self._cluster = cluster
-        self._placer = placer
-        self._max_waiting = max_waiting
+    def __init__(self, cluster: ClusterState, settings: CoreSettings) -> None:
+        self.cluster = cluster
+        # The layers that are on, by each hook that they override.
+        self.hooks: dict[str, list[Layer]] = {name: [] for name in HOOKS}
+        self.handover = Handover(settings.first_lease)
+        self._max_waiting = settings.max_waiting
         self._early = EarlyReturns()
         self._arrivals = 0
         self._fronts = _FRONT
+        self._wakes_s = 0.0
+
+    def switch_on(self, layer: Layer) -> None:
+        """From now on this layer is asked and told; one that is off costs nothing."""
+        for name, layers in self.hooks.items():
+            overrides = getattr(type(layer), name) is not getattr(Layer, name)
+            if overrides and layer not in layers:
+                self.hooks[name] = [*layers, layer]
+
+    def switch_off(self, layer: Layer) -> None:
+        for name, layers in self.hooks.items():
+            self.hooks[name] = [other for other in layers if other is not layer]
 
     # -- requests -------------------------------------------------------------------------------
 
-    def request_arrived(self, event: RequestArrived, now: float, out: list[Action]) -> None:
-        request = event.request
+    def request_arrived(self, event: events.RequestArrived) -> None:
+        cluster, request = self.cluster, event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
-        if request.exit_rule and not exits.is_rule(request.exit_rule):
-            raise BadEvent("exit rule", request.exit_rule)
-        accepted = self.requests.get(request.id)
+        accepted = cluster.requests.get(request.id)
         if accepted is not None:
-            self._repeat(accepted, out)
+            self._repeat(accepted)
             return
         stranger = self._stranger(request)
         if stranger is not None:
             reason = f"no node has registered the weights of {stranger}"
-            out.append(Finish(request.id, RequestOutcome.FAILED, reason))
+            cluster.out.append(Finish(request.id, RequestOutcome.FAILED, reason))
             return
-        arrived_s = now if request.arrived_s is None else min(request.arrived_s, now)
+        now = cluster.now
+        pending = self.pending(request, now if request.arrived_s is None else request.arrived_s)
+        if cluster.too_large(pending.bundle):
+            self._refuse_too_large(pending)
+        elif (refusal := self._refusal(pending)) is not None:
+            cluster.out.append(refusal)
+        elif request.deadline_s is not None and request.deadline_s <= now:
+            self.finish(pending, RequestOutcome.EXPIRED, "its deadline had passed")
+        else:
+            self._accept(pending)
+
+    def pending(self, request: Request, arrived_s: float) -> Pending:
+        """BadEvent if there is no such time of arrival."""
+        arrived_s = min(arrived_s, self.cluster.now)
         if not arrived_s >= 0.0:
             raise BadEvent("time of arrival", request.arrived_s)
-        bundle = self._cluster.bundle(request.models)
-        pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
-        if self._cluster.too_large(bundle):
-            self._refuse_too_large(pending, out)
-        elif over := self._over_quota(pending):
-            reason, again_s = over.reason, over.again_s
-            out.append(Finish(request.id, RequestOutcome.OVER_QUOTA, reason, None, again_s))
-        elif reason := self._full(pending, now):
-            out.append(Finish(request.id, RequestOutcome.QUEUE_FULL, reason))
-        elif request.deadline_s is not None and request.deadline_s <= now:
-            out.append(Finish(request.id, RequestOutcome.EXPIRED, "its deadline had passed"))
-        else:
-            self._accept(pending, now, out)
-
-    def _seq(self, arrived_s: float) -> int:
         self._arrivals += 1
-        return int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
+        seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
+        return Pending(request, self.cluster.bundle(request.models), seq, arrived_s)
 
-    def _accept(self, pending: Pending, now: float, out: list[Action]) -> None:
-        request = pending.request
+    def _accept(self, pending: Pending) -> None:
+        cluster, request = self.cluster, pending.request
         if request.deadline_s is not None:
-            out.append(SetTimer(request.deadline_s, DeadlinePassed(request.id, request.deadline_s)))
-        if not self._placer.tenancy.takes_turns:  # else requests are ordered by their turns
-            self._cluster.latest_seq = max(pending.seq, self._cluster.latest_seq)
-        self.requests[request.id] = pending
-        paused = self._placer.tenancy.order.paused.count  # they overtake nobody by being there
-        pending.number = self._cluster.accept(pending.models, now) - paused
-        self._placer.exits.asked_for(pending.models, request.exit_rule)
+            passed = events.DeadlinePassed(request.id, request.deadline_s)
+            cluster.out.append(SetTimer(request.deadline_s, passed))
+        if cluster.by_arrival:
+            cluster.latest_seq = max(pending.seq, cluster.latest_seq)
+        cluster.requests[request.id] = pending
+        pending.number = cluster.accept(pending.models)
+        for layer in self.hooks["accepted"]:
+            layer.accepted(pending)
         lease = self._promised(pending)
         if lease is None:
-            self._placer.wait(pending)
+            self.wait(pending)
         else:
-            self._rejoin(pending, lease, now, out)
+            self._rejoin(pending, lease)
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""
         if not request.registered_only:
             return None
-        profiles = self._cluster.profiles.known()
+        profiles = self.cluster.profiles.known()
         return next((model for model in request.models if model not in profiles), None)
 
-    def _repeat(self, pending: Pending, out: list[Action]) -> None:
+    def _repeat(self, pending: Pending) -> None:
         """Answer a request that arrived again after a lost answer: with the lease that it holds."""
-        lease = self._placer.leases.get(pending.lease) if pending.lease is not None else None
+        lease = self.cluster.leases.get(pending.lease) if pending.lease is not None else None
         has_it = lease is not None and pending.standing is Standing.LEASED
         if lease is not None and has_it and lease.dispatch is not None:
-            out.append(lease.dispatch)
+            self.cluster.out.append(lease.dispatch)
 
-    def _refuse_too_large(self, pending: Pending, out: list[Action]) -> None:
-        needs, largest = pending.bundle.bytes, self._cluster.largest_bytes
+    def _refuse_too_large(self, pending: Pending) -> None:
+        needs, largest = pending.bundle.bytes, self.cluster.largest_bytes
         reason = f"its models need {needs} bytes; the largest GPU has {largest}"
-        self._finish(pending, RequestOutcome.TOO_LARGE, reason, out)
+        self.finish(pending, RequestOutcome.TOO_LARGE, reason)
 
-    def _full(self, pending: Pending, now: float) -> str:
+    def _refusal(self, pending: Pending) -> Finish | None:
+        promised = self._in_force(self.handover.promised(pending.id), pending) is not None
+        for layer in self.hooks["refusal"]:
+            refusal = layer.refusal(pending, promised=promised)
+            if refusal is not None:
+                return refusal
+        reason = self._full(pending, promised=promised)
+        return Finish(pending.id, RequestOutcome.QUEUE_FULL, reason) if reason else None
+
+    def _full(self, pending: Pending, *, promised: bool) -> str:
         """Why the queue takes no such request now; empty if it does.
 
-        The wait of a request that names no longest wait is not bounded. Where namespaces take
-        turns, a request waits for those of its own, and one namespace does not fill the queue.
+        The wait of a request that names no longest wait is not bounded.
         """
-        placer, limit, request = self._placer, self._max_waiting, pending.request
-        tenancy = placer.tenancy
-        pauses = tenancy.on and tenancy.order.is_to_pause(pending, now)
-        if limit is not None:
-            if (tenancy.order.paused.count if pauses else placer.contending) >= limit:
-                return f"{limit} requests wait already"
-            if tenancy.takes_turns and not tenancy.owners.may_wait(
-                request.function, limit, paused=pauses
-            ):
-                return f"{placer.queued} requests wait, and of its namespace more than its part"
-        if pauses or request.max_wait_s is None or self._is_promised(pending):
+        cluster, limit, request = self.cluster, self._max_waiting, pending.request
+        rivals = cluster.paused if pending.pauses else cluster.contending
+        if limit is not None and rivals >= limit:
+            return f"{limit} requests wait already"
+        if pending.pauses or request.max_wait_s is None or promised:
             return ""
-        most_s, wait_s = request.max_wait_s, placer.expected_wait_s(request.function)
+        most_s, wait_s = request.max_wait_s, self.expected_wait_s(request.function)
         if request.deadline_s is not None:
-            most_s = min(most_s, max(0.0, request.deadline_s - now))
+            most_s = min(most_s, max(0.0, request.deadline_s - cluster.now))
         if wait_s <= most_s:
             return ""
-        return f"{placer.queued} requests wait, and its turn comes in {wait_s:.1f} s"
+        return f"{cluster.queued} requests wait, and its turn comes in {wait_s:.1f} s"
 
-    def _over_quota(self, pending: Pending) -> QuotaRefusal | None:
-        tenancy = self._placer.tenancy
-        if not tenancy.on or self._is_promised(pending):
-            return None
-        return tenancy.refusal(pending.request, pending.bundle)
+    def expected_wait_s(self, function: str) -> float:
+        """The seconds that a request of this function that arrives now should wait for a lease."""
+        cluster = self.cluster
+        # A slot may be idle, and its GPU's copy engine not.
+        if cluster.idle_slots and not (cluster.contending and cluster.loadable.running):
+            return 0.0
+        for layer in self.hooks["wait_s"]:
+            wait_s = layer.wait_s(function)
+            if wait_s is not None:
+                return wait_s
+        return cluster.pace.wait_s(cluster.contending)
 
-    def request_cancelled(self, event: RequestCancelled, now: float, out: list[Action]) -> None:
-        self._withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away", out)
+    def request_cancelled(self, event: events.RequestCancelled) -> None:
+        self.withdraw(event.request, RequestOutcome.CANCELLED, "the caller went away")
 
-    def deadline_passed(self, event: DeadlinePassed, now: float, out: list[Action]) -> None:
-        pending = self.requests.get(event.request)
+    def deadline_passed(self, event: events.DeadlinePassed) -> None:
+        pending = self.cluster.requests.get(event.request)
         stale = event.deadline_s is not None and (
             pending is None or pending.request.deadline_s != event.deadline_s
         )
         if not stale:  # a stale timer belongs to an earlier request of this id
-            self._withdraw(event.request, RequestOutcome.EXPIRED, "its deadline passed", out)
+            self.withdraw(event.request, RequestOutcome.EXPIRED, "its deadline passed")
 
-    # -- calls under leases that their callers keep -----------------------------------------------
-
-    def lease_used(self, event: LeaseUsed, now: float, out: list[Action]) -> None:
-        """Take one report in: first the ends of earlier calls, then the new calls."""
-        lease = self._placer.leases.get(event.lease)
-        for end in event.ends:
-            self._call_ended(end.request, event.lease, min(end.ended_s, now), out)
-        if event.uses:
-            self._count_uses(event, lease, now, out)
-        if lease is None:
-            return
-        ended_s = [end.ended_s for end in event.ends]
-        ended_s += [use.ended_s for use in event.uses if use.ended_s is not None]
-        latest_s = min(max(ended_s, default=lease.called_until_s), now)
-        lease.called_until_s = max(lease.called_until_s, latest_s)
-        if not lease.requests:
-            self._placer.kept(lease, latest_s if ended_s else now, now)
-
-    def lease_computed(self, event: LeaseComputed, now: float, out: list[Action]) -> None:
-        """Take a node's report of a function's own process in."""
-        del out
-        lease = self._placer.leases.get(event.lease)
-        if lease is not None and lease.own:
-            self._placer.computed(lease, event.computed_s, now)
-
-    def _count_uses(
-        self, event: LeaseUsed, lease: ActiveLease | None, now: float, out: list[Action]
-    ) -> None:
-        dispatch = self._dispatch_of(event, lease)
-        self._placer.count_placed(event.function, len(event.uses), now)
-        for use in sorted(event.uses, key=_BEGAN_S):
-            if use.request in self.requests:
-                continue  # another call has this id, and has not ended
-            request = _request(event, use, dispatch, now)
-            began_s = min(use.began_s, now)
-            taken = replace(dispatch, requests=(use.request,))
-            out.append(Taken(request, began_s, taken, use.parent))
-            paused = self._placer.tenancy.order.paused.count
-            number = self._cluster.accept(request.models, now) - paused
-            if lease is not None:
-                self._placer.called(lease, use, now)
-            if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
-                ended_s = now if use.ended_s is None else min(use.ended_s, now)
-                out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
-            else:
-                self._call_runs(request, number, lease)
-                self._cluster.runs_until(lease, began_s + dispatch.estimate.run_s, now)
-        tenancy = self._placer.tenancy
-        if tenancy.on and lease is not None:
-            tenancy.named(lease, event.function, dispatch.estimate.run_s)
-            if tenancy.yields(lease.id):
-                self._placer.standing.given_back(lease.id, tell=True)
-
-    def _dispatch_of(self, event: LeaseUsed, lease: ActiveLease | None) -> Dispatch:
-        """What each of these calls would have been dispatched by, had it asked."""
-        dispatch = self._placer.standing.dispatch_of(event.lease, lease)
-        if dispatch is None:
-            raise BadEvent("lease", event.lease)
-        if lease is None:
-            return dispatch
-        profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
-        beside = lease.slot.neighbours(lease)
-        run_s = estimate.run_s(profiles, lease.models, event.batch, gpu_type, beside)
-        return replace(dispatch, estimate=Estimate(0.0, run_s))
-
-    def _call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
-        """A call runs under this lease, as its caller reports; `number` were accepted before it."""
-        arrived_s = request.arrived_s or 0.0
-        bundle = self._cluster.bundle(lease.models)
-        pending = Pending(request, bundle, self._seq(arrived_s), arrived_s)
-        pending.number = number
-        pending.standing = Standing.LEASED
-        pending.at, pending.lease = lease.slot.id, lease.id
-        self.requests[request.id] = pending
-        lease.requests.append(pending)
-
-    def recall(self, now: float, out: list[Action]) -> None:
-        """Recall what stands in the way of those that wait; its callers have a moment to obey."""
-        standing = self._placer.standing
-        slice_s = 0.0 if standing.terms is None else standing.terms.slice_s
-        for lease in standing.recalls():
-            out.append(Recall(lease))
-            if lease in self._placer.leases:
-                out.append(SetTimer(now + slice_s + _RECALL_S, RecallPassed(lease)))
-
-    def recall_passed(self, event: RecallPassed, now: float, out: list[Action]) -> None:
-        """A recalled lease was not given back: its node ends it after the call in flight."""
-        lease = self._placer.leases.get(event.lease)
-        if lease is not None and not lease.released:
-            out.append(EndLease(lease.slot.id, lease.id, "it was recalled", recalled=True))
-
-    def _call_ended(
-        self, request: RequestId, lease: LeaseId, ended_s: float, out: list[Action]
-    ) -> None:
-        """A call has ended whose caller keeps the lease; one that is unknown has ended before."""
-        pending = self.requests.get(request)
-        if pending is None:
-            return
-        held = self._placer.leases.get(lease)
-        if held is not None and pending in held.requests:
-            held.requests.remove(pending)
-            self._finish(pending, RequestOutcome.COMPLETED, "", out, ended_s)
-        else:  # the lease was lost meanwhile, and the request was to be placed again
-            self._withdraw(request, RequestOutcome.COMPLETED, "", out)
-
-    def _withdraw(
-        self, request: RequestId, outcome: RequestOutcome, reason: str, out: list[Action]
-    ) -> None:
+    def withdraw(self, request: RequestId, outcome: RequestOutcome, reason: str) -> None:
         """End a request wherever it is; a request that has ended already stays as it is."""
-        pending = self.requests.get(request)
+        pending = self.cluster.requests.get(request)
         if pending is None:
-            self._break_promise(request, reason, out)
+            self._break_promise(request, reason)
             return
         if pending.standing is Standing.LEASED:
             assert pending.lease is not None
-            lease = self._placer.leases[pending.lease]
+            lease = self.cluster.leases[pending.lease]
             lease.requests.remove(pending)
-            self._end_unneeded(lease, reason, out)
+            self._end_unneeded(lease, reason)
         elif pending.standing is Standing.PAUSED:
             self._early.unpause(pending)
         else:
-            self._placer.take(pending)
-        self._finish(pending, outcome, reason, out)
+            self.take(pending)
+        self.finish(pending, outcome, reason)
 
-    def _end_unneeded(self, lease: ActiveLease, reason: str, out: list[Action]) -> None:
-        """One request fewer has this lease: it ends with the last one."""
-        if not self._placer.is_needed(lease):
-            self._placer.standing.given_back(lease.id, tell=True)
-            lease.released = True
-            out.append(EndLease(lease.slot.id, lease.id, reason or "released"))
-
-    def _break_promise(self, request: RequestId, reason: str, out: list[Action]) -> None:
-        """End a request's part in a lease that an earlier leader gave to several."""
-        handover = self._placer.handover
-        lease = self._placer.leases.get(handover.promised(request) or _NO_LEASE)
-        if lease is not None and lease.is_shared:
-            handover.take(request)
-            self._end_unneeded(lease, reason, out)
-
-    def _finish(
+    def finish(
         self,
         pending: Pending,
         outcome: RequestOutcome,
         reason: str,
-        out: list[Action],
         ended_s: float | None = None,
     ) -> None:
-        self.requests.pop(pending.request.id, None)
+        """End a request that is in no queue, and has no lease."""
+        self.cluster.requests.pop(pending.id, None)
         self._early.ended(pending)
-        if self._placer.tenancy.on:
-            self._placer.tenancy.finished(pending.request.id)
-        out.append(Finish(pending.request.id, outcome, reason, ended_s))
+        for layer in self.hooks["finished"]:
+            layer.finished(pending)
+        self.cluster.out.append(Finish(pending.id, outcome, reason, ended_s))
 
-    def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str, out: list[Action]) -> None:
-        """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
-        self._placer.handover.cut_off(lease.id, released=lease.released)
-        if lease.released:
-            self._conclude(lease, out)
-            lease.requests.clear()
+    # -- queues ---------------------------------------------------------------------------------
+
+    def wait(self, pending: Pending) -> None:
+        """Put a request into the global queue, at its place, unless a layer holds it back."""
+        self.cluster.queued += 1
+        for layer in self.hooks["holds_back"]:
+            if layer.holds_back(pending):
+                return
+        self.enter_queue(pending)
+
+    def enter_queue(self, pending: Pending) -> None:
+        pending.standing = Standing.WAITING
+        pending.at = pending.lease = None
+        for layer in self.hooks["waits"]:
+            layer.waits(pending)
+        self.cluster.wait(pending)
+
+    def leave_queue(self, pending: Pending) -> None:
+        for layer in self.hooks["waits_no_more"]:
+            layer.waits_no_more(pending)
+        self.cluster.waits_no_more(pending)
+
+    def take(self, pending: Pending) -> None:
+        """Take a request out of its queue, global or local."""
+        cluster = self.cluster
+        cluster.queued -= 1
+        if pending.standing is Standing.WAITING:
+            self.leave_queue(pending)
+        elif pending.standing is Standing.LOCAL:
+            self._take_from_slot(pending)
+        else:
+            assert pending.standing is Standing.HELD, f"{pending.id} waits in no queue"
+            for layer in self.hooks["let_go"]:
+                layer.let_go(pending)
+        if not cluster.contending:
+            cluster.pace.pause()
+
+    def _take_from_slot(self, pending: Pending) -> None:
+        assert pending.at is not None
+        cluster, slot = self.cluster, self.cluster.slots[pending.at]
+        slot.local.remove(pending)
+        cluster.note_local(slot)
+        slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
+        for model in pending.bundle.models:
+            cluster.index.wait(slot.gpu.cache, model, -1)
+        if not slot.idle:
+            cluster.settle(slot)  # it is free sooner than its ranking entry says
+
+    def recall(self, slot: Slot) -> None:
+        """Move a whole local queue back to the global queue, each request to its old place."""
+        self.cluster.disturbed |= slot.local.count > 0
+        for pending in sorted(slot.local, key=lambda pending: pending.seq):
+            self.take(pending)
+            self.wait(pending)
+
+    def needs(self, slot: Slot, pending: Pending | None = None) -> None:
+        """A slot takes no further request, or this one waits for it."""
+        for layer in self.hooks["needed"]:
+            layer.needed(slot, pending)
+
+    def placed(self, function: str, count: int) -> None:
+        """Requests of one function have what they asked for: how fast do the others move?"""
+        cluster = self.cluster
+        if cluster.contending:
+            cluster.pace.placed(count, cluster.now)
+        for layer in self.hooks["placed"]:
+            layer.placed(function, count)
+
+    def wake(self, at_s: float) -> None:
+        """Have the policy run then, unless it runs sooner anyway, and can ask again."""
+        if self.cluster.now < self._wakes_s - _EARLY_S and self._wakes_s <= at_s:
             return
-        for pending in lease.requests:
-            if after is AfterLoss.REQUEUE:
-                self._wait_again(pending, out)
-            else:
-                self._finish(pending, RequestOutcome.FAILED, reason, out)
-        lease.requests.clear()
-
-    # -- leases that an earlier leader gave -------------------------------------------------------
-
-    def adopt(self, found: LiveLease, slot: Slot, now: float, out: list[Action]) -> None:
-        """Take over a lease that a manager reports and that this core did not grant."""
-        self._take_over(found, slot, now)
-        placer = self._placer
-        left = placer.handover.left(found)
-        if left is None:
-            placer.leases[found.lease].released = True
-            out.append(EndLease(found.slot, found.lease, "released before its node reported it"))
-            return
-        placer.handover.promise(left, found.lease)
-        requests = [self.requests[name] for name in left if name in self.requests]
-        queued = 0
-        for pending in requests:
-            lease = self._promised(pending)  # of no use to one with another lease
-            if pending.standing not in _IN_A_QUEUE:
-                continue
-            queued += 1
-            if lease is not None:
-                placer.take(pending)
-                self._rejoin(pending, lease, now, out)
-        if requests and not queued and len(requests) == len(left):
-            out.append(EndLease(found.slot, found.lease, "its requests hold other leases"))
-
-    def _take_over(self, found: LiveLease, slot: Slot, now: float) -> None:
-        placer, lease_id, models = self._placer, found.lease, found.models
-        lease = ActiveLease(lease_id, slot, models)
-        lease.is_shared, lease.own = len(found.requests) > 1, found.own
-        placer.leases[lease_id] = lease
-        more = tuple([self._cluster.slots[other] for other in found.more_slots])
-        lease.configure(found.configuration, more)
-        self._cluster.adopt(lease, now)
-        placer.last_lease = max(placer.last_lease, lease_id)
-        for model in models:
-            self._cluster.index.use(slot.gpu.cache, model, +1)
-        if placer.meter is not None:
-            placer.meter.began(lease, now)
-        placer.rest_if_own(lease, now)
-
-    def _promised(self, pending: Pending) -> ActiveLease | None:
-        """The lease that an earlier leader gave this request, if it is still in force."""
-        return self._in_force(self._placer.handover.take(pending.id), pending)
-
-    def _is_promised(self, pending: Pending) -> bool:
-        return self._in_force(self._placer.handover.promised(pending.id), pending) is not None
-
-    def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:
-        lease = None if promised is None else self._placer.leases.get(promised)
-        if lease is None or lease.released or lease.models != pending.bundle.models:
-            return None
-        return lease
-
-    def _rejoin(self, pending: Pending, lease: ActiveLease, now: float, out: list[Action]) -> None:
-        """Give a request that is in no queue its lease again."""
-        placer, slot = self._placer, lease.slot
-        pending.standing = Standing.LEASED
-        pending.at = slot.id
-        pending.lease = lease.id
-        lease.requests.append(pending)
-        if placer.meter is not None:
-            placer.meter.named(lease, now)
-        if placer.tenancy.on:
-            placer.tenancy.granted(lease, (pending,), max(0.0, lease.due_s - now))
-        placer.rest_if_own(lease, now)
-        lease.dispatch = Dispatch(
-            lease=lease.id,
-            slot=slot.id,
-            gpu=slot.gpu.spec.id,
-            node=slot.gpu.spec.node,
-            requests=tuple(member.id for member in lease.requests),
-            hit=True,
-            held_elsewhere=False,
-            estimate=Estimate(0.0, 0.0),
-            rule="it was given this lease before",
-            models=lease.models,
-            function=pending.request.function if lease.is_shared else "",
-            more_slots=lease.more_ids,
-            configuration=lease.configuration,
-            own=lease.own,
-        )
-        out.append(lease.dispatch)
+        self._wakes_s = at_s
+        self.cluster.out.append(SetTimer(at_s, events.TimerFired()))
 
     # -- leases ---------------------------------------------------------------------------------
 
-    def lease_released(self, event: LeaseReleased, now: float, out: list[Action]) -> None:
+    def new_lease(
+        self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
+    ) -> ActiveLease:
+        cluster = self.cluster
+        cluster.last_lease += 1
+        lease = ActiveLease(LeaseId(cluster.last_lease), slot, models)
+        lease.beside = beside
+        cluster.leases[lease.id] = lease
+        return lease
+
+    def occupy(self, lease: ActiveLease, load_s: float, run_s: float) -> None:
+        """A new lease begins: it has its slots, and uses its models."""
+        cluster, slot, now = self.cluster, lease.slot, self.cluster.now
+        for model in lease.models:
+            cluster.index.touch(slot.gpu.cache, model, now)
+            cluster.index.use(slot.gpu.cache, model, +1)
+        lease.run_s = run_s
+        if slot.at_once and run_s and not lease.beside:
+            side_by_side.prolong(cluster, lease.models, slot, now)
+        cluster.occupy(lease, load_s)
+        for layer in self.hooks["granted"]:
+            layer.granted(lease)
+        self._rest_if_own(lease)
+
+    def dispatch(
+        self,
+        lease: ActiveLease,
+        estimate: Estimate,
+        rule: str,
+        *,
+        hit: bool = True,
+        held_elsewhere: bool = False,
+        explanation: Explanation | None = None,
+        stands: StandingTerms | None = None,
+        function: str = "",
+    ) -> None:
+        """Tell the holders of a lease of it."""
+        slot, spec = lease.slot, lease.slot.gpu.spec
+        lease.dispatch = Dispatch(
+            lease.id,
+            slot.id,
+            spec.id,
+            spec.node,
+            tuple([pending.id for pending in lease.requests]),
+            hit,
+            held_elsewhere,
+            estimate,
+            rule,
+            explanation,
+            lease.models,
+            stands,
+            function,
+            lease.more_ids,
+            lease.configuration,
+            lease.own,
+        )
+        self.cluster.out.append(lease.dispatch)
+
+    def loaded(self, lease: ActiveLease, model: ModelId) -> None:
+        """A model that a lease waited for is loaded: correct when its slot will be free."""
+        if lease.loading.pop(model, None) is None or lease.loading:
+            return
+        cluster, slot, joins = self.cluster, lease.slot, lease.beside
+        now = lease.there_s = cluster.now
+        if joins:
+            lease.computes(now)
+        for layer in self.hooks["loaded"]:
+            layer.loaded(lease, joins=joins)
+        if joins:
+            # If others run there now, the GPU's workers take turns, unless the slot's leases run at
+            # once; no further lease is given meanwhile.
+            if slot.computing > slot.capacity:
+                self.needs(slot)
+            cluster.settle(slot)
+        else:
+            due_s = max(now, lease.begins_s) + lease.run_s
+            if due_s != lease.due_s:
+                cluster.postpone(lease, due_s)
+        self._rest_if_own(lease)
+
+    def stand_aside(self, lease: ActiveLease) -> None:
+        """What it loads makes no progress: its part in the compute is others' until it is there."""
+        if lease.beside:
+            return
+        self.cluster.stands_aside(lease)
+        for layer in self.hooks["stands_aside"]:
+            layer.stands_aside(lease)
+        self.cluster.disturbed = True
+
+    def called(self, lease: ActiveLease, use: LeaseUse) -> None:
+        """A call began, and perhaps ended, under a lease that its caller keeps.
+
+        Several may run at once: it counts from when those that are known have ended.
+        """
+        cluster, slot, now = self.cluster, lease.slot, self.cluster.now
+        for model in lease.models:
+            if model in slot.residents:  # else its worker has died
+                cluster.index.touch(slot.gpu.cache, model, now)
+        slot.frequency += 1
+        ended_s = now if use.ended_s is None else min(use.ended_s, now)
+        began_s = min(max(use.began_s, lease.called_until_s), ended_s)
+        lease.called_until_s = max(lease.called_until_s, ended_s)
+        for layer in self.hooks["called"]:
+            layer.called(lease, use, began_s, ended_s)
+
+    def lease_computed(self, event: events.LeaseComputed) -> None:
+        """Take a node's report of a function's own process in."""
+        lease = self.cluster.leases.get(event.lease)
+        if lease is None or not lease.own:
+            return
+        most_s = max(0.0, self.cluster.now - lease.there_s - lease.computed_s)
+        computed_s = min(max(0.0, event.computed_s), most_s)
+        lease.computed_s += computed_s
+        for layer in self.hooks["computed"]:
+            layer.computed(lease, computed_s)
+
+    def _rest_if_own(self, lease: ActiveLease) -> None:
+        """An own process has a lease whose models are there: it is kept while no call runs."""
+        if lease.own and not lease.loading:
+            self.kept(lease, self.cluster.now)
+
+    def kept(self, lease: ActiveLease, since_s: float) -> None:
+        """No call has run since then under a lease that is kept."""
+        for layer in self.hooks["kept"]:
+            layer.kept(lease, since_s)
+
+    def may_be_kept(self, lease: ActiveLease) -> bool:
+        return all(layer.may_be_kept(lease) for layer in self.hooks["may_be_kept"])
+
+    def is_needed(self, lease: ActiveLease) -> bool:
+        """Whether some request has not given this lease back."""
+        return bool(lease.requests) or (lease.is_shared and self.handover.is_awaited(lease.id))
+
+    def _end_unneeded(self, lease: ActiveLease, reason: str) -> None:
+        """One request fewer has this lease: it ends with the last one."""
+        if not self.is_needed(lease):
+            self._give_back(lease, reason or "released", tell=True)
+
+    def _give_back(self, lease: ActiveLease, reason: str, *, tell: bool) -> None:
+        for layer in self.hooks["given_back"]:
+            layer.given_back(lease, tell=tell)
+        lease.released = True
+        self.cluster.out.append(EndLease(lease.slot.id, lease.id, reason))
+
+    def lease_released(self, event: events.LeaseReleased) -> None:
         """The holder no longer needs the lease: order its manager to end it."""
-        lease = self._placer.leases.get(event.lease)
+        lease = self.cluster.leases.get(event.lease)
         if not event.may_return:
             # It is over for those that gave it back early, too, even if they hold another lease:
             # its holder may not know that another one was granted.
             for pending in self._early.of(event.lease, event.request):
-                self._withdraw(pending.id, RequestOutcome.COMPLETED, "", out)
+                self.withdraw(pending.id, RequestOutcome.COMPLETED, "")
         if lease is None:
-            self._placer.handover.release(event.lease, event.request)
+            self.handover.release(event.lease, event.request)
             return
-        if lease.is_shared and event.request is not None and self._goes_on(lease, event, out):
+        if lease.is_shared and event.request is not None and self._goes_on(lease, event):
             return
-        self._placer.standing.given_back(lease.id, tell=event.may_return)
         lease.may_return = event.may_return and (lease.may_return or not lease.released)
-        lease.released = True
         if not lease.may_return:
             lease.wanted.clear()
-        out.append(EndLease(lease.slot.id, lease.id, "released"))
+        self._give_back(lease, "released", tell=event.may_return)
 
-    def _goes_on(self, lease: ActiveLease, event: LeaseReleased, out: list[Action]) -> bool:
+    def _goes_on(self, lease: ActiveLease, event: events.LeaseReleased) -> bool:
         """One request of several gives the lease back; False if none is left that has it."""
-        placer, name = self._placer, event.request
+        handover, name = self.handover, event.request
         assert name is not None
-        pending = self.requests.get(name)
+        pending = self.cluster.requests.get(name)
         if pending is None or pending not in lease.requests:  # unknown, or it gave it back before
-            if placer.handover.promised(name) == lease.id:
-                placer.handover.take(name)
-            return placer.is_needed(lease)
-        if len(lease.requests) == 1 and not placer.handover.is_awaited(lease.id):
+            if handover.promised(name) == lease.id:
+                handover.take(name)
+            return self.is_needed(lease)
+        if len(lease.requests) == 1 and not handover.is_awaited(lease.id):
             return False
         lease.requests.remove(pending)
         if event.may_return and (lease.may_return or not lease.released):
             self._early.pause(pending)
         else:
-            self._finish(pending, RequestOutcome.COMPLETED, "", out)
+            self.finish(pending, RequestOutcome.COMPLETED, "")
         return True
 
-    def slot_freed(self, event: SlotFreed, now: float, out: list[Action]) -> None:
+    def slot_freed(self, event: events.SlotFreed) -> None:
         """The manager has ended a lease: its requests are done, unless they may return."""
-        lease = self._placer.leases.get(event.lease)
+        lease = self.cluster.leases.get(event.lease)
         if lease is None:
             return  # freed twice, or freed after its GPU was lost
         if lease.slot.id != event.slot:
             raise BadEvent(f"lease {event.lease} on slot", event.slot)
-        self._placer.end(lease, now)
-        self._conclude(lease, out)
+        self.end(lease)
+        self._conclude(lease)
 
-    def lease_wanted(self, event: LeaseWanted, now: float, out: list[Action]) -> None:
+    def end(self, lease: ActiveLease) -> None:
+        """A lease is over: take it off its slots, and out of all books."""
+        cluster = self.cluster
+        self.handover.ended(lease.id)
+        del cluster.leases[lease.id]
+        for model in lease.models:
+            cluster.index.use(lease.slot.gpu.cache, model, -1)
+        for layer in self.hooks["ended"]:
+            layer.ended(lease)
+        cluster.release(lease)
+
+    def lease_wanted(self, event: events.LeaseWanted) -> None:
         """A request that gave its lease back early goes to the front of the queue."""
-        pending = self.requests.get(event.request)
-        lease = self._placer.leases.get(pending.lease) if pending and pending.lease else None
+        out, pending = self.cluster.out, self.cluster.requests.get(event.request)
+        lease = self.cluster.leases.get(pending.lease) if pending and pending.lease else None
         if pending is None:
             out.append(Refuse(event, "this request has ended"))
         elif pending.standing is Standing.PAUSED:
             self._early.unpause(pending)
-            self._to_the_front(pending, out)
+            self._to_the_front(pending)
         elif lease is not None and lease.may_return:
             if pending not in lease.wanted:
                 lease.wanted.append(pending)
         elif pending.gave_back:
-            self._repeat(pending, out)
+            self._repeat(pending)
         else:
             out.append(Refuse(event, "this request did not give its lease back early"))
 
-    def _conclude(self, lease: ActiveLease, out: list[Action]) -> None:
+    def _conclude(self, lease: ActiveLease) -> None:
         for pending in lease.requests:
             if pending in lease.wanted:
-                self._to_the_front(pending, out)
+                self._to_the_front(pending)
             elif lease.may_return:
                 self._early.pause(pending)
             else:
-                self._finish(pending, RequestOutcome.COMPLETED, "", out)
+                self.finish(pending, RequestOutcome.COMPLETED, "")
 
-    def _to_the_front(self, pending: Pending, out: list[Action]) -> None:
+    def _to_the_front(self, pending: Pending) -> None:
         self._early.returns(pending)
         self._fronts += 1
         pending.seq = self._fronts
-        self._wait_again(pending, out)
+        self._wait_again(pending)
 
-    def _wait_again(self, pending: Pending, out: list[Action]) -> None:
-        if self._cluster.too_large(pending.bundle):  # its models were measured meanwhile
-            self._refuse_too_large(pending, out)
+    def _wait_again(self, pending: Pending) -> None:
+        if self.cluster.too_large(pending.bundle):  # its models were measured meanwhile
+            self._refuse_too_large(pending)
         else:
-            self._placer.wait(pending)
+            self.wait(pending)
 
-    def run_failed(self, event: RunFailed, now: float, out: list[Action]) -> None:
-        lease = self._placer.leases.get(event.lease)
+    # -- what is lost -----------------------------------------------------------------------------
+
+    def run_failed(self, event: events.RunFailed) -> None:
+        lease = self.cluster.leases.get(event.lease)
         if lease is not None:
-            self.cut_off(lease, event.requests, event.reason, out)
+            self.cut_off(lease, event.requests, event.reason)
 
-    def refuse_held_back(self, out: list[Action]) -> None:
-        """End requests that no longer fit, a GPU or a quota, when it is their turn."""
-        refused = self._placer.tenancy.refused
-        while refused:
-            pending, outcome, reason = refused.pop()
-            self._placer.take(pending)
-            self._finish(pending, outcome, reason, out)
+    def cut_off(self, lease: ActiveLease, after: AfterLoss, reason: str) -> None:
+        """The GPU work of a lease is lost: its unfinished requests fail or wait again."""
+        self.handover.cut_off(lease.id, released=lease.released)
+        if lease.released:
+            self._conclude(lease)
+        else:
+            for pending in lease.requests:
+                if after is AfterLoss.REQUEUE:
+                    self._wait_again(pending)
+                else:
+                    self.finish(pending, RequestOutcome.FAILED, reason)
+        lease.requests.clear()
 
-    def refuse_what_cannot_fit(self, out: list[Action]) -> None:
+    def refuse_what_cannot_fit(self) -> None:
         """After sizes changed: end requests that fit no GPU, and recall those that wait in vain."""
-        cluster = self._cluster
+        cluster = self.cluster
         for slot in cluster.slots.values():
-            for lane in slot.local.lanes.values():
-                if not cluster.index.could_fit(slot.gpu.cache, lane.bundle.needs):
-                    self._placer.recall(slot)
-                    break
+            self.recall_what_cannot_fit(slot)
         lanes = [lane for lane in cluster.waiting.lanes.values() if cluster.too_large(lane.bundle)]
         for lane in lanes:
             for pending in list(lane):
-                self._placer.take(pending)
-                self._refuse_too_large(pending, out)
+                self.take(pending)
+                self._refuse_too_large(pending)
 
+    def recall_what_cannot_fit(self, slot: Slot) -> None:
+        """If something waits at this slot in vain, it waits for any GPU again, with the others."""
+        could_fit, cache = self.cluster.index.could_fit, slot.gpu.cache
+        if not all(could_fit(cache, lane.bundle.needs) for lane in slot.local.lanes.values()):
+            self.recall(slot)
 
-def _request(event: LeaseUsed, use: LeaseUse, dispatch: Dispatch, now: float) -> Request:
-    return Request(
-        use.request,
-        event.function,
-        dispatch.models,
-        event.batch,
-        arrived_s=max(0.0, min(use.arrived_s, use.began_s, now)),
-    )
+    # -- leases that an earlier leader gave -------------------------------------------------------
+
+    def adopt(self, live: events.LiveLease, slot: Slot) -> None:
+        """Take over a lease that a manager reports and that this core did not grant."""
+        cluster, handover = self.cluster, self.handover
+        lease = self._take_over(live, slot)
+        left = handover.left(live)
+        if left is None:
+            lease.released = True
+            reason = "released before its node reported it"
+            cluster.out.append(EndLease(live.slot, live.lease, reason))
+            return
+        handover.promise(left, live.lease)
+        requests = [cluster.requests[name] for name in left if name in cluster.requests]
+        queued = 0
+        for pending in requests:
+            promised = self._promised(pending)  # of no use to one with another lease
+            if pending.standing not in _IN_A_QUEUE:
+                continue
+            queued += 1
+            if promised is not None:
+                self.take(pending)
+                self._rejoin(pending, promised)
+        if requests and not queued and len(requests) == len(left):
+            reason = "its requests hold other leases"
+            cluster.out.append(EndLease(live.slot, live.lease, reason))
+
+    def _take_over(self, live: events.LiveLease, slot: Slot) -> ActiveLease:
+        cluster = self.cluster
+        lease = cluster.leases[live.lease] = ActiveLease(live.lease, slot, live.models)
+        lease.is_shared, lease.own = len(live.requests) > 1, live.own
+        lease.configure(live.configuration, tuple([cluster.slots[id_] for id_ in live.more_slots]))
+        cluster.adopt(lease)
+        cluster.last_lease = max(cluster.last_lease, live.lease)
+        for model in live.models:
+            cluster.index.use(slot.gpu.cache, model, +1)
+        for layer in self.hooks["adopted"]:
+            layer.adopted(lease)
+        self._rest_if_own(lease)
+        return lease
+
+    def _promised(self, pending: Pending) -> ActiveLease | None:
+        """The lease that an earlier leader gave this request, if it is still in force."""
+        return self._in_force(self.handover.take(pending.id), pending)
+
+    def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:
+        lease = None if promised is None else self.cluster.leases.get(promised)
+        if lease is None or lease.released or lease.models != pending.bundle.models:
+            return None
+        return lease
+
+    def _break_promise(self, request: RequestId, reason: str) -> None:
+        """End a request's part in a lease that an earlier leader gave to several."""
+        lease = self.cluster.leases.get(self.handover.promised(request) or _NO_LEASE)
+        if lease is not None and lease.is_shared:
+            self.handover.take(request)
+            self._end_unneeded(lease, reason)
+
+    def _rejoin(self, pending: Pending, lease: ActiveLease) -> None:
+        """Give a request that is in no queue its lease again."""
+        pending.standing = Standing.LEASED
+        pending.at = lease.slot.id
+        pending.lease = lease.id
+        lease.requests.append(pending)
+        for layer in self.hooks["rejoined"]:
+            layer.rejoined(lease, pending)
+        self._rest_if_own(lease)
+        function = pending.request.function if lease.is_shared else ""
+        rule = "it was given this lease before"
+        self.dispatch(lease, Estimate(0.0, 0.0), rule, function=function)
 
 
 class EarlyReturns:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from scheduler.estimates.resource_metrics import METRICS, Metrics
 
@@ -16,14 +15,6 @@ _WORTH = 0.5
 # How good the predictions are is looked at after so many further runs.
 _REVIEW = 8
 _RIDGE = 1e-3
-
-
-class Fit(NamedTuple):
-    """How good the predictions are: over how many runs, and the errors of each when left out."""
-
-    observed: int
-    left_out_mse: float | None
-    mean_slowdown: float
 
 
 Row = tuple[float, ...]
@@ -128,9 +119,8 @@ class Slowdowns:
     def __init__(self, *, window: int = 1024) -> None:
         self._window = window
         self._largest = [0.0 for _ in METRICS]
-        self._rows: list[tuple[Metrics, Metrics, float]] = []
-        self._regression = self._anew()
-        self._sum = 0.0
+        self.rows: list[tuple[Metrics, Metrics, float]] = []
+        self.regression = self._anew()
         self._observed = 0
         self.is_of_use = False  # predictions are much better than to expect no slowdown
 
@@ -139,37 +129,31 @@ class Slowdowns:
         if not 0.0 < slowdown < float("inf"):
             return
         beside = _together(neighbours)
-        self._rows.append((own, beside, slowdown))
-        self._sum += slowdown
-        if len(self._rows) > self._window:
-            self._sum -= self._rows.pop(0)[2]
+        self.rows.append((own, beside, slowdown))
+        if len(self.rows) > self._window:
+            self.rows.pop(0)
         if self._grew((own, beside)):
-            self._regression = self._anew()
-            for seen_own, seen_beside, seen in self._rows:
-                self._regression.observe(self._row(seen_own, seen_beside), seen)
+            self.regression = self._anew()
+            for seen_own, seen_beside, seen in self.rows:
+                self.regression.observe(self._row(seen_own, seen_beside), seen)
         else:
-            self._regression.observe(self._row(own, beside), slowdown)
+            self.regression.observe(self._row(own, beside), slowdown)
         self._observed += 1
         if self._observed % _REVIEW == 0:  # it costs a look at all
             self.is_of_use = self._review()
 
     def predict(self, own: Metrics, neighbours: Sequence[Metrics]) -> float:
         """How many times as long a run takes beside these; 1 while too little is known."""
-        if not neighbours or len(self._regression) < LEAST_OBSERVED:
+        if not neighbours or len(self.regression) < LEAST_OBSERVED:
             return 1.0
-        slowdown = self._regression.predict(self._row(own, _together(neighbours)))
+        slowdown = self.regression.predict(self._row(own, _together(neighbours)))
         return min(MOST, max(LEAST, slowdown))
 
-    def fit(self) -> Fit:
-        observed = len(self._rows)
-        mean = self._sum / observed if observed else 1.0
-        return Fit(observed, self._regression.left_out_mse(), mean)
-
     def _review(self) -> bool:
-        error = self._regression.left_out_mse()
-        if error is None or len(self._rows) < LEAST_OBSERVED:
+        error = self.regression.left_out_mse()
+        if error is None or len(self.rows) < LEAST_OBSERVED:
             return False
-        ignored = sum((seen - 1.0) ** 2 for _, _, seen in self._rows) / len(self._rows)
+        ignored = sum((seen - 1.0) ** 2 for _, _, seen in self.rows) / len(self.rows)
         return error <= _WORTH * ignored
 
     def _anew(self) -> RidgeRegression:
@@ -215,7 +199,7 @@ class Interference:
     """
 
     def __init__(self) -> None:
-        self._learned: dict[str, Slowdowns] = {}
+        self.learned: dict[str, Slowdowns] = {}
 
     def observe(
         self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics], slowdown: float
@@ -223,21 +207,16 @@ class Interference:
         """A run took so many times as long as alone; one beyond all bounds is not counted."""
         if slowdown > MOST:
             return  # it waited for something else
-        learned = self._learned.get(gpu_type)
+        learned = self.learned.get(gpu_type)
         if learned is None:
-            if len(self._learned) >= _MOST_TYPES:
+            if len(self.learned) >= _MOST_TYPES:
                 return
-            learned = self._learned[gpu_type] = Slowdowns(window=_WINDOW)
+            learned = self.learned[gpu_type] = Slowdowns(window=_WINDOW)
         learned.observe(own, neighbours, slowdown)
 
     def slowdown(self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics]) -> float:
         """How many times as long a run should take beside these; 1 while that is not known."""
-        learned = self._learned.get(gpu_type)
+        learned = self.learned.get(gpu_type)
         if learned is None or not learned.is_of_use:
             return 1.0
         return learned.predict(own, neighbours)
-
-    def fit(self, gpu_type: str) -> Fit | None:
-        """How good the predictions are there; None before the first run beside another."""
-        learned = self._learned.get(gpu_type)
-        return None if learned is None else learned.fit()

@@ -8,10 +8,15 @@ from cache_manager import exits
 from cache_manager.exits.exit_rule import ExitRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.cluster.slots import Gpu
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.cluster.state import ClusterState
-from scheduler.model.actions import Action, Demote, DemoteStored, EndContext, SetTimer
-from scheduler.model.events import ContextKept, StageDue
+from scheduler.core.layer import Handler, Layer
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.model.actions import Demote, DemoteStored, EndContext, SetTimer
+from scheduler.model.errors import BadEvent
+from scheduler.model.events import ContextKept, Event, StageDue
+from scheduler.model.values import CoreSettings
 
 # A model that may not leave when its time is over is looked at again after this long at least; so
 # is one in a store, whose node may refuse to move it.
@@ -56,28 +61,32 @@ class _Idle:
 _NEVER = "never"
 
 
-class StagedExit:
+class StagedExit(Layer):
     """Orders idle models down a stage when their time is over; notes little while all may stay.
 
     A timer is set for each place with an idle model, not for each of its uses: one that finds the
     model used meanwhile is set anew. It is `active` while some model leaves by time.
     """
 
-    def __init__(self, cluster: ClusterState, exit_rule: str) -> None:
-        self._cluster = cluster
-        self._rule = exits.make(exit_rule)
+    def __init__(self, lifecycle: Lifecycle, settings: CoreSettings) -> None:
+        self._cluster = lifecycle.cluster
+        self._rule = exits.make(settings.exit_rule)
         self._own: dict[ModelId, str] = {}
-        self.active = exit_rule != _NEVER
+        self.active = settings.exit_rule != _NEVER
         # Models that are idle on a GPU since the last look, those that a node reported in its
         # store, and those that leave by another rule from now on.
-        self.fell_idle: list[tuple[Gpu, ModelId]] = []
-        self.came_to_rest: list[tuple[NodeId, ModelId]] = []
+        self._fell_idle: list[tuple[Gpu, ModelId]] = []
+        self._came_to_rest: list[tuple[NodeId, ModelId]] = []
         self._other_rule: set[ModelId] = set()
         self._gaps: dict[ModelId, IdleGaps] = {}
         self._idle_s: dict[ModelId, float] = {}
         self._stored: dict[tuple[NodeId, ModelId], tuple[Tier, float]] = {}
         self._timers: dict[_Place, tuple[float, Tier]] = {}
         self._due: dict[_Place, tuple[Tier, float, float]] = {}
+        lifecycle.switch_on(self)
+
+    def handlers(self) -> dict[type[Event], Handler]:
+        return {ContextKept: (self._context_kept, True), StageDue: (self._stage_due, True)}
 
     # -- stages ----------------------------------------------------------------------------------
 
@@ -86,16 +95,18 @@ class StagedExit:
         """How many places something is remembered of: none of these outlives its timer."""
         return len(self._timers.keys() | self._due.keys())
 
-    def watch(self, now: float, out: list[Action]) -> None:
+    def after_event(self) -> None:
         """Set timers for the models that have come to rest."""
-        places = [_Place(gpu.spec.node, gpu.spec.id, model) for gpu, model in self.fell_idle]
-        places += [_Place(node, None, model) for node, model in self.came_to_rest]
+        if not (self._fell_idle or self._came_to_rest):
+            return
+        places = [_Place(gpu.spec.node, gpu.spec.id, model) for gpu, model in self._fell_idle]
+        places += [_Place(node, None, model) for node, model in self._came_to_rest]
         for place in places:
-            self._look(place, now, out)
-        self.fell_idle.clear()
-        self.came_to_rest.clear()
+            self._look(place)
+        self._fell_idle.clear()
+        self._came_to_rest.clear()
 
-    def stage_due(self, event: StageDue, now: float, out: list[Action]) -> None:
+    def _stage_due(self, event: StageDue) -> None:
         """Step down, unless the model was used, moved or pinned since the timer was set."""
         place = _Place(event.node, event.gpu, event.model)
         due_s, _ = self._timers.get(place, (None, None))
@@ -105,16 +116,16 @@ class StagedExit:
         due_s = self.due_s(*place)
         if due_s is None:
             return
-        if due_s > now:
-            self._set(place, due_s, out)
+        if due_s > self._cluster.now:
+            self._set(place, due_s)
             return
         del self._due[place]
         if event.gpu is None:
-            self._leave_store(place, now, out)
+            self._leave_store(place)
         else:
-            self._leave_gpu(self._cluster.gpus[event.gpu], place, now, out)
+            self._leave_gpu(self._cluster.gpus[event.gpu], place)
 
-    def context_kept(self, event: ContextKept, _now: float, out: list[Action]) -> None:
+    def _context_kept(self, event: ContextKept) -> None:
         """An empty process was measured: it stays if there is room for it."""
         gpu = self._cluster.gpus.get(event.gpu)
         if gpu is None or event.model not in gpu.cache.contexts:
@@ -122,7 +133,7 @@ class StagedExit:
         index = self._cluster.index
         if not index.resize_context(gpu.cache, event.model, event.memory_bytes):
             index.drop_context(gpu.cache, event.model)
-            out.append(EndContext(event.gpu, event.model, "it has no room"))
+            self._cluster.out.append(EndContext(event.gpu, event.model, "it has no room"))
 
     def due_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
         """When an idle model at this place may step down; None: it is not there, or stays.
@@ -159,11 +170,17 @@ class StagedExit:
         own = self._own.get(model)
         return self._rule if own is None else exits.make(own)
 
-    def asked_for(self, models: tuple[ModelId, ...], exit_rule: str | None) -> None:
-        """A request's function names a rule of its own, or an empty one: that of the cluster."""
+    def refusal(self, pending: Pending, *, promised: bool) -> None:
+        exit_rule = pending.request.exit_rule
+        if exit_rule and not exits.is_rule(exit_rule):
+            raise BadEvent("exit rule", exit_rule)
+
+    def accepted(self, pending: Pending) -> None:
+        """Its function may name a rule of its own, or an empty one: that of the cluster."""
+        exit_rule = pending.request.exit_rule
         if exit_rule is None or not (exit_rule or self._own):
             return
-        for model in models:
+        for model in pending.models:
             if self._own.get(model, "") == exit_rule:
                 continue
             self._other_rule.add(model)
@@ -180,8 +197,7 @@ class StagedExit:
         """An earlier leader saw these gaps."""
         self._gaps[model] = gaps
 
-    def forget(self, model: ModelId) -> None:
-        """Forget what is remembered of a model that no node has."""
+    def forgotten(self, model: ModelId) -> None:
         self._own.pop(model, None)
         self._other_rule.discard(model)
         self._gaps.pop(model, None)
@@ -189,44 +205,49 @@ class StagedExit:
 
     # -- on GPUs ----------------------------------------------------------------------------------
 
-    def begun(self, models: tuple[ModelId, ...], now: float) -> None:
-        for model in models:
+    def granted(self, lease: ActiveLease) -> None:
+        for model in lease.models if self.active else ():
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
                 gaps = self._gaps.get(model)
                 if gaps is None:
                     gaps = self._gaps[model] = IdleGaps()
-                gaps.saw(now - idle_s)
+                gaps.saw(self._cluster.now - idle_s)
 
-    def ended(self, gpu: Gpu, models: tuple[ModelId, ...], now: float) -> None:
-        for model in models:
+    def ended(self, lease: ActiveLease) -> None:
+        gpu = lease.slot.gpu
+        for model in lease.models if self.active else ():
             resident = gpu.cache.residents.get(model)
             if resident is not None and not resident.users:
-                resident.idle_s = self._idle_s[model] = now
-                self.fell_idle.append((gpu, model))
+                resident.idle_s = self._idle_s[model] = self._cluster.now
+                self._fell_idle.append((gpu, model))
 
     def found(self, gpu: Gpu, model: ModelId) -> None:
-        """A node holds a model that this core has not placed there."""
-        self.fell_idle.append((gpu, model))
+        if self.active:
+            self._fell_idle.append((gpu, model))
 
     # -- in the stores of nodes -------------------------------------------------------------------
 
-    def stored(self, node: NodeId, model: ModelId, tier: Tier, now: float) -> None:
+    def stored(self, node: NodeId, model: ModelId, tier: Tier) -> None:
+        self._note_stored(node, model, tier, self._cluster.now)
+
+    def _note_stored(self, node: NodeId, model: ModelId, tier: Tier, since_s: float) -> None:
         if tier is Tier.ABSENT:
             self._stored.pop((node, model), None)
             return
-        self._stored[node, model] = (tier, now)
+        self._stored[node, model] = (tier, since_s)
         if self.active:
-            self.came_to_rest.append((node, model))
+            self._came_to_rest.append((node, model))
 
-    def node_reports(self, node: NodeId, stored: Mapping[ModelId, Tier], now: float) -> None:
-        """A node reports its whole store anew: what it keeps where it was stays in its stage."""
+    def store_reported(self, node: NodeId, stored: Mapping[ModelId, Tier]) -> None:
+        """What the node keeps where it was stays in its stage."""
+        now = self._cluster.now
         before = {key[1]: since for key, since in self._stored.items() if key[0] == node}
         for model in before:
             del self._stored[node, model]
         for model, tier in stored.items():
             known_tier, since_s = before.get(model, (tier, now))
-            self.stored(node, model, tier, since_s if known_tier is tier else now)
+            self._note_stored(node, model, tier, since_s if known_tier is tier else now)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -254,7 +275,7 @@ class StagedExit:
             return max(stays_s, _LEAST_AGAIN_S)
         return stays_s
 
-    def _look(self, place: _Place, now: float, out: list[Action]) -> None:
+    def _look(self, place: _Place) -> None:
         rest = self._resting(*place)
         if rest is None:
             return
@@ -264,37 +285,39 @@ class StagedExit:
         self._other_rule.discard(place.model)
         due_s = self.due_s(*place)
         if due_s is not None:
-            self._set(place, max(due_s, now), out)
+            self._set(place, max(due_s, self._cluster.now))
 
-    def _set(self, place: _Place, due_s: float, out: list[Action]) -> None:
+    def _set(self, place: _Place, due_s: float) -> None:
         pending_s, _ = self._timers.get(place, (inf, None))
         rest = self._resting(*place)
         if rest is None or pending_s <= due_s:
             return
         self._timers[place] = (due_s, rest[0])
-        out.append(SetTimer(due_s, StageDue(place.node, place.gpu, place.model, due_s)))
+        self._cluster.out.append(
+            SetTimer(due_s, StageDue(place.node, place.gpu, place.model, due_s))
+        )
 
-    def _leave_gpu(self, gpu: Gpu, place: _Place, now: float, out: list[Action]) -> None:
+    def _leave_gpu(self, gpu: Gpu, place: _Place) -> None:
         model, cache, index = place.model, gpu.cache, self._cluster.index
         if model in cache.contexts:
             index.drop_context(cache, model)
-            out.append(EndContext(gpu.spec.id, model, "it was idle"))
+            self._cluster.out.append(EndContext(gpu.spec.id, model, "it was idle"))
             return
         resident = cache.residents[model]
         if resident.kept or gpu.draining:
-            self._set(place, now + _LEAST_AGAIN_S, out)
+            self._set(place, self._cluster.now + _LEAST_AGAIN_S)
             return
         keeps_s = self._stays_s(Tier.CONTEXT, gpu.spec.id, model)
         keeps = keeps_s is None or keeps_s > 0.0
         size_bytes = min(resident.bytes, gpu.spec.context_bytes)
         self._cluster.evict(gpu, model)
         if keeps:
-            index.keep_context(cache, model, size_bytes, now)
-        out.append(Demote(gpu.spec.id, model, "it was idle", keeps_context=keeps))
+            index.keep_context(cache, model, size_bytes, self._cluster.now)
+        self._cluster.out.append(Demote(gpu.spec.id, model, "it was idle", keeps_context=keeps))
         if keeps:
-            self._look(place, now, out)
+            self._look(place)
 
-    def _leave_store(self, place: _Place, now: float, out: list[Action]) -> None:
-        tier, _ = self._stored.get((place.node, place.model)) or (Tier.ABSENT, now)
+    def _leave_store(self, place: _Place) -> None:
+        tier, _ = self._stored.get((place.node, place.model)) or (Tier.ABSENT, 0.0)
         lower = Tier.DISK if tier is Tier.HOST else Tier.ABSENT
-        out.append(DemoteStored(place.node, place.model, lower, "it was idle"))
+        self._cluster.out.append(DemoteStored(place.node, place.model, lower, "it was idle"))

@@ -14,11 +14,11 @@ from scheduler.policies.weighing import (
     CANDIDATES,
     PRICES,
     StageQueue,
+    fits,
     profile_of,
     queues_of,
     rooms_for,
 )
-from scheduler.workflows.node_choice import NodeRoom, dispatch
 from scheduler.workflows.stage_profiles import Choice, undominated
 
 # Where a GPU's leases are given no vCPUs, they are no reason against it.
@@ -168,21 +168,32 @@ class Policy:
         self, view: View, queue: StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
     ) -> Place | None:
         request = queue.members[0]
-        rooms = [
-            NodeRoom(
-                room.free_vcpus if room.vcpus else _VCPUS_FREE,
-                len(room.idle),
-                view.is_hit(request, room.idle[0]),
-            )
-            for room in nodes
-        ]
-        choice = dispatch(plan.configurations, rooms, 0)
-        if choice is None:
-            return None
-        given, idle = choice.configuration, nodes[choice.node].idle
-        warm = "warm" if rooms[choice.node].is_warm else "cold"
-        members = tuple(queue.members[: given.batch])
-        return Place(members, idle[0], f"{warm}; {plan.rule}", given, idle[1 : given.vgpus])
+        for given in plan.configurations:
+            room = self._room(view, request, given, nodes)
+            if room is not None:
+                idle = room.idle
+                warm = "warm" if view.is_hit(request, idle[0]) else "cold"
+                members = tuple(queue.members[: given.batch])
+                return Place(members, idle[0], f"{warm}; {plan.rule}", given, idle[1 : given.vgpus])
+        return None
+
+    def _room(
+        self, view: View, request: Pending, given: Configuration, nodes: Sequence[GpuRoom]
+    ) -> GpuRoom | None:
+        """The first GPU with room that has the models, else the one with most room.
+
+        The paper says home invoker, warm invokers, cold ones. A home that has room but no idle
+        instance of the function is read as a cold one: the stage would first wait for its start.
+        """
+        cold: GpuRoom | None = None
+        for room in nodes:
+            if not fits(room, given):
+                continue
+            if view.is_hit(request, room.idle[0]):
+                return room
+            if cold is None or _free(room) > _free(cold):
+                cold = room
+        return cold
 
     def _prewarmed(self, view: View, request: Pending, slot: Slot) -> Iterator[Decision]:
         """Load what is expected before it is free again, where it needs nobody's memory."""
@@ -195,6 +206,11 @@ class Policy:
             if not view.is_hit(request, other) and not view.victims(request, other):
                 yield Prefetch(request.models[0], other)
                 return
+
+
+def _free(room: GpuRoom) -> tuple[int, int]:
+    """GPU parts first: they are what is scarce."""
+    return len(room.idle), room.free_vcpus if room.vcpus else _VCPUS_FREE
 
 
 def _cost(choice: Choice) -> float:

@@ -21,9 +21,12 @@ from scheduler.policies.weighing import (
     AWAY_S,
     CANDIDATES,
     IDLE_DISCOUNT,
-    NOTHING_AHEAD,
+    MISS_WORTH,
     PRICES,
+    BatchOption,
     Gain,
+    batch_cost,
+    batch_options,
     fits,
     members_of,
     neighbours_s,
@@ -32,14 +35,6 @@ from scheduler.policies.weighing import (
     scarce_prices,
     slack_s,
     wait_at_s,
-)
-from scheduler.workflows.cost_to_go import (
-    MISS_WORTH,
-    BatchOption,
-    WaitingCall,
-    batch_choices,
-    decide,
-    worth_of,
 )
 from scheduler.workflows.stage_profiles import StageProfile
 
@@ -274,7 +269,7 @@ class _Weighed(NamedTuple):
     near: Sequence[GpuId]
     rooms: list[GpuRoom]
     profile: StageProfile
-    calls: list[WaitingCall]
+    lefts_s: list[float]
     options: Sequence[BatchOption]
 
 
@@ -303,8 +298,8 @@ def batch_terms(view: View, hit: Place, most_batch: int) -> tuple[Slot, dict[str
         return place.slot, {}
     slot_s = PRICES.cost(_ALONE, 1.0) or 1.0
     saved = [
-        worth_of(alone, weighed.calls[:1], miss, alone.cost)
-        - worth_of(chosen, weighed.calls[: given.batch], miss, alone.cost)
+        batch_cost(alone, weighed.lefts_s[0], 0.0, alone.cost, miss)
+        - batch_cost(chosen, min(weighed.lefts_s[: given.batch]), 0.0, alone.cost, miss)
         for miss in (0.0, MISS_WORTH)
     ]
     batch_s, all_s = (each / slot_s for each in saved)
@@ -336,9 +331,9 @@ def _weigh(view: View, hit: Place, most_batch: int) -> _Weighed | None:
         near, rooms = _rooms(view, hit)
     profile = profile_of(view, first, rooms, len(members), scarce_prices(view, rooms))
     away_s = AWAY_S if near else 0.0
-    calls = [_waiting(view, member, slot, away_s) for member in members]
-    options = decide(batch_choices(profile), calls, None).options
-    return _Weighed(members, near, rooms, profile, calls, options)
+    lefts_s = [_left_s(view, member, slot) for member in members]
+    options = batch_options(profile, lefts_s, away_s)
+    return _Weighed(members, near, rooms, profile, lefts_s, options)
 
 
 def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) -> Place:
@@ -365,7 +360,7 @@ def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     return list(names), list(rooms.values())
 
 
-def _waiting(view: View, request: Pending, slot: Slot, away_s: float) -> WaitingCall:
-    """A request that is late already joins no batch for being late."""
+def _left_s(view: View, request: Pending, slot: Slot) -> float:
+    """The time that a request has; one that is late already joins no batch for being late."""
     left_s = slack_s(view, request, slot) / (1.0 + _MARGIN)
-    return WaitingCall(left_s if left_s > 0.0 else inf, NOTHING_AHEAD, 0.0, away_s)
+    return left_s if left_s > 0.0 else inf

@@ -9,14 +9,13 @@ from scheduler.cluster.view import View
 from scheduler.policies import netgain
 from scheduler.policies.placement_policy import Decision, Place, check_bounds
 from scheduler.policies.weighing import (
-    NOTHING_AHEAD,
+    batch_options,
     fits,
     members_of,
     profile_of,
     scarce_prices,
     slack_s,
 )
-from scheduler.workflows.cost_to_go import WaitingCall, batch_choices, decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Policy:
     2. Requests of the same function, application, stage and models join the oldest of them in the
        batch and configuration that cost least for each: its vCPUs and slots for its time, and 20
        times what the request costs alone if it would be later than its time
-       (`workflows/cost_to_go.py`). Of one that is late already only the cost counts.
+       (`weighing.py`). Of one that is late already only the cost counts.
     vCPUs and slots count as dearer where they run out. Where one request alone on one slot costs
     least, all is as under NETGAIN.
     """
@@ -52,8 +51,7 @@ class Policy:
         if len(profile.choices) == 1:
             return decision
         left_s = [slack_s(view, member, slot) for member in members]
-        calls = [WaitingCall(left if left > 0.0 else inf, NOTHING_AHEAD) for left in left_s]
-        for option in decide(batch_choices(profile), calls, None).options:
+        for option in batch_options(profile, [left if left > 0.0 else inf for left in left_s]):
             given = option.configuration
             if not fits(room, given):
                 continue

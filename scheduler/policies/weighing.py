@@ -8,17 +8,19 @@ from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import GpuRoom, ModelFacts, View
 from scheduler.model.values import Configuration
-from scheduler.workflows.cost_to_go import cost_to_go, scarcity_prices
-from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile
+from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, profile, undominated
 
 # The prices of a vCPU and a slot for an hour, as in ESG: only their ratio decides.
 PRICES = Prices(vcpu_hour=0.034, vgpu_hour=0.67)
 # The time of a request that brings none, in runs of it alone.
 _SLO_RUNS = 5.0
-# A request's later stages are not known here: its own time was divided off for this stage.
-NOTHING_AHEAD = cost_to_go(())
 # A time that was measured as nothing.
 _LEAST_S = 1e-9
+# A missed deadline counts as so many times what a request costs, alone, at its cheapest.
+MISS_WORTH = 20.0
+_MOST_OPTIONS = 12
+# From this part of a resource in use on, it counts as so many times its price.
+_SCARCITY = ((0.95, 12.0), (0.85, 4.0), (0.0, 1.0))
 
 
 class StageQueue(NamedTuple):
@@ -68,7 +70,15 @@ def scarce_prices(view: View, rooms: Sequence[GpuRoom]) -> Prices:
     """vCPUs of these GPUs, and slots, count as dearer where they run out."""
     vcpus, free = sum([room.vcpus for room in rooms]), sum([room.free_vcpus for room in rooms])
     used = 1.0 - free / vcpus if vcpus else 0.0
-    return scarcity_prices(PRICES, used, 1.0 - max(0.0, view.idle_share()))
+    busy = 1.0 - max(0.0, view.idle_share())
+    return Prices(PRICES.vcpu_hour * _times(used), PRICES.vgpu_hour * _times(busy))
+
+
+def _times(used: float) -> float:
+    for least, times in _SCARCITY:
+        if used >= least:
+            return times
+    return 1.0
 
 
 def slack_s(view: View, request: Pending, slot: Slot) -> float:
@@ -91,13 +101,51 @@ def profile_of(
         has_room = measured.vcpus <= vcpus and measured.vgpus <= slots
         if measured.batch <= most_batch and has_room and measured not in wanted:
             wanted.append(measured)
-    choices = []
-    for configuration in wanted:
-        time_s = max(_LEAST_S, view.configured_s(first, slot, configuration))
-        choices.append(
-            Choice(time_s, prices.cost(configuration, time_s) / configuration.batch, configuration)
-        )
-    return StageProfile(tuple(choices))
+    return profile(
+        {each: max(_LEAST_S, view.configured_s(first, slot, each)) for each in wanted}, prices
+    )
+
+
+class BatchOption(NamedTuple):
+    """A configuration for the first of some requests, near their data or elsewhere."""
+
+    configuration: Configuration
+    is_near: bool
+
+
+def batch_options(
+    stage: StageProfile, lefts_s: Sequence[float], away_s: float = 0.0
+) -> list[BatchOption]:
+    """What to run of these requests, the first ones together: what costs each least comes first.
+
+    `lefts_s` is the time that each request has; away from its data it takes `away_s` more.
+    """
+    by_batch: dict[int, list[Choice]] = {}
+    for choice in stage.choices:
+        by_batch.setdefault(choice.configuration.batch, []).append(choice)
+    alone = min([choice.cost for choice in by_batch[min(by_batch)]])
+    options = []
+    for batch, choices in by_batch.items():
+        if batch > len(lefts_s):
+            continue
+        left_s = min(lefts_s[:batch])
+        for choice in undominated(choices):
+            for is_far, moved_s in ((False, 0.0), (True, batch * away_s)):
+                cost = batch_cost(choice, left_s, moved_s, alone, MISS_WORTH)
+                options.append((cost, is_far, choice.configuration))
+    options.sort()
+    return [BatchOption(given, not is_far) for _, is_far, given in options[:_MOST_OPTIONS]]
+
+
+def batch_cost(
+    choice: Choice, left_s: float, moved_s: float, alone: float, miss_worth: float
+) -> float:
+    """What a batch that has so much time, and takes `moved_s` more, costs each of its requests."""
+    takes_s = choice.time_s + moved_s
+    cost = choice.cost * takes_s / choice.time_s
+    if takes_s < left_s:
+        return cost
+    return cost + miss_worth * (1.0 + (takes_s - left_s) / takes_s) * alone
 
 
 def rooms_for(view: View, request: Pending, most: int) -> list[GpuRoom]:

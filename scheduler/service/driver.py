@@ -1,5 +1,6 @@
 """The core on real time: takes events from callers and nodes, and carries out what it decides."""
 
+import time
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,16 @@ class _Reported(NamedTuple):
 
     event: events.Event
     handled: Callable[[errors.EventRefused | None], None] | None = None
+
+
+class MonotonicClock:
+    """The machine's monotonic time: a loop's own may be coarse (uvloop counts milliseconds)."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Cancellable:
+        return get_running_loop().call_later(max(0.0, when_s - time.monotonic()), callback)
 
 
 def nobody_keeps(_lease: LeaseId) -> None:
@@ -195,7 +206,7 @@ class Driver:
             gpus=gpus_of(self._core),
             nodes=self._links.nodes(),
             waiting=waiting,
-            waiting_locally=placer.queued - waiting - self._core.cluster.held,
+            waiting_locally=self._core.cluster.queued - waiting - self._core.cluster.held,
             counts=self.counts(),
         )
 
@@ -228,16 +239,21 @@ class Driver:
     async def _placement(self, request: Request, event: events.Event) -> Placement:
         if self._closed:
             raise errors.RequestWithdrawn(request.id, _STOPPING)
-        call = self._callers.join(request.id)
+        waiter, together = self._callers.join(request.id)
+
+        def handled(refused: errors.EventRefused | None) -> None:
+            if refused is not None and not waiter.done():  # it is raised in this task alone
+                waiter.set_exception(refused)
+
         try:
-            self._submit(_Reported(event, call.handled))
-            answer = await call.waiter
+            self._submit(_Reported(event, handled))
+            answer = await waiter
         except CancelledError:
-            if self._callers.leave(request.id, call):
+            if self._callers.leave(request.id, waiter, together):
                 self.report(events.RequestCancelled(request.id))
             raise
         except BaseException:
-            self._callers.leave(request.id, call)
+            self._callers.leave(request.id, waiter, together)
             raise
         if isinstance(answer, Finish):
             raise error_of(request, answer, self._core)
@@ -248,7 +264,7 @@ class Driver:
         pending = self._core.requests.get(request)
         if pending is None or pending.lease is None:
             return False
-        lease = self._core.placer.leases.get(pending.lease)
+        lease = self._core.leases.get(pending.lease)
         return pending.standing is Standing.PAUSED or (lease is not None and lease.released)
 
     async def _ask(self, event: events.Event) -> None:
@@ -282,7 +298,7 @@ class Driver:
                 self._lose_nodes()
                 if self._events:
                     self._handle(self._events.popleft())
-                elif not self._contention.notify(waiting=self._core.placer.contending > 0):
+                elif not self._contention.notify(waiting=self._core.cluster.contending > 0):
                     break
         finally:
             self._handling = False
@@ -364,7 +380,7 @@ class Driver:
 
     def _losses(self, node: NodeId) -> list[events.Event]:
         """The events of a lost node; requests whose lease was never delivered wait again."""
-        leases = self._core.placer.leases
+        leases = self._core.leases
         self._undelivered &= leases.keys()
         failures = [
             events.RunFailed(lease.id, f"node {node} was lost")
@@ -390,11 +406,12 @@ class WaitingCallers:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, request: RequestId) -> "CallerWait":
+    def join(self, request: RequestId) -> tuple[Waiter, list[Waiter]]:
+        """One task's wait, and the waits of all that joined for the same answer."""
         waiter: Waiter = get_running_loop().create_future()
         together = self._waiting.setdefault(request, [])
         together.append(waiter)
-        return CallerWait(waiter, together)
+        return waiter, together
 
     def answer(self, request: RequestId, answer: Answer) -> None:
         """Answer all tasks that wait for the request; a later task waits for the next answer."""
@@ -402,39 +419,18 @@ class WaitingCallers:
             if not waiter.done():
                 waiter.set_result(answer)
 
-    def leave(self, request: RequestId, call: "CallerWait") -> bool:
+    def leave(self, request: RequestId, waiter: Waiter, together: list[Waiter]) -> bool:
         """Remove a waiting task; whether its request is left without a waiting or answered task."""
-        call.together.remove(call.waiter)
-        if call.together or call.ended:
-            return False
-        if self._waiting.get(request) is call.together:
+        together.remove(waiter)
+        answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
+        if together or (answered and isinstance(waiter.result(), Finish)):
+            return False  # others wait, or it had ended before the task was resumed
+        if self._waiting.get(request) is together:
             del self._waiting[request]
         return True
 
     def requests(self) -> list[RequestId]:
         return list(self._waiting)
-
-
-class CallerWait:
-    """One task's wait, and the waits of all that joined for the same answer."""
-
-    __slots__ = ("together", "waiter")
-
-    def __init__(self, waiter: Waiter, together: list[Waiter]) -> None:
-        self.waiter = waiter
-        self.together = together
-
-    def handled(self, refused: errors.EventRefused | None) -> None:
-        """Raise a refusal in this task alone."""
-        if refused is not None and not self.waiter.done():
-            self.waiter.set_exception(refused)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the request had ended before the task was resumed."""
-        waiter = self.waiter
-        answered = waiter.done() and not waiter.cancelled() and waiter.exception() is None
-        return answered and isinstance(waiter.result(), Finish)
 
 
 REPEAT_S = 0.1
@@ -583,8 +579,8 @@ class Timers:
 def error_of(request: Request, ended: Finish, core: Core) -> errors.RequestEnded:
     outcome, reason = ended.outcome, ended.reason
     if outcome is RequestOutcome.QUEUE_FULL:
-        wait_s = core.placer.expected_wait_s(request.function)
-        return errors.QueueFull(request.id, reason, core.placer.queued, wait_s)
+        wait_s = core.lifecycle.expected_wait_s(request.function)
+        return errors.QueueFull(request.id, reason, core.cluster.queued, wait_s)
     if outcome is RequestOutcome.OVER_QUOTA:
         return errors.OverQuota(request.id, reason, ended.again_s or 0.0)
     if outcome is RequestOutcome.TOO_LARGE:

@@ -57,10 +57,6 @@ class DecisionLog:
         if self._log.isEnabledFor(level):
             self._log.log(level, "%s", event)
 
-    def refused(self, event: events.Event, reason: str) -> None:
-        self._refusals += 1
-        self._log.warning("refused %.500s: %s", event, reason)
-
     def decided(self, action: Action) -> None:
         """One action is about to be carried out."""
         if isinstance(action, Dispatch):
@@ -95,7 +91,8 @@ class DecisionLog:
         elif isinstance(action, Recall):
             self._log.debug("lease %d is recalled", action.lease, extra={"lease": action.lease})
         elif isinstance(action, Refuse):
-            self.refused(action.event, action.reason)
+            self._refusals += 1
+            self._log.warning("refused %.500s: %s", action.event, action.reason)
 
     def counts(self) -> DecisionCounts:
         return DecisionCounts(

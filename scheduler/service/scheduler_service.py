@@ -28,7 +28,7 @@ from scheduler.service.leadership.election import (
     term_at,
     watch_rivals,
 )
-from scheduler.service.leadership.policy_in_force import PolicyInForce, follow_policy
+from scheduler.service.leadership.policy_in_force import PolicyInForce
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
@@ -155,9 +155,10 @@ class SchedulerService:
         async with self.lead(candidacy.term, candidacy, recovered, buckets):
             assert self.reign is not None, "it leads"
             async with TaskGroup() as tasks:
-                policy = follow_policy(store, self.reign.policy, lambda: candidacy.fence, log)
                 watching = watch_rivals(store, candidacy, term_at, log)
-                beside = [tasks.create_task(work) for work in (policy, watching)]
+                beside = [
+                    tasks.create_task(work) for work in (self.reign.policy.follow(), watching)
+                ]
                 await candidacy.lost.wait()
                 for task in beside:
                     task.cancel()
@@ -172,8 +173,10 @@ class SchedulerService:
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         recovered = recovered or Recovered()
-        choice = recovered.begin_with(self._configured())
-        settings = replace(self.settings, policy=choice.name, parameters=choice.parameters)
+        settings = self.settings
+        configured = PolicyChoice(settings.policy, settings.parameters, CONFIGURATION)
+        choice = recovered.begin_with(configured)
+        settings = replace(settings, policy=choice.name, parameters=choice.parameters)
         office = Office(
             *(settings, term, self.meters, recovered, self._recorder, self._sink, buckets),
             recall=self.leases.recall,
@@ -189,7 +192,7 @@ class SchedulerService:
                 now_s=office.clock.now_s,
             ),
             CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
-            PolicyInForce(choice, office.decide_by),
+            PolicyInForce(choice, office.decide_by, self._store, fence, log),
             KeptTerms(self._store, office.terms, fence, log),
             self._keeper(office, candidacy),
         )
@@ -239,9 +242,6 @@ class SchedulerService:
             self._billed_under = fence
         return await write_use(self._store, buckets, fence)
 
-    def _configured(self) -> PolicyChoice:
-        return PolicyChoice(self.settings.policy, self.settings.parameters, CONFIGURATION)
-
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
         async with aclosing(leaders(self._store)) as changes:
@@ -263,7 +263,7 @@ class SchedulerService:
         """What an answer has beside the placement: term, addresses and a signed token."""
         reign = self._reigning()
         office = reign.office
-        term, lease = office.term, office.core.placer.leases.get(placement.lease)
+        term, lease = office.term, office.core.leases.get(placement.lease)
         addresses = reign.streams.addresses.get(placement.node, ())
         shared = lease is not None and lease.is_shared  # each of its requests shows its own token
         claims = LeaseClaims(
@@ -283,7 +283,7 @@ class SchedulerService:
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
-        await self._reigning().policy.choose(self._store, policy, parameters)
+        await self._reigning().policy.choose(policy, parameters)
 
     async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
         """Put an owner's terms in force, here and after a restart; None: no longer."""

@@ -19,7 +19,7 @@ from scheduler.wire.cluster_status import (
 
 
 def gpus_of(core: Core) -> tuple[GpuStatus, ...]:
-    return tuple(_gpu(gpu, core.exits) for gpu in core.cluster.gpus.values())
+    return tuple(_gpu(gpu, core.layer(StagedExit)) for gpu in core.cluster.gpus.values())
 
 
 def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:

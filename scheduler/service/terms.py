@@ -16,6 +16,7 @@ from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
 from scheduler.core.core import Core
 from scheduler.features.tenants.owners import Owner
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
@@ -180,18 +181,19 @@ class KeptTerms:
         self._fence = fence
         self._log = log
         self._writing = asyncio.Lock()
-        self._mending = False
-        self._tasks = BackgroundTasks(log, "keeping the terms of owners")
+        self._doubted = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep terms stored, after outages of the datastore too, while the context lasts."""
         forget_health = self._store.on_health_change(self._health_changed)
+        tasks = BackgroundTasks(self._log, "keeping the terms of owners")
+        tasks.start(self._mend())
         try:
             yield
         finally:
             forget_health()
-            await self._tasks.close()
+            await tasks.close()
 
     async def set(self, owner: str, terms: OwnerTerms | None) -> None:
         """Put an owner's terms in force, here and for every later leader; None: no more terms.
@@ -210,7 +212,7 @@ class KeptTerms:
             except Fenced as error:
                 raise NotLeading(None) from error
             except (DatastoreError, asyncio.CancelledError):
-                self._mend_later()  # the write may have been done
+                self._doubted.set()  # the write may have been done
                 raise
             self._book.set(owner, terms)
 
@@ -218,22 +220,17 @@ class KeptTerms:
 
     def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
         if healthy:
-            self._mend_later()
-
-    def _mend_later(self) -> None:
-        if not self._mending:
-            self._mending = True
-            self._tasks.start(self._mend())
+            self._doubted.set()
 
     async def _mend(self) -> None:
         """Have the datastore hold what is in force, once it answers."""
         while True:
+            await self._doubted.wait()
             await asyncio.sleep(_TRY_AGAIN_S)
             try:
                 async with self._writing:
                     await self._write_differences()
-                    self._mending = False
-                    return
+                    self._doubted.clear()
             except DatastoreError as error:
                 self._log.debug("the terms of owners are not stored: %s", error)
 
@@ -306,7 +303,7 @@ def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
 
 def _use(core: Core, name: str, now: float) -> OwnerUse:
     """What the core has counted of it; without anybody's terms it counts nothing."""
-    tenancy, index = core.placer.tenancy, core.cluster.index
+    tenancy, index = core.layer(Tenancy), core.cluster.index
     owners = tenancy.owners
     use = OwnerUse()
     owner: Owner | None

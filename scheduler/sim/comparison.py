@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning, RecordedStep, digest
 from scheduler.model import events
 from scheduler.model.actions import (
     Action,
@@ -27,6 +26,7 @@ from scheduler.model.actions import (
 )
 from scheduler.model.errors import BadRecording
 from scheduler.model.values import AfterLoss, LeaseId, ModelLoad, Request, RequestId, RequestOutcome
+from scheduler.recording import Beginning, RecordedStep, digest
 from scheduler.sim.recorded_world import (
     RecordedHold,
     RecordedRequest,
@@ -438,7 +438,7 @@ class Rerun:
         holds = [hold for each in action.requests if (hold := self._next_hold(each)) is not None]
         hold = max(holds, key=lambda each: each.held_s) if holds else None
         self._holds[action.lease] = hold
-        lease = self._core.placer.leases[action.lease]
+        lease = self._core.leases[action.lease]
         ready_s = self._ready_s(action, hold)
         if lease.beside:  # its slot serves others until then
             self._at(ready_s, partial(self._join, action))
@@ -454,7 +454,7 @@ class Rerun:
         self._hold(action, max([self._now, *others]))
 
     def _hold(self, action: Dispatch, ready_s: float) -> None:
-        lease, hold = self._core.placer.leases[action.lease], self._holds[action.lease]
+        lease, hold = self._core.leases[action.lease], self._holds[action.lease]
         if hold is None:
             batch = sum(pending.request.batch for pending in lease.requests)
             usual_s = self._times.hold_s(lease.models, batch)
@@ -519,7 +519,7 @@ class Rerun:
             self._handle(event)
 
     def _live(self, lease: LeaseId) -> ActiveLease | None:
-        return self._core.placer.leases.get(lease)
+        return self._core.leases.get(lease)
 
     def _finish(self, action: Finish) -> None:
         self._outcomes[action.request] = action.outcome

@@ -60,13 +60,13 @@ def on_profile(models: Iterable[SimModel], profile: str) -> tuple[SimModel, ...]
     if profile == THESIS:
         return tuple(models)
     table = table1(profile)
-    missing = sorted({_original(model.id) for model in models} - table.keys())
+    missing = sorted({original(model.id) for model in models} - table.keys())
     if missing:
         raise BadWorkload(f"profile {profile} lacks {', '.join(missing)}")
-    return tuple(replace(table[_original(model.id)], id=model.id) for model in models)
+    return tuple(replace(table[original(model.id)], id=model.id) for model in models)
 
 
-def _original(model: ModelId) -> str:
+def original(model: ModelId) -> str:
     """The name in the table of a model or of one of its copies."""
     return model.partition("#")[0]
 
@@ -102,18 +102,17 @@ def _models_of(text: str) -> dict[str, SimModel]:
     return models
 
 
-def working_set(size: int, *, shares_models: bool = False) -> list[SimModel]:
+def working_set(size: int) -> list[SimModel]:
     """One model a function, from the most to the least used, sizes spread evenly.
 
     The five most used are the thesis's. Each further function takes the next unused model of the
     size class with the fewest so far; when a class has no more, its models come again as separate
-    copies (`vgg11#2`), since each function has weights of its own; or, where functions share
-    models, the same ones again.
+    copies (`vgg11#2`), since each function has weights of its own.
     """
     table = table1()
     chosen = [table[name] for name in MOST_USED[:size]]
     classes = list(dict.fromkeys(model.size_class for model in table.values()))
-    unused = {name: _endless(table, name, shares_models=shares_models) for name in classes}
+    unused = {name: _endless(table, name) for name in classes}
     counts = {name: sum(model.size_class == name for model in chosen) for name in classes}
     while len(chosen) < size:
         fewest = min(classes, key=lambda name: counts[name])
@@ -122,15 +121,12 @@ def working_set(size: int, *, shares_models: bool = False) -> list[SimModel]:
     return chosen
 
 
-def _endless(
-    table: dict[str, SimModel], size_class: str, *, shares_models: bool
-) -> Iterator[SimModel]:
+def _endless(table: dict[str, SimModel], size_class: str) -> Iterator[SimModel]:
     members = [model for model in table.values() if model.size_class == size_class]
     yield from (model for model in members if model.id not in MOST_USED)
     for round_ in count(2):
         for model in members:
-            copy = replace(model, id=ModelId(f"{model.id}#{round_}"))
-            yield model if shares_models else copy
+            yield replace(model, id=ModelId(f"{model.id}#{round_}"))
 
 
 GPUS_PER_NODE = 4

@@ -14,10 +14,10 @@ from msgspec import structs
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning
 from scheduler.model import events
 from scheduler.model.actions import Action, Dispatch, EndLease, Finish, Prepare, Taken
 from scheduler.model.values import AfterLoss, LeaseId, Request, RequestId, RequestOutcome
+from scheduler.recording import Beginning
 
 
 class MeasuredRun(NamedTuple):
@@ -477,7 +477,7 @@ class RecordingReader:
 
     def _computing_with(self, lease: LeaseId) -> set[LeaseId]:
         """The leases that compute where a lease is to compute that was loaded beside them."""
-        own = self._core.placer.leases.get(lease)
+        own = self._core.leases.get(lease)
         others = {} if own is None else own.slot.leases
         return {other for other, held in others.items() if other != lease and not held.beside}
 

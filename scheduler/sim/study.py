@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from cache_manager import eviction
 from cache_manager.model.ids import MIB
 from scheduler import policies
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.errors import BadWorkload
 from scheduler.model.values import CoreSettings, Explanation, RequestId
@@ -33,7 +34,6 @@ class Traffic:
     trace_start: int = 0
     without_top: int = 0
     profile: str = THESIS
-    shares_models: bool = False
 
     def build(self, seed: int) -> Workload:
         found = self._build(seed)
@@ -41,14 +41,7 @@ class Traffic:
 
     def _build(self, seed: int) -> Workload:
         if self.trace is None:
-            return workload.thesis(
-                self.working_set,
-                self.rate,
-                self.minutes,
-                self.pattern,
-                seed,
-                shares_models=self.shares_models,
-            )
+            return workload.thesis(self.working_set, self.rate, self.minutes, self.pattern, seed)
         window = workload.Window(self.trace_start, self.minutes, self.working_set, self.without_top)
         return workload.workload(workload.read(self.trace), window, self.rate, self.pattern, seed)
 
@@ -81,7 +74,7 @@ class Scenario:
 
     def core(self, watched: Collection[RequestId] = ()) -> Core:
         """A core that decides as this scenario says, and explains these requests' placements."""
-        return Core(
+        return compose(
             policies.make(self.policy, self.parameters()),
             eviction.make(self.eviction),
             CoreSettings(explain=frozenset(watched)),

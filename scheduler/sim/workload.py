@@ -78,21 +78,17 @@ def popularity(size: int) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def thesis(
-    size: int, rate: int, minutes: int, pattern: Pattern, seed: int, *, shares_models: bool = False
-) -> Workload:
+def thesis(size: int, rate: int, minutes: int, pattern: Pattern, seed: int) -> Workload:
     """Section 5.1: the same number every minute, in the functions' proportions, in random order."""
     _positive("rate", rate)
     _positive("minutes", minutes)
     counts = [apportion(popularity(size), rate) for _ in range(minutes)]
-    return spread(counts, pattern, seed, shares_models=shares_models)
+    return spread(counts, pattern, seed)
 
 
-def spread(
-    counts: Sequence[Sequence[int]], pattern: Pattern, seed: int, *, shares_models: bool = False
-) -> Workload:
+def spread(counts: Sequence[Sequence[int]], pattern: Pattern, seed: int) -> Workload:
     """A workload from each minute's requests by function, the most used function first."""
-    models = working_set(len(counts[0]) if counts else 0, shares_models=shares_models)
+    models = working_set(len(counts[0]) if counts else 0)
     random = Random(seed)
     arrivals: list[tuple[float, ModelId]] = []
     for minute, by_function in enumerate(counts):

@@ -13,6 +13,7 @@ from cache_manager.model.ids import ModelId
 from common.clock import Clock
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, StoreUnavailable
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
 from scheduler.store.stored_records import (
@@ -198,7 +199,7 @@ class Keeper:
         for model in _informative(known) | used if first else used:
             used_unix_s = self._used_unix_s.setdefault(model, hour * HOUR_S)
             if not self._is_unused(used_unix_s):
-                gaps = self._core.placer.exits.gaps(model)
+                gaps = self._core.layer(StagedExit).gaps(model)
                 yield key(MODELS, model), model_record(known[model], used_unix_s, gaps)
 
     def _unused(self, puts: Mapping[str, bytes]) -> list[str]:

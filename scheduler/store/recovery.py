@@ -13,6 +13,7 @@ from cache_manager.model.request_rates import IdleGaps
 from scheduler import policies
 from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, PinAsked
 from scheduler.model.owner_terms import OwnerTerms
@@ -50,7 +51,7 @@ class Recovered:
         for model, model_profile in self.profiles.items():
             core.cluster.profiles.restore(model, model_profile)
         for model, gaps in self.gaps.items():
-            core.placer.exits.remember(model, gaps)
+            core.layer(StagedExit).remember(model, gaps)
 
     def begin_with(self, configured: PolicyChoice) -> PolicyChoice:
         """The administrator's choice, if there is one; else the configured policy."""

@@ -146,7 +146,7 @@ async def live_node() -> AsyncIterator[LiveNode]:
     runtime = ProcessRuntime(node, ["cpu"])
     runtime.prepare()
     node.start(runtime)
-    library = Library(NodeId("node"), store, catalogue, record, 0)
+    library = Library(node.weights, store, catalogue, record, 0)
     try:
         yield LiveNode(node, gpu, runtime, library, record)
     finally:

@@ -12,10 +12,10 @@ from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.client import lease_client
 from scheduler.core.core import Core
-from scheduler.core.recording import Beginning, digest, parsed
 from scheduler.model.actions import Finish
 from scheduler.model.events import RequestArrived
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
+from scheduler.recording import Beginning, digest, parsed
 from scheduler.service.streams import callers
 from scheduler.service.streams.nodes import NodeStreams
 from scheduler.sim.model_catalogue import Hardware, SimModel

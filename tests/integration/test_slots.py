@@ -19,6 +19,7 @@ from gpu_manager.worker.orders import LeaseTerms
 from gpufaas import embedded_node
 from gpufaas.embedded_node import EmbeddedNode
 from scheduler.cluster.view import View
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.values import Configuration
 from scheduler.policies.placement_policy import Decision, Place
@@ -58,7 +59,7 @@ def divided(
     """A node whose scheduler gives every lease so many slots."""
 
     def core(_: str, rule: str) -> Core:
-        return Core(FixedSlots(slots, configuration), eviction.make(rule))
+        return compose(FixedSlots(slots, configuration), eviction.make(rule))
 
     monkeypatch.setattr(embedded_node, "make_core", core)
     with node_thread(

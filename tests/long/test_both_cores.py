@@ -21,6 +21,7 @@ pytestmark = pytest.mark.group("both_cores", seconds=20)
 # A policy that gives one request two leases: the placer's assertion fails.
 FAILS_INSIDE = """
 from cache_manager.eviction.lru import Rule
+from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.events import GpuJoined, RequestArrived
 from scheduler.policies.placement_policy import Place
@@ -32,7 +33,7 @@ class Twice:
         yield Place((head,), slot, "once")
         yield Place((head,), slot, "twice")
 
-core = Core(Twice(), Rule())
+core = compose(Twice(), Rule())
 core.handle(GpuJoined(gpu("g0")), 0.0)
 core.handle(RequestArrived(request("r0")), 0.0)
 """

@@ -32,7 +32,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.estimates.resource_metrics import METRICS, Metrics
 from scheduler.model.actions import (
     Action,

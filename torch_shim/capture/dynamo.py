@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import torch
 from torch._dynamo import convert_frame, symbolic_convert, utils
 from torch._dynamo.eval_frame import skip_code
-from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.types import (  # type: ignore[attr-defined] # which has them from C++
     ConvertFrameReturn,
@@ -40,7 +39,7 @@ from torch_shim.capture.encode import numpy_draws
 from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
 from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
 from torch_shim.capture.traces.background import ReadsChanged, pauses
-from torch_shim.capture.traces.dynamo_settings import traces
+from torch_shim.capture.traces.dynamo_settings import end_graph, traces
 from torch_shim.cuda_api.cuda_module import hidden
 from torch_shim.kernels import substitution
 from torch_shim.patching import (
@@ -273,13 +272,8 @@ def _leave_out_mixed_devices(node: torch.fx.Node, args: Any, kwargs: Any) -> Non
     try:
         mixed_devices.refuse(name, tuple(args), kwargs, on_gpu)
     except RuntimeError as error:
-        unimplemented(
-            gb_type="Tensors on two devices",
-            context=name,
-            explanation=str(error),
-            hints=["Move inputs, parameters, and buffers to the same device."],
-            from_exc=error,
-        )
+        remedy = "Move inputs, parameters, and buffers to the same device."
+        end_graph("Tensors on two devices", name, str(error), remedy, from_exc=error)
 
 
 def _leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
@@ -290,12 +284,8 @@ def _leave_out_unknown_operators(tracer: Any, node: torch.fx.Node) -> None:
     target = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
     name = str(target._qualified_op_name) if isinstance(target, OpOverloadPacket) else ""  # noqa: SLF001 - its one full name
     if name.partition("::")[0] not in {"", *_KNOWN_LIBRARIES} and _may_break(tracer):
-        unimplemented(
-            gb_type="Custom operator",
-            context=name,
-            explanation=f"No worker has the operator {name}.",
-            hints=["Write it with PyTorch's operators."],
-        )
+        why = f"No worker has the operator {name}."
+        end_graph("Custom operator", name, why, "Write it with PyTorch's operators.")
 
 
 def _leave_out_random_numbers(tracer: Any, node: torch.fx.Node) -> None:
@@ -331,12 +321,8 @@ def _keep_cached_answers(
     if answer is not None:
         return answer
     if _may_break(tx.output):
-        unimplemented(
-            gb_type="Cached function",
-            context=str(self.wrapper_obj),
-            explanation="It answers from its cache, which a graph does not have.",
-            hints=["Call it outside of forward."],
-        )
+        why = "It answers from its cache, which a graph does not have."
+        end_graph("Cached function", str(self.wrapper_obj), why, "Call it outside of forward.")
     return native(self, tx, args, kwargs)
 
 
@@ -350,12 +336,8 @@ def _leave_out_reentrant_checkpoints(
     chosen = kwargs.get("use_reentrant")
     newer = chosen is not None and chosen.as_python_constant() is False
     if torch.is_grad_enabled() and not newer and _may_break(tx.output):
-        unimplemented(
-            gb_type="Reentrant checkpoint",
-            context=str(args[0]),
-            explanation="It computes gradients, which is in the function.",
-            hints=["Pass use_reentrant=False."],
-        )
+        why = "It computes gradients, which is in the function."
+        end_graph("Reentrant checkpoint", str(args[0]), why, "Pass use_reentrant=False.")
     return native(self, tx, args, kwargs)
 
 
@@ -389,12 +371,9 @@ def _cached_answer(function: Any, args: list[Any], kwargs: dict[str, Any]) -> An
 
 
 def _break_for_random_numbers(what: str) -> NoReturn:
-    unimplemented(
-        gb_type="Random numbers",
-        context=what,
-        explanation=f"{what} draws from a generator which no graph has.",
-        hints=["Draw them outside of forward, or by PyTorch's functions."],
-    )
+    why = f"{what} draws from a generator which no graph has."
+    remedy = "Draw them outside of forward, or by PyTorch's functions."
+    end_graph("Random numbers", what, why, remedy)
 
 
 def _leave_out_hooks(native: Native, self: TensorVariable, tx: Any, name: str, hook: Any) -> Any:
@@ -404,12 +383,8 @@ def _leave_out_hooks(native: Native, self: TensorVariable, tx: Any, name: str, h
     worker leaves no tensor to register it on. Between two graphs it is registered as it is.
     """
     if not self.source and _may_break(tx.output):
-        unimplemented(
-            gb_type="Hook on a computed tensor",
-            context=name,
-            explanation="The hook runs when gradients are computed, which is in the function.",
-            hints=["Register it outside of forward."],
-        )
+        why = "The hook runs when gradients are computed, which is in the function."
+        end_graph("Hook on a computed tensor", name, why, "Register it outside of forward.")
     return native(self, tx, name, hook)
 
 

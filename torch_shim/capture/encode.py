@@ -94,29 +94,13 @@ def line_of_operator(module: fx.GraphModule, refusal: str) -> CodePlace | None:
 
 
 # The namespaces of the functions in captured graphs; a program uses the first name found.
-_NAMESPACES = (
-    "torch.nn.functional",
-    "torch",
-    "torch.linalg",
-    "torch.fft",
-    "torch.special",
-    "torch.functional",
-    "torch.nn.init",
-    "torch._C._nn",
-    "torch._C._linalg",
-    "torch._C._fft",
-    "torch._C._special",
-    "torch._VF",
-    "torch.amp.autocast_mode",
-    "torch._C",
-    "torch._C._functorch",
-    "torch._functorch.predispatch",
-    "torch._functorch.vmap",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch._assert",
-    "torch.autograd.grad_mode._enter_inference_mode",
-    "torch.autograd.grad_mode._exit_inference_mode",
-)
+_NAMESPACES = """
+torch.nn.functional torch torch.linalg torch.fft torch.special torch.functional torch.nn.init
+torch._C._nn torch._C._linalg torch._C._fft torch._C._special torch._VF torch.amp.autocast_mode
+torch._C torch._C._functorch torch._functorch.predispatch torch._functorch.vmap
+torch.fx.experimental.symbolic_shapes torch._assert torch.autograd.grad_mode._enter_inference_mode
+torch.autograd.grad_mode._exit_inference_mode
+"""
 
 
 def function_name(target: object) -> str | None:
@@ -129,7 +113,7 @@ def function_name(target: object) -> str | None:
 def _function_names() -> dict[int, str]:
     """Return the names of the functions in the namespaces, by the identity of the function."""
     names: dict[int, str] = {}
-    for path in _NAMESPACES:
+    for path in _NAMESPACES.split():
         space: Any = torch
         for part in path.split(".")[1:]:
             space = getattr(space, part, None)

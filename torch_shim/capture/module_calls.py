@@ -172,9 +172,9 @@ class ModuleCalls:
         if not _on_gpu(module):
             return None
         if isinstance(module, torch.jit.ScriptModule):
-            report.local_call(
-                "TorchScript runs as it is", operators_of_script(module), "a scripted module"
-            )
+            graph = getattr(module, "inlined_graph", None)
+            operators = 0 if graph is None else _operators_in(graph)
+            report.local_call("TorchScript runs as it is", operators, "a scripted module")
             return None
         if any(map(torch.nn.parameter.is_lazy, module.parameters())):
             return None  # the first call creates the parameters, with random values
@@ -318,11 +318,6 @@ class OperatorCount(TorchFunctionMode):
         del types
         self.operators += getattr(func, "__name__", "") not in _READS
         return func(*args, **(kwargs or {}))
-
-
-def operators_of_script(module: torch.jit.ScriptModule) -> int:
-    graph = getattr(module, "inlined_graph", None)
-    return _operators_in(graph) if graph is not None else 0
 
 
 def _operators_in(block: Any) -> int:

@@ -144,7 +144,7 @@ class CompiledFunction:
         self.stage = Stage.NEW
         self.tracing = False
         self.traces = 0
-        self.refusals = 0
+        self.refused = False  # by its module, since the last trace in the background began
         self.roots: weakref.WeakSet[Root] = weakref.WeakSet()
         self.misses = 0
         self.missed_ways = MissedWays()
@@ -213,27 +213,24 @@ class CompiledFunctions:
             if function.tracing or function.traces >= RECOMPILE_LIMIT:
                 return False
             self._count(root, function)
-            function.tracing = True
+            function.tracing, function.refused = True, False
             if function.stage is Stage.NEW:
                 function.stage = Stage.TRACING
             return True
 
-    def end_trace(
-        self, function: CompiledFunction, module: torch.nn.Module, stage: Stage, refusals: int
-    ) -> None:
-        """`refusals` is their number when the trace began."""
+    def end_trace(self, function: CompiledFunction, module: torch.nn.Module, stage: Stage) -> None:
         function.note_trace_end(module)
         with self._lock:
             function.tracing = False
-            if function.refusals == refusals or stage is not Stage.BROKEN or function.graphs:
-                function.end_trace(stage)
-            else:
+            if function.refused and stage is Stage.BROKEN and not function.graphs:
                 function.begin_anew()
+            else:
+                function.end_trace(stage)
 
     def note_refusal(self, function: CompiledFunction) -> None:
         """A module refused a call: that its trace failed, or will, says nothing about others."""
         with self._lock:
-            function.refusals += 1
+            function.refused = True
             if function.stage is Stage.BROKEN and not function.graphs:
                 function.begin_anew()
 
@@ -417,7 +414,8 @@ class Capture:
 
     def call(self, call: RootCall) -> Any:
         """Answer a call of the thread's current root."""
-        if any(map(has_operators, (*call.args, *call.kwargs.values()))):
+        given = (*call.args, *call.kwargs.values())
+        if any(has_operators(value) for value in given if type(value) is not CudaTensor):
             return call.run_locally(self._call_module, _OWN_OPERATORS)
         function = self._functions.of(call.root, call.module)
         if function.stage is Stage.SKIPPED:
@@ -531,14 +529,14 @@ class Capture:
         root, module, args, kwargs = call
         if not self._functions.begin_trace(root, function):
             return False
-        state, refusals = CallState(), function.refusals
+        state = CallState()
         args, kwargs = snapshot(module, args, kwargs)
 
         def job() -> None:
             in_background = assigned(traces, in_background=True)
             with in_background, self._roots.tracing(root), state.restored():
                 stage = trace(function.whole, (module, *args), kwargs)
-            self._functions.end_trace(function, module, stage, refusals)
+            self._functions.end_trace(function, module, stage)
             if stage is Stage.TRACED:
                 self._roots.prepare(root.owner)
 

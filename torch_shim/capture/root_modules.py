@@ -95,7 +95,7 @@ class _ThreadState(threading.local):
 
     root: Root | None = None  # that it is calling
     owner: Root | None = None  # whose parts it calls as roots
-    graphs = 0  # that it has run
+    graph_ran = False  # since its call of what Dynamo compiled began
     abandon = False  # whether it only traces
     moves = False  # whether it moves a module and its parts
 
@@ -106,14 +106,14 @@ class Roots:
     def __init__(self, address: str | None, credential: str | None) -> None:
         self._address = address
         self._credential = credential or ""
-        self._parts: tuple[Nodes, ProcessLeases] | None = None
+        self._leases: ProcessLeases | None = None
         self._lock = threading.Lock()
         self._weights = ProcessWeights()
         self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
 
     def nodes(self) -> Nodes:
-        return self._nodes()[0]
+        return self._process_leases().nodes
 
     def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
         """Lay out weights for the node that were moved to the GPU after the mark `since`."""
@@ -126,17 +126,15 @@ class Roots:
 
     def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
         """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
-        local = self.local
-        before = local.graphs
+        self.local.graph_ran = False
         answer = call.run(function)
-        return answer, local.graphs > before
+        return answer, self.local.graph_ran
 
     def note_graph(self) -> None:
-        """Count a graph that is about to run in this thread; raise Abandoned if it only traces."""
-        local = self.local
-        if local.abandon:
+        """Note that a graph is about to run in this thread; raise Abandoned if it only traces."""
+        if self.local.abandon:
             raise Abandoned
-        local.graphs += 1
+        self.local.graph_ran = True
 
     def parts_are_roots(self) -> AbstractContextManager[None]:
         """Capture the submodules of the module being called, which itself cannot be captured."""
@@ -159,7 +157,7 @@ class Roots:
             return
         with contextlib.suppress(NoWeights):
             if request_context.served() and request_context.current() is None:
-                _bring(root, self._weights, self._nodes()[0].own)
+                _bring(root, self._weights, self.nodes().own)
             else:
                 self.lease_source(root)(1)
 
@@ -173,8 +171,8 @@ class Roots:
 
         That function raises NoWeights if `root` has no weights on the GPU.
         """
-        _, leasing = self._nodes()
-        return partial(leasing.lease_for, bring=partial(_bring, root, self._weights))
+        bring = partial(_bring, root, self._weights)
+        return partial(self._process_leases().lease_for, bring=bring)
 
     def forget(self, root: Root) -> None:
         """Forget the model of `root`, which its node no longer has; the next call resends it."""
@@ -187,36 +185,37 @@ class Roots:
         """End all sessions and their leases; the next call opens new ones."""
         absent_bytes.bring_all()
         with self._lock:
-            parts, self._parts = self._parts, None
-        if parts is not None:
-            parts[0].close()
+            leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.nodes.close()
 
     def after_fork(self) -> None:
         """Reset sessions, leases and weights in a forked child; the parent keeps its own."""
-        if self._parts is not None:
-            self._parts[0].close_copies()
-        self._parts = None
+        if self._leases is not None:
+            self._leases.nodes.close_copies()
+        self._leases = None
         self._lock = threading.Lock()
         self._weights.after_fork()
         vars(self.local).clear()  # the thread that forked is inside no root's call here
 
-    def _nodes(self) -> tuple[Nodes, ProcessLeases]:
-        """Return this process's sessions and the leases under them; created at the first call."""
-        if self._parts is None:
+    def _process_leases(self) -> ProcessLeases:
+        """Return this process's leases, with its sessions; created at the first call."""
+        leases = self._leases
+        if leases is None:
             with self._lock:
-                if self._parts is None:
+                leases = self._leases
+                if leases is None:
                     assert self._address is not None, "only where there is a manager"
-                    nodes = Nodes(self._address, self._credential)
-                    self._parts = nodes, ProcessLeases(nodes)
-        return self._parts
+                    leases = self._leases = ProcessLeases(Nodes(self._address, self._credential))
+        return leases
 
 
 def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
     model = root.model
-    if model is None or not model.is_at(session):
+    if model is None or model.digest not in session.images:
         with root.lock:
             model = root.model
-            if model is None or not model.is_at(session):
+            if model is None or model.digest not in session.images:
                 model = root.model = weights.build(root.tensors(), session, model)
     if model is None:
         raise NoWeights

@@ -71,8 +71,14 @@ class DeviceProperties:
 
 
 def install(settings: ShimSettings) -> None:
-    _install_launcher()
-    _install_autocast()
+    # Launches over CUDA tensors are refused, now or when Triton is imported.
+    if _LAUNCHER in sys.modules:
+        _refuse_launches(sys.modules[_LAUNCHER])
+    else:
+        sys.meta_path.insert(0, _LauncherFinder())
+    redirect(torch.autocast, "__enter__", _enter)
+    redirect(torch.autocast, "__exit__", _exit)
+    special.classifiers.append(_classify)
     properties = DeviceProperties(settings.gpu_name, settings.gpu_memory_bytes)
     for name, value in CONSTANTS.items():
         put(name, answering(name, value))
@@ -199,11 +205,7 @@ def _install_surroundings() -> None:
     for name in ("blas_workspace_size", "cublas_workspace_size"):
         if hasattr(torch.backends.cuda, name):
             set_attribute(torch.backends.cuda, name, refusing(name, _BELOW))
-    _refuse_submodules()
-
-
-def _refuse_submodules() -> None:
-    """Refuse what has no meaning without the device, in modules that need not exist."""
+    # What has no meaning without the device, in modules that need not exist.
     for path, (words, remedy) in _REFUSED_IN.items():
         module = sys.modules.get(f"torch.cuda.{path}")
         for name in names(words) & set(dir(module)):
@@ -218,29 +220,20 @@ _ACCELERATOR_MEMORY = names(
 )
 
 CONSTANTS: dict[str, Any] = {
-    "is_available": True,
-    "is_initialized": True,
-    "_is_compiled": True,
-    "is_bf16_supported": True,
-    "is_tf32_supported": True,
-    "is_current_stream_capturing": False,
-    "_is_in_bad_fork": False,
-    "device_count": 1,
-    "_device_count_nvml": 1,
-    "current_device": 0,
-    "_lazy_init": None,
-    "init": None,
-    "_check_capability": None,
-    "_check_cubins": None,
-    "synchronize": None,
-    "empty_cache": None,
-    "ipc_collect": None,
-    "set_sync_debug_mode": None,
-    "get_sync_debug_mode": 0,
+    **dict.fromkeys(
+        names("is_available is_initialized _is_compiled is_bf16_supported is_tf32_supported"), True
+    ),
+    **dict.fromkeys(names("is_current_stream_capturing _is_in_bad_fork"), False),
+    **dict.fromkeys(names("device_count _device_count_nvml"), 1),
+    **dict.fromkeys(names("current_device get_sync_debug_mode utilization memory_usage"), 0),
+    **dict.fromkeys(
+        names(
+            "_lazy_init init _check_capability _check_cubins synchronize empty_cache ipc_collect "
+            "set_sync_debug_mode"
+        )
+    ),
     "get_arch_list": ["sm_80"],
     "get_gencode_flags": "-gencode compute=compute_80,code=sm_80",
-    "utilization": 0,
-    "memory_usage": 0,
     "get_allocator_backend": "native",
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -267,27 +260,17 @@ _REFUSED_IN = {
     ),
     "gds": ("GdsFile gds_deregister_buffer gds_register_buffer", "read into a CPU tensor"),
 }
-_GRAPHS = "leave it out: what can be captured is run as a graph anyway"
-REFUSED = {
-    "CUDAGraph": _GRAPHS,
-    "graph": _GRAPHS,
-    "graph_pool_handle": _GRAPHS,
-    "make_graphed_callables": _GRAPHS,
-    "MemPool": "allocate without a pool",
-    "use_mem_pool": "allocate without a pool",
-    "CUDAPluggableAllocator": "allocate as PyTorch does by default",
-    "change_current_allocator": "allocate as PyTorch does by default",
-    "caching_allocator_alloc": "use torch.empty(..., device='cuda')",
-    "caching_allocator_delete": "use torch.empty(..., device='cuda')",
-    "cudart": _BELOW,
-    "current_blas_handle": _BELOW,
-    "current_solver_handle": _BELOW,
-    "GreenContext": _BELOW,
-    "_sleep": _BELOW,
-    "temperature": "ask the node",
-    "power_draw": "ask the node",
-    "clock_rate": "ask the node",
+_REMEDIES = {
+    "leave it out: what can be captured is run as a graph anyway": (
+        "CUDAGraph graph graph_pool_handle make_graphed_callables"
+    ),
+    "allocate without a pool": "MemPool use_mem_pool",
+    "allocate as PyTorch does by default": "CUDAPluggableAllocator change_current_allocator",
+    "use torch.empty(..., device='cuda')": "caching_allocator_alloc caching_allocator_delete",
+    _BELOW: "cudart current_blas_handle current_solver_handle GreenContext _sleep",
+    "ask the node": "temperature power_draw clock_rate",
 }
+REFUSED = {name: remedy for remedy, words in _REMEDIES.items() for name in words.split()}
 
 
 class _Hidden(threading.local):
@@ -327,14 +310,6 @@ class _LauncherFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _install_launcher() -> None:
-    """Refuse launches over CUDA tensors, now or when Triton is imported."""
-    if _LAUNCHER in sys.modules:
-        _refuse_launches(sys.modules[_LAUNCHER])
-    else:
-        sys.meta_path.insert(0, _LauncherFinder())
-
-
 def _refuse_launches(module: ModuleType) -> None:
     redirect(module.JITFunction, "run", _launch)
 
@@ -349,12 +324,6 @@ def _launch(native: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any)
 # torch.autocast('cuda'): enabled for the CPU too, where the function's own arithmetic runs.
 
 _SAVED = "_gpufaas_saved"
-
-
-def _install_autocast() -> None:
-    redirect(torch.autocast, "__enter__", _enter)
-    redirect(torch.autocast, "__exit__", _exit)
-    special.classifiers.append(_classify)
 
 
 def _enter(native: Callable[..., Any], self: Any) -> Any:

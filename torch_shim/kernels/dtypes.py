@@ -1,18 +1,12 @@
 """Operators that CUDA computes in other dtypes than the CPU: in float32, whole or narrow ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_shim.kernels.choice import (
-    Choice,
-    Substitute,
-    for_dtypes,
-    into_out,
-    is_in_place,
-    substituting,
-)
+from torch_shim.errors import UnsupportedCall
 
 _NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
 
@@ -114,6 +108,62 @@ def _mean_of_numbers(
     result = dtype or input.dtype
     wide = torch.complex64 if result is torch.complex32 else result
     return (_sum_of_numbers(input.to(wide), dim, keepdim) / count).to(result)
+
+
+# A substitute gets the operator and its arguments, and returns the result.
+Substitute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# A choice gets the arguments of a call that the CPU refused; None if there is no substitute.
+Choice = Callable[[tuple[Any, ...], dict[str, Any]], Substitute | None]
+
+
+def always(function: Callable[..., Any]) -> Choice:
+    substitute = _calling(function)
+    return lambda _args, _kwargs: substitute
+
+
+def for_dtypes(dtypes: frozenset[torch.dtype], function: Callable[..., Any]) -> Choice:
+    """Compute with this function if the first argument has one of these dtypes."""
+    return substituting(dtypes, _calling(function))
+
+
+def substituting(dtypes: frozenset[torch.dtype], substitute: Substitute) -> Choice:
+    """Use this substitute if the first argument has one of these dtypes."""
+
+    def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Substitute | None:
+        first = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        return substitute if isinstance(first, torch.Tensor) and first.dtype in dtypes else None
+
+    return choose
+
+
+def refusing(name: str, remedy: str) -> Choice:
+    """Raise UnsupportedCall, which names the operator and the remedy."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise UnsupportedCall(f"torch.ops.aten.{name}", remedy)
+
+    return always(refuse)
+
+
+def into_out(out: torch.Tensor | None, result: Any) -> Any:
+    return result if out is None else out.resize_(result.shape).copy_(result)
+
+
+def is_in_place(operator: Any) -> bool:
+    """Whether the operator's name says that it writes to its first argument."""
+    name: str = getattr(operator, "__name__", "").partition(".")[0]
+    if name.startswith("__"):
+        return name.startswith("__i")
+    return name.endswith("_")
+
+
+def _calling(function: Callable[..., Any]) -> Substitute:
+    def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        del func
+        named = {name: value for name, value in kwargs.items() if name != "out"}
+        return into_out(kwargs.get("out"), function(*args, **named))
+
+    return compute
 
 
 def _plain_scatter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Substitute | None:

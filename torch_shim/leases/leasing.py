@@ -259,7 +259,7 @@ class ProcessLeases:
     """The leases of this process. Thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._habits = Habits()
         self._lock = threading.Lock()
         # Without the model's image, with which weights stay alive.
@@ -278,12 +278,8 @@ class ProcessLeases:
         presented = None if given is None else self.presented_by(given).lease_for(batch, bring)
         held = presented or self._acquired_lease(batch, bring)
         if held.lease.peer.has_unused:
-            self._nodes.sweep_later()
+            self.nodes.sweep_later()
         return held
-
-    @property
-    def requests(self) -> int:
-        return len(self._presented)
 
     def presented_by(self, given: RequestLease) -> PresentedLease:
         """A request's presented lease is created at its first call."""
@@ -293,7 +289,7 @@ class ProcessLeases:
                 stands = given.claims.stands
                 claimed = self.claimed_by(given.token) if stands else None
                 habits = None if stands else self._habits
-                presented = PresentedLease(given, self._nodes, habits, claimed)
+                presented = PresentedLease(given, self.nodes, habits, claimed)
                 self._presented[given] = presented
                 given.at_end(presented.request_ended)
             return presented
@@ -301,7 +297,7 @@ class ProcessLeases:
     # -- a lease that this process acquires -------------------------------------------------------
 
     def _acquired_lease(self, batch: int, bring: Bring) -> SessionLease:
-        model = bring(self._nodes.own)
+        model = bring(self.nodes.own)
         held = self._in_force(model.digest, bring)
         if held is not None:
             return held
@@ -329,14 +325,14 @@ class ProcessLeases:
 
     def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> SessionLease:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
-        own = self._nodes.own
+        own = self.nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             # Work of before would be lost if the request were refused for now.
             lease = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
             if isinstance(lease, ModelLease):
                 return SessionLease(own, model, lease)
             try:
-                return _follow(self._nodes, own, lease, batch, bring)
+                return _follow(self.nodes, own, lease, batch, bring)
             except (RemoteFailure, WireError) as error:
                 if isinstance(error, RemoteFailure) and error.failure != FailureKind.LEASE:
                     raise

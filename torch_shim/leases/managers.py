@@ -63,19 +63,18 @@ class Nodes:
 
     def holding(self, key: int, content: Content) -> tuple[ManagerSession, WorkerPeer, int] | None:
         """Return a worker that keeps this content of a storage, and the epoch that it has there."""
-        for session in [self.own, *list(self._others.values())]:
+        for session in self._sessions():
             peer_and_epoch = session.holding(key, content)
             if peer_and_epoch is not None:
                 return session, *peer_and_epoch
         return None
 
     def peers(self) -> list[WorkerPeer]:
-        sessions = [self.own, *list(self._others.values())]
-        return [peer for session in sessions for peer in session.peers()]
+        return [peer for session in self._sessions() for peer in session.peers()]
 
     def forget_image(self, digest: str) -> None:
         """Send these weights again to every node: one has lost them."""
-        for session in [self.own, *list(self._others.values())]:
+        for session in self._sessions():
             session.images.pop(digest, None)
 
     def sweep_later(self) -> None:
@@ -85,14 +84,20 @@ class Nodes:
                     self._start_timer()
 
     def close(self) -> None:
-        self._stop_timer()
-        for session in [self.own, *list(self._others.values())]:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        for session in self._sessions():
             session.close()
 
     def close_copies(self) -> None:
         """Close a forked child's copies of the connections without sending anything on them."""
-        for session in [self.own, *self._others.values()]:
+        for session in self._sessions():
             session.close_copies()
+
+    def _sessions(self) -> list[ManagerSession]:
+        return [self.own, *list(self._others.values())]
 
     def _candidates(self, addresses: Sequence[str], node: str) -> Iterator[ManagerSession]:
         """Yield the sessions to try; each machine may use the same socket path for its manager."""
@@ -127,12 +132,6 @@ class Nodes:
         self._timer = threading.Timer(self._idle_s / 4, self._sweep)
         self._timer.daemon = True
         self._timer.start()
-
-    def _stop_timer(self) -> None:
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def _sweep(self) -> None:
         """Close what is idle for too long; repeat while there is anything to close."""

@@ -12,6 +12,7 @@ import torch
 
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of
+from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.weights import ModelImage
 from torch_shim.wire.messages import FromArea, FromImage, FromKept, SentTensor
@@ -30,29 +31,11 @@ from torch_shim.wire.worker_peer import Content, DataChannel, WorkerPeer
 # Smaller storages are sent with every call: referring to a kept copy would cost as much.
 KEEP_FROM_BYTES = 4096
 
-NAME_OF = {
-    getattr(torch, name): name
-    for name in [
-        "float32",
-        "float64",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float8_e4m3fn",
-        "float8_e5m2",
-    ]
-    if hasattr(torch, name)
-}
+_DTYPES = names(
+    "bfloat16 bool complex64 complex128 float16 float32 float64 float8_e4m3fn float8_e5m2 int8 "
+    "int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+NAME_OF = {getattr(torch, name): name for name in sorted(_DTYPES) if hasattr(torch, name)}
 _WIDEST_ELEMENT_BYTES = 16
 
 # Have a worker keep a storage's content from where else that lies, if it can: features add to it.

@@ -105,13 +105,13 @@ class RememberedCall:
     def restore(self) -> None:
         """Compute the bytes of every handle of this call that is still without them."""
         with _repeating.lock, NoTorchFunction(), torch.no_grad():
-            if _nested.depth >= _MOST_NESTED:
+            if _repeating.depth >= _MOST_NESTED:
                 raise _lost("workers died while it was computed again")
-            _nested.depth += 1
+            _repeating.depth += 1
             try:
                 outputs = _repeat(self)
             finally:
-                _nested.depth -= 1
+                _repeating.depth -= 1
             for output, reference in self._made:
                 absent = reference()
                 if absent is not None:
@@ -139,22 +139,18 @@ class RememberedCall:
         return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
 
 
-class _Nested(threading.local):
-    depth = 0
-
-
 class _Repeating:
-    """One thread at a time computes something again."""
+    """One thread at a time computes something again, perhaps for what it computes again."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.renew()
 
     def renew(self) -> None:
         """In a forked child: the thread that had the lock is not there."""
         self.lock = threading.RLock()
+        self.depth = 0
 
 
-_nested = _Nested()
 _repeating = _Repeating()
 os.register_at_fork(after_in_child=_repeating.renew)
 

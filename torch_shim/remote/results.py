@@ -142,7 +142,10 @@ class Results:
         parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
         sizes = [part.size_bytes for part in parts if part.offset != STAYS]
         for change in result.changed:
-            _check_inside(_input(args, change.position), change.size_bytes)
+            written = _input(args, change.position)
+            if change.size_bytes > write_epochs.storage_of(written).nbytes():
+                size = change.size_bytes
+                raise BadFrame(f"{size} bytes were written to an input that is smaller")
         self.views = [
             self._view(output, args) if isinstance(output, SentOutput) else output
             for output in result.views
@@ -228,11 +231,6 @@ def _input(args: Sequence[Any], position: int) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise BadFrame(f"a result names input {position}, which is no tensor")
     return value
-
-
-def _check_inside(value: torch.Tensor, size: int) -> None:
-    if size > write_epochs.storage_of(value).nbytes():
-        raise BadFrame(f"{size} bytes were written to an input that is smaller")
 
 
 def _read_view(sent: SentOutput) -> OutputView:

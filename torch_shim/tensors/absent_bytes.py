@@ -40,10 +40,13 @@ _REMEDY = (
 _BASIC_INDEX = (int, slice, type(None), type(...))
 
 
-class BytesHolder(write_epochs.StorageHolder, Protocol):
+class BytesHolder(Protocol):
     """A worker that has bytes which this process has not."""
 
     sole: set[int]
+
+    def drop(self, key: int) -> None:
+        """Note that this process needs a storage no more; safe in a finalizer."""
 
     def is_with(self, peer: Any) -> bool:
         """Whether this worker may use the bytes where they are."""
@@ -53,13 +56,6 @@ class BytesHolder(write_epochs.StorageHolder, Protocol):
 
     def fetch(self, key: int, channel: Any) -> Fetched:
         """Return the bytes of a key; RemoteFailure if they are lost."""
-
-
-class MadeByCall(Protocol):
-    """The call that made bytes which only a worker has."""
-
-    def restore(self) -> None:
-        """Compute the bytes again where they are lacking; RemoteFailure if that cannot be."""
 
 
 # Runs an operator where the bytes are; None if it cannot.
@@ -73,7 +69,7 @@ class AbsentBytes:
         self.key = key
         self.absent = False
         self.holder: BytesHolder | None = None
-        self.call: MadeByCall | None = None  # if it can be repeated
+        self.call: Any = None  # a `RememberedCall` that made the bytes, if it can be repeated
         self.run_there: RunThere = _nowhere
         self._memory = memory
         self._looked: Callable[[], None] | None = None
@@ -129,7 +125,7 @@ class AbsentBytes:
                 self._note_here()
 
     def _fetch(self, holder: BytesHolder, channel: Any) -> bool:
-        """Return whether a worker that goes on was asked."""
+        """Whether a worker that goes on was asked."""
         # The channel before the lock: who has the lock may be waiting for this very channel.
         with holder.channel_for(channel) as using, self._lock:
             if self._still_absent():

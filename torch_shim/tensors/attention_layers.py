@@ -74,7 +74,14 @@ def _encode(
         return native(self, src, mask, src_key_padding_mask, is_causal)
     if not _is_one_operator(self):
         return _untraced[0](self, src, mask, src_key_padding_mask, is_causal)
-    padding = _padding(src, src_key_padding_mask)
+    # The mask as numbers that are added to the scores, as torch's module has it.
+    padding = nn.functional._canonical_mask(  # noqa: SLF001 - as torch's module does
+        mask=src_key_padding_mask,
+        mask_name="src_key_padding_mask",
+        other_type=None,
+        other_name="mask",
+        target_type=src.dtype,
+    )
     first = self.layers[0]
     output = _OPERATOR(
         src,
@@ -148,14 +155,3 @@ def _weights(layer: Any) -> tuple[torch.Tensor | None, ...]:
     parts = (attention.out_proj, layer.norm1, layer.norm2, layer.linear1, layer.linear2)
     pairs = [weight for part in parts for weight in (part.weight, part.bias)]
     return (attention.in_proj_weight, attention.in_proj_bias, *pairs)
-
-
-def _padding(src: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the mask as numbers that are added to the scores, as torch's module has it."""
-    return nn.functional._canonical_mask(  # noqa: SLF001 - as torch's module does
-        mask=mask,
-        mask_name="src_key_padding_mask",
-        other_type=None,
-        other_name="mask",
-        target_type=src.dtype,
-    )

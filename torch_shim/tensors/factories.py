@@ -69,7 +69,6 @@ def install() -> None:
     for name in _FREQUENCIES:
         _replace(torch.fft, name, _factory)
     redirect(Tensor, "__new__", _new)
-    redirect(torch, "from_dlpack", _from_dlpack)
     # Python passes the replacements to the default device's mode, C++ passes the native functions.
     constructors.update(_replacements[native] for native in constructors & _replacements.keys())
     set_attribute(_device.DeviceContext, "__torch_function__", _default_device_function)
@@ -146,18 +145,15 @@ def _sparse(native: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         parts = dict(zip((*indices, "values"), args, strict=False)) | kwargs
         on_gpu = isinstance(parts.get("values"), CudaTensor)
         for name in indices:
-            _check_index(name, parts.get(name), on_gpu=on_gpu)
+            index = parts.get(name)
+            if isinstance(index, Tensor) and isinstance(index, CudaTensor) != on_gpu:
+                raise RuntimeError(
+                    f"device of {name} (={index.device}) must match device of values "
+                    f"(={CUDA if on_gpu else CPU})"
+                )
         if on_gpu:
             kwargs["device"] = CUDA
     return _factory(native, *args, **kwargs)
-
-
-def _check_index(name: str, index: Any, *, on_gpu: bool) -> None:
-    if isinstance(index, Tensor) and isinstance(index, CudaTensor) != on_gpu:
-        raise RuntimeError(
-            f"device of {name} (={index.device}) must match device of values "
-            f"(={CUDA if on_gpu else CPU})"
-        )
 
 
 def _new(native: Callable[..., Tensor], cls: type, *args: Any, **kwargs: Any) -> Tensor:
@@ -166,14 +162,6 @@ def _new(native: Callable[..., Tensor], cls: type, *args: Any, **kwargs: Any) ->
     made = native(cls, *args, **kwargs)
     on_gpu = bool(args) and isinstance(args[0], CudaTensor) and not tracing_fakes()
     return become_cuda(made) if on_gpu and not brings_operators(cls) else made
-
-
-def _from_dlpack(native: Callable[..., Tensor], ext_tensor: Any, **kwargs: Any) -> Tensor:
-    if not isinstance(ext_tensor, CudaTensor):
-        return native(ext_tensor, **kwargs)
-    if ext_tensor.requires_grad:
-        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-    return _convert_tensor(ext_tensor.detach(), **kwargs)
 
 
 def _from_data(native: Callable[..., Tensor], data: Any, *args: Any, **kwargs: Any) -> Tensor:

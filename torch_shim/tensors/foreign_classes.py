@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_shim.errors import UnsupportedCall
-from torch_shim.kernels.choice import is_in_place
+from torch_shim.kernels.dtypes import is_in_place
 from torch_shim.patching import (
     CPU,
     CUDA,

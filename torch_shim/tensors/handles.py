@@ -315,7 +315,7 @@ def _delegated(
     kwargs: dict[str, Any],
 ) -> Any:
     given = (*args, *kwargs.values())
-    plain_ids = {id(value) for value in _flat(given) if type(value) in PLAIN}
+    plain_ids = {id(value) for value in mixed_devices.tensors_in(given) if type(value) in PLAIN}
     bring(given)
     try:
         result = foreign_classes.delegate(kinds, types, func, args, kwargs)
@@ -407,8 +407,8 @@ def _compute_as(kind: type) -> Callable[..., Any]:
             refuse_mixed_devices(func, args, kwargs or {})
         result = CudaTensor.__torch_function__(func, (), args, kwargs)
         if func not in _nowrap():
-            given = set(map(id, _flat((*args, *(kwargs or {}).values()))))
-            _give_class(result, cls, given)
+            given = mixed_devices.tensors_in((*args, *(kwargs or {}).values()))
+            _give_class(result, cls, set(map(id, given)))
         return result
 
     return compute
@@ -424,14 +424,6 @@ def _is_asked_itself(kind: type) -> bool:
     """Whether this is the handle class of a program's class that takes part in operators."""
     is_programs = kind not in _OF_TORCH and cpu_class(kind) is not kind
     return is_programs and "__torch_function__" in vars(kind)
-
-
-def _flat(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
 
 
 def _give_class(result: Any, kind: type, given: set[int]) -> None:

@@ -44,7 +44,7 @@ _STRICT = names(
 )
 # Functions in Python, which leave arguments alone that have no elements.
 _IGNORE_EMPTY = names("multi_head_attention_forward")
-_IN_PLACE = names(
+IN_PLACE = names(
     "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
     "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ iadd iand ifloordiv ilshift imatmul imod "
     "imul ior ipow irshift isub itruediv ixor"
@@ -86,7 +86,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     return [*(args[:1] if in_place else ()), kwargs.get("out")]
 
 

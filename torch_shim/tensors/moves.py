@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import parameter
+from torch.utils import _pytree
 
 from torch_shim.patching import (
     CPU,
@@ -36,6 +37,7 @@ from torch_shim.tensors.handles import (
     become_cuda,
     cuda_class,
     like_handles,
+    wrap,
 )
 from torch_shim.tensors.large_copies import copied_to_cpu, copied_to_gpu, note_origin
 
@@ -58,6 +60,7 @@ def install() -> None:
     redirect(Tensor, "as_subclass", _as_subclass)  # torch shows it to no mode
     _install_types()
     _install_modules()
+    _install_scripting()
 
 
 def _asking_first(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -389,3 +392,41 @@ def _fill(tensor: Tensor, contents: tuple[Any, ...]) -> None:
     tensor.grad = gradient
     vars(tensor).clear()
     vars(tensor).update(attributes)
+
+
+# C++'s views of a scripted module; torch has them in torch._C only, without annotations.
+_TENSORS: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)  # noqa: SLF001 - see above
+_MODULES: Any = torch._C.ModuleDict  # noqa: SLF001 - see above
+_METHOD: Any = torch._C.ScriptMethod  # noqa: SLF001 - see above
+
+
+def _install_scripting() -> None:
+    redirect(torch._C.ScriptFunction, "__call__", _call_scripted)  # noqa: SLF001 - its only location
+    redirect(_METHOD, "__call__", _call_scripted)
+    redirect(torch.jit, "load", _load)
+
+
+def _call_scripted(native: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a scripted function, or the method of a scripted module, which owns it."""
+    result = native(self, *args, **kwargs)
+    leaves = _pytree.tree_leaves((args, kwargs))
+    on_gpu = any(isinstance(leaf, CudaTensor) for leaf in leaves)
+    if on_gpu or (isinstance(self, _METHOD) and _is_on_gpu(self.owner)):
+        return wrap(result, {id(leaf) for leaf in leaves if type(leaf) in PLAIN})
+    return result
+
+
+def _is_on_gpu(module: Any) -> bool:
+    for kind in _TENSORS:
+        first = next(iter(kind(module).items()), None)
+        if first is not None:
+            return isinstance(first[1], CudaTensor)
+    return any(_is_on_gpu(child) for _, child in _MODULES(module).items())
+
+
+def _load(
+    native: Callable[..., Any], f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    if map_location is None or not names_cuda(map_location):
+        return native(f, map_location, *args, **kwargs)
+    return native(f, "cpu", *args, **kwargs).cuda()

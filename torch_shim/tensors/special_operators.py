@@ -25,10 +25,7 @@ from torch_shim.tensors.handles import (
 )
 
 _METHOD = type(Tensor.add_)  # the type of C++ methods in Python
-_IN_PLACE_OPERATORS = names(
-    "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ "
-    "__ipow__ __irshift__ __isub__ __itruediv__ __ixor__ __setitem__ __setstate__"
-)
+_IN_PLACE_OPERATORS = mixed_devices.IN_PLACE | names("__setitem__ __setstate__")
 _NO_WRITES = names("requires_grad_ detach_ rename_ retain_grad_ _coalesced_")
 # Operators that write to arguments, although neither the name nor `out=` shows it, unless one
 # argument is None or False: its position, its name, and whether they write where it is not given.

@@ -8,7 +8,7 @@ marked storage reports to be on the GPU.
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,13 +27,6 @@ writes = 0
 _MOST_HOLDERS = 4
 
 
-class StorageHolder(Protocol):
-    """Who may have a copy of storages, by key."""
-
-    def drop(self, key: int) -> None:
-        """Note that this process needs a storage no more; safe in a finalizer."""
-
-
 class WriteMark:
     """The record of writes to one storage, and of who may have a copy of it."""
 
@@ -45,12 +38,12 @@ class WriteMark:
         self.untracked = False  # True if another process can write to the storage
         self.absent: Any = None  # an `AbsentBytes`, if only a worker had the bytes at some time
         self.made_by: Any = None  # the call that made a content, if it is known
-        self._holders: tuple[StorageHolder, ...] = ()
+        self._holders: tuple[Any, ...] = ()
 
-    def held_by(self, holder: StorageHolder) -> None:
-        """Have this holder told when the storage is gone; only the last few are, as others end."""
-        if holder not in self._holders:
-            self._holders = (*self._holders[1 - _MOST_HOLDERS :], holder)
+    def held_by(self, peer: Any) -> None:
+        """Have this worker told when the storage is gone; only the last few are, as others end."""
+        if peer not in self._holders:
+            self._holders = (*self._holders[1 - _MOST_HOLDERS :], peer)
 
     def __del__(self) -> None:
         for holder in self._holders:

@@ -151,19 +151,17 @@ class FrameSocket:
         self._start += ready
         while len(taken) < size:
             step = bytearray(min(size - len(taken), 64 << 20))
-            self._read_into(memoryview(step))
+            left = memoryview(step)
+            while left:
+                try:
+                    count = self.socket.recv_into(left)
+                except OSError as error:
+                    raise ConnectionLost(f"while reading: {error}") from error
+                if not count:
+                    raise ConnectionLost("closed by the other side")
+                left = left[count:]
             taken += step
         return taken
-
-    def _read_into(self, view: memoryview) -> None:
-        while view:
-            try:
-                count = self.socket.recv_into(view)
-            except OSError as error:
-                raise ConnectionLost(f"while reading: {error}") from error
-            if not count:
-                raise ConnectionLost("closed by the other side")
-            view = view[count:]
 
     def _fill(self, size: int) -> None:
         """Read until `size` bytes are buffered, and store descriptors that come with them."""

@@ -113,7 +113,8 @@ class GrowingDigest:
             job = self._jobs[len(self._hashed)]
             if _end(job[-1]) > end:
                 return
-            self._hashed.append(self._threads.submit(self._hash, job, _fresh(_IMAGE)))
+            fresh = _fresh(_IMAGE)
+            self._hashed.append(self._threads.submit(_hash_pieces, job, fresh, self._memory))
 
     def result(self) -> str:
         assert len(self._hashed) == len(self._jobs), "bytes are still to arrive"
@@ -132,16 +133,6 @@ class GrowingDigest:
         trace: TracebackType | None,
     ) -> None:
         self._threads.shutdown(cancel_futures=True)
-
-    def _hash(self, job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
-        digests = []
-        for piece in job:
-            digest = fresh.copy()
-            end = _end(piece)
-            with self._memory[end - piece.size_bytes : end] as part:
-                digest.update(part)
-            digests.append(digest.digest())
-        return b"".join(digests)
 
 
 def new_nonce() -> str:
@@ -220,27 +211,36 @@ def _end(piece: _Piece) -> int:
     return piece.storage.offset + piece.offset + piece.size_bytes
 
 
-def _hash_pieces(job: list[_Piece], fresh: "hashlib._Hash") -> bytes:
+def _hash_pieces(
+    job: list[_Piece], fresh: "hashlib._Hash", memory: memoryview | None = None
+) -> bytes:
     digests = []
     for piece in job:
         digest = fresh.copy()
-        if isinstance(piece.storage, FilePart):
-            for block in _blocks(piece.storage, piece.offset, piece.size_bytes):
-                digest.update(block)
-        else:
-            end = piece.offset + piece.size_bytes
-            digest.update(memoryview(piece.storage)[piece.offset : end])
+        for block in _blocks(piece, memory):
+            digest.update(block)
         digests.append(digest.digest())
     return b"".join(digests)
 
 
-def _blocks(part: FilePart, offset: int, size_bytes: int) -> Iterator[memoryview]:
-    """Yield a file's bytes by reading, not mapping: no page faults, no pages for sparse files."""
-    room = memoryview(bytearray(min(_BLOCK_BYTES, size_bytes)))
-    position = part.offset + offset
+def _blocks(piece: _Piece, memory: memoryview | None) -> Iterator[memoryview]:
+    """Yield a piece's bytes, those of a file from where they lie in `memory`, or by reading it.
+
+    Files are not mapped: no page faults, no pages for sparse files.
+    """
+    storage, offset, size_bytes = piece
+    if not isinstance(storage, FilePart):
+        yield memoryview(storage)[offset : offset + size_bytes]
+        return
+    position = storage.offset + offset
     end = position + size_bytes
+    if memory is not None:
+        with memory[position:end] as part:
+            yield part
+        return
+    room = memoryview(bytearray(min(_BLOCK_BYTES, size_bytes)))
     while position < end:
-        count = os.preadv(part.descriptor, [room[: end - position]], position)
+        count = os.preadv(storage.descriptor, [room[: end - position]], position)
         if count == 0:
             raise EOFError(f"the file ends at {position}, short of {end}")
         yield room[:count]

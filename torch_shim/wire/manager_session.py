@@ -124,12 +124,24 @@ class ControlConnection:
         descriptors: Sequence[int] = (),
     ) -> ManagerAnswer:
         """Send a request and wait for its answer; raise RemoteFailure if the manager refuses it."""
+        sent = _SentRequest(kind)
         with self._room:
-            frame, said = self._answer(kind, fields, body, descriptors)
+            self._used_s = time.monotonic()
+            with self._sending:
+                if self.lost is not None:
+                    raise ConnectionLost(self.lost)
+                self._numbers += 1
+                self._waiting[self._numbers] = sent
+                self._send(kind, [self._numbers, fields], body, descriptors)
+            self._wait(sent)
+            self._used_s = time.monotonic()
+        frame = sent.frame
+        if frame is None:
+            raise self._other_version or ConnectionLost(self.lost)
         if frame.kind is FrameKind.REFUSED:
             frame.close_descriptors()
-            raise RemoteFailure(*said)
-        return ManagerAnswer(said[0], frame.descriptors, frame.body)
+            raise RemoteFailure(*sent.said)
+        return ManagerAnswer(sent.said[0], frame.descriptors, frame.body)
 
     def idle_since(self, since_s: float) -> bool:
         """Whether no request was sent since then, and none waits for an answer."""
@@ -147,27 +159,6 @@ class ControlConnection:
         self._disconnect("closed")
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _answer(
-        self,
-        kind: FrameKind,
-        fields: dict[str, Any],
-        body: Sequence[Buffer],
-        descriptors: Sequence[int],
-    ) -> tuple[Frame, Sequence[Any]]:
-        waiting = _SentRequest(kind)
-        self._used_s = time.monotonic()
-        with self._sending:
-            if self.lost is not None:
-                raise ConnectionLost(self.lost)
-            self._numbers += 1
-            self._waiting[self._numbers] = waiting
-            self._send(kind, [self._numbers, fields], body, descriptors)
-        self._wait(waiting)
-        self._used_s = time.monotonic()
-        if waiting.frame is None:
-            raise self._other_version or ConnectionLost(self.lost)
-        return waiting.frame, waiting.said
 
     def _wait(self, waiting: _SentRequest) -> None:
         if waiting.kind is FrameKind.HELLO:
@@ -348,7 +339,10 @@ class ManagerSession:
         self._open(answer)
         worker = answer.fields["workers"][digest]
         if token is not None:
-            self._note_worker(str(answer.fields["gpu"]), digest, worker)
+            with self._lock:
+                if len(self._workers) >= _MOST_WORKERS:
+                    self._workers.clear()
+                self._workers[str(answer.fields["gpu"]), digest] = worker
         return ModelLease(answer.fields["lease"], digest, self._peer(worker), self.name)
 
     def acquire_here(
@@ -408,7 +402,14 @@ class ManagerSession:
         """Return a channel of this lease for one call; None if the lease has ended."""
         channel = lease.peer.take()
         if channel is None:
-            channel = self._open_another(lease, batch)
+            try:
+                answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
+            except RemoteFailure as failure:
+                if failure.failure == FailureKind.LEASE:
+                    return None
+                raise
+            self._open(answer)
+            channel = lease.peer.take() if answer.fields["lease"] == lease.number else None
         if channel is not None:
             with self._lock:
                 self.calls += 1
@@ -473,16 +474,6 @@ class ManagerSession:
                 self.used_s = time.monotonic()
                 return control
 
-    def _open_another(self, lease: ModelLease, batch: int) -> DataChannel | None:
-        try:
-            answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
-        except RemoteFailure as failure:
-            if failure.failure == FailureKind.LEASE:
-                return None
-            raise
-        self._open(answer)
-        return lease.peer.take() if answer.fields["lease"] == lease.number else None
-
     def _ask_acquire(self, digest: str, batch: int, **more: Any) -> ManagerAnswer:
         more["deadline_s"] = current_call.seconds_left()
         timing = current_call.timing()
@@ -502,12 +493,6 @@ class ManagerSession:
                 if peer.hung_up():
                     self._peers.pop(name).mark_lost()
             return list(self._peers)
-
-    def _note_worker(self, gpu: str, digest: str, worker: str) -> None:
-        with self._lock:
-            if len(self._workers) >= _MOST_WORKERS:
-                self._workers.clear()
-            self._workers[gpu, digest] = worker
 
     def forget_worker(self, gpu: str, digest: str) -> None:
         """Ask for the next lease on this GPU: the worker refused the last one."""

@@ -23,6 +23,7 @@ FIRST_BYTES = 1 << 20
 # PyTorch's original functions: moving bytes needs no handles.
 _empty = original_of(torch.empty)
 _frombuffer = original_of(torch.frombuffer)
+_new_storage = original_of(torch.UntypedStorage.__new__)
 _base = torch._C.TensorBase  # noqa: SLF001 - has the originals of the methods too
 _set, _size, _stride = _base.set_, _base.size, _base.stride
 _offset: Callable[[torch.Tensor], int] = _base.storage_offset  # type: ignore[assignment] # no symbol outside of a trace
@@ -214,7 +215,7 @@ def copy_of_bytes(buffer: Buffer, offset: int, count: int) -> torch.UntypedStora
     if count > _FEW_BYTES:
         return flat(buffer, torch.uint8, offset, count).clone().untyped_storage()
     content = bytes(buffer[offset : offset + count])
-    storage = torch.UntypedStorage(len(content))  # type: ignore[no-untyped-call] # torch gives it no types
+    storage: torch.UntypedStorage = _new_storage(torch.UntypedStorage, len(content))
     ctypes.memmove(storage.data_ptr(), content, len(content))
     return storage
 

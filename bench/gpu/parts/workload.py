@@ -16,7 +16,7 @@ from bench.gpu.parts.profile import profile_of
 from bench.measure.report import MeasurementFailed
 from bench.measure.whole_stack import StackNotReady, WholeStack, whole_stack
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.simulation_tally import percentile

@@ -173,7 +173,8 @@ class Committer:
                 _do(db, work)
             db.execute("COMMIT")
         except sqlite3.Error as error:
-            _roll_back(db)
+            if db.in_transaction:
+                db.execute("ROLLBACK")
             for work in works:
                 work.fail(error)
         for work in works:
@@ -258,11 +259,6 @@ def _do(db: sqlite3.Connection, work: _Work[object]) -> None:
     else:
         work.obsolete = transaction.obsolete
     db.execute("RELEASE work")
-
-
-def _roll_back(db: sqlite3.Connection) -> None:
-    if db.in_transaction:
-        db.execute("ROLLBACK")
 
 
 def _resolve(works: Sequence[_Work[object]]) -> None:

@@ -37,7 +37,6 @@ def check(deployment: Deployment) -> None:
     labelled = sum(len(f"{name}{value}".encode()) for name, value in deployment.labels.items())
     if labelled > _MOST_LABELS_BYTES:
         raise BadDeployment(f"labels: {labelled} bytes; {_MOST_LABELS_BYTES} are the most")
-    _resources(deployment, cores=1)
 
 
 def ignored(deployment: Deployment) -> list[str]:
@@ -143,30 +142,18 @@ def _resources(deployment: Deployment, cores: int) -> dict[str, int]:
     limits, requests = deployment.limits, deployment.requests
     resources: dict[str, int] = {}
     if limits and limits.memory:
-        size = _memory("limits.memory", limits.memory)
+        size = max(quantities.memory_bytes(limits.memory), _LEAST_MEMORY_BYTES)
         resources |= {"Memory": size, "MemorySwap": size}  # the same: no swap
     if limits and limits.cpu:
-        wanted = _read("limits.cpu", limits.cpu, quantities.cpus)
+        wanted = quantities.cpus(limits.cpu)
         resources["NanoCpus"] = round(min(max(wanted, _LEAST_CORES), cores) * _NANOS)
     if requests and requests.memory:
-        size = _memory("requests.memory", requests.memory)
+        size = max(quantities.memory_bytes(requests.memory), _LEAST_MEMORY_BYTES)
         resources["MemoryReservation"] = min(size, resources.get("Memory", size))
     if requests and requests.cpu:
-        wanted = _read("requests.cpu", requests.cpu, quantities.cpus)
-        shares = round(wanted * _SHARES_OF_A_CORE)
+        shares = round(quantities.cpus(requests.cpu) * _SHARES_OF_A_CORE)
         resources["CpuShares"] = min(max(shares, _LEAST_SHARES), _MOST_SHARES)
     return resources
-
-
-def _memory(key: str, text: str) -> int:
-    return max(round(_read(key, text, quantities.memory_bytes)), _LEAST_MEMORY_BYTES)
-
-
-def _read(key: str, text: str, read: Any) -> float:
-    try:
-        return float(read(text))
-    except ValueError as error:
-        raise BadDeployment(f"{key}: {text!r}: {error}") from error
 
 
 def _mounts(

@@ -107,8 +107,15 @@ class EngineClient:
 
     def open(self) -> None:
         """Needs a running event loop."""
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(
+                limit=0, ssl=_secured(self._tls) if self._tls else True
+            )
         self._session = aiohttp.ClientSession(
-            connector=self._connector(),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S),
             auto_decompress=False,
         )
@@ -180,7 +187,8 @@ class EngineClient:
     async def pull(self, name: str, credentials: str) -> None:
         """Pull an image from its registry; EngineRefused has the reason of a failure."""
         headers = {"X-Registry-Auth": credentials} if credentials else {}
-        query = {"fromImage": name if _has_tag(name) else f"{name}:latest"}
+        has_tag = ":" in name.rpartition("/")[2]
+        query = {"fromImage": name if has_tag else f"{name}:latest"}
         begun = self._stream(
             *("POST", "/images/create", query), headers=headers, within_s=_PULL_BEGINS_S
         )
@@ -354,11 +362,6 @@ class EngineClient:
         self._version = ""  # it may come back as another release
         return EngineAway(self.url, why)
 
-    def _connector(self) -> aiohttp.BaseConnector:
-        if self._socket:
-            return aiohttp.UnixConnector(self._socket, limit=0)
-        return aiohttp.TCPConnector(limit=0, ssl=_secured(self._tls) if self._tls else True)
-
 
 def _secured(folder: Path) -> ssl.SSLContext:
     try:
@@ -439,10 +442,6 @@ def _usage(answer: Mapping[str, Any]) -> InstanceUsage:
     cached = details.get("total_inactive_file", details.get("inactive_file", 0))
     total = ((answer.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage", 0)
     return InstanceUsage(total / _NS, max(0, memory.get("usage", 0) - cached))
-
-
-def _has_tag(name: str) -> bool:
-    return ":" in name.rpartition("/")[2]
 
 
 async def json_objects(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:

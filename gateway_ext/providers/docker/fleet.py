@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import token_hex
 
@@ -35,42 +36,35 @@ _GONE = 404
 Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class ContainerInstance:
     """A container from its start to its removal; `removed` is called with its name at the end."""
 
-    def __init__(
-        self,
-        name: str,
-        engine: EngineClient,
-        log: FunctionLog,
-        removed: Callable[[str], None],
-        *,
-        port: int,
-        has_our_runtime: bool,
-    ) -> None:
-        self.name = name
-        self.ready = False
-        self.started = False
+    name: str
+    engine: EngineClient
+    log: FunctionLog
+    removed: Callable[[str], None]
+    port: int
+    has_our_runtime: bool
+    ready: bool = field(default=False, init=False)
+    started: bool = field(default=False, init=False)
+    _address: str = field(default="", init=False)
+    _why: str = field(default="", init=False)
+    _newest_at: datetime | None = field(default=None, init=False)  # of the lines that were read
+    _killing: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._engine = engine
-        self._log = log
-        self._removed = removed
-        self._port = port
-        self._has_our_runtime = has_our_runtime
-        self._address = ""
-        self._why = ""
-        self._newest_at: datetime | None = None  # of the lines that were read
         self._limited = LimitedOutput[OutputLine](self._store, self._write)
-        self._killing: asyncio.Task[None] | None = None
 
     @property
     def endpoint(self) -> Endpoint:
-        address = f"tcp:{self._address}:{self._port}"
+        address = f"tcp:{self._address}:{self.port}"
         return Endpoint(self.name, address, exited=self.exited)
 
     async def adopt_output(self) -> None:
         """Continue after the newest line that an earlier gateway stored."""
-        self._newest_at = await asyncio.to_thread(self._log.last_at, self.name)
+        self._newest_at = await asyncio.to_thread(self.log.last_at, self.name)
 
     def set_started(self, address: str) -> None:
         self.started = True
@@ -88,7 +82,7 @@ class ContainerInstance:
             await asyncio.shield(self.exited)
             await asyncio.wait([following], timeout=_DRAIN_OUTPUT_S)
         except asyncio.CancelledError:
-            self._removed(self.name)  # detached: the next gateway adopts the container
+            self.removed(self.name)  # detached: the next gateway adopts the container
             raise
         finally:
             following.cancel()
@@ -100,11 +94,11 @@ class ContainerInstance:
     async def remove(self) -> None:
         """Have the Engine remove its container; the fleet does so later if that fails."""
         try:
-            await self._engine.remove(self.name)
+            await self.engine.remove(self.name)
         except ProviderFailed as error:
             log.warning("container %s is removed later: %s", self.name, error)
         finally:
-            self._removed(self.name)
+            self.removed(self.name)
 
     async def until_ready(self, within_s: float) -> bool:
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
@@ -120,7 +114,7 @@ class ContainerInstance:
         if self.exited.done():
             return
         try:
-            await self._engine.stop(self.name, within_s)
+            await self.engine.stop(self.name, within_s)
         except EngineAway as error:
             self.set_ended(str(error))
         except EngineRefused as refused:
@@ -135,7 +129,7 @@ class ContainerInstance:
 
     async def _kill(self) -> None:
         try:
-            await self._engine.kill(self.name)
+            await self.engine.kill(self.name)
             await self._wait_for_end()
         except ProviderFailed as error:
             self.set_ended(str(error))
@@ -169,7 +163,7 @@ class ContainerInstance:
 
     async def _read_output(self) -> None:
         frames, after = OutputFrames(MAX_LINE_BYTES), self._newest_at
-        async with contextlib.aclosing(self._engine.output(self.name, after)) as output:
+        async with contextlib.aclosing(self.engine.output(self.name, after)) as output:
             async for data in output:
                 pause_s = self._take(frames.feed(data), len(data), after)
                 if pause_s:
@@ -185,15 +179,15 @@ class ContainerInstance:
         return self._limited.add(new, byte_count)
 
     def _store(self, lines: Sequence[OutputLine]) -> None:
-        function = self._log.function
-        self._log.add([LogLine(function, self.name, line.at, line.text) for line in lines])
+        function = self.log.function
+        self.log.add([LogLine(function, self.name, line.at, line.text) for line in lines])
 
     def _write(self, text: str) -> None:
-        self._log.write(self.name, text)
+        self.log.write(self.name, text)
 
     async def _is_ready(self) -> bool:
-        connecting = asyncio.open_connection(self._address, self._port)
-        return await answers(connecting, b"ready" if self._has_our_runtime else b"")
+        connecting = asyncio.open_connection(self._address, self.port)
+        return await answers(connecting, b"ready" if self.has_our_runtime else b"")
 
 
 class ContainerFleet:

@@ -370,12 +370,9 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         except ProviderFailed as error:
             log.warning("secrets of %s are removed later: %s", self.deployment.id, error)
 
-    async def _measure(self) -> InstanceUsage:
+    async def _measure(self) -> Sequence[InstanceUsage]:
         names = [one.name for version in self._rollout.versions for one in version.instances]
-        usages = await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
-        return InstanceUsage(
-            sum(usage.cpu_s for usage in usages), sum(usage.memory_bytes for usage in usages)
-        )
+        return await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
 
 
 class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):

@@ -11,6 +11,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -193,6 +194,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _PAGE = "500"  # objects of one answer
 
 
+@dataclass(eq=False)
 class ObjectWatch(Generic[T]):
     """All objects at `path` with the labels of `selector`, as `read` understands them, by uid.
 
@@ -200,35 +202,31 @@ class ObjectWatch(Generic[T]):
     answers None to is passed over.
     """
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        path: str,
-        selector: str,
-        read: Callable[[Json], T | None],
-        changed: Callable[[T | None, T | None], None],
-    ) -> None:
-        self._client = client
-        self._path = path
-        self._query = {"labelSelector": selector} if selector else {}
-        self._read = read
-        self._changed = changed
-        self._objects: dict[str, T] = {}
-        self._version = ""
-        self._pause_s, self._away = _FIRST_PAUSE_S, False
+    client: ClusterClient
+    path: str
+    selector: str
+    read: Callable[[Json], T | None]
+    changed: Callable[[T | None, T | None], None]
+    _objects: dict[str, T] = field(default_factory=dict, init=False)
+    _version: str = field(default="", init=False)
+    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)
+    _away: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._query = {"labelSelector": self.selector} if self.selector else {}
 
     async def list(self) -> None:
         """Ask for all objects; what was not heard of is reported as changes."""
         listed: dict[str, T | None] = {}
         query = {**self._query, "limit": _PAGE}
         while True:
-            answer = await self._client.get(self._path, query)
+            answer = await self.client.get(self.path, query)
             try:
-                listed |= {_uid(raw): self._read(raw) for raw in answer["items"] or []}
+                listed |= {_uid(raw): self.read(raw) for raw in answer["items"] or []}
                 version = str(answer["metadata"]["resourceVersion"])
                 query["continue"] = str(answer["metadata"].get("continue") or "")
             except (KeyError, TypeError, AttributeError) as error:
-                raise ProviderFailed(f"{self._path} answers no list: {error!r}") from error
+                raise ProviderFailed(f"{self.path} answers no list: {error!r}") from error
             if not query["continue"]:
                 break
         self._version = version
@@ -252,7 +250,7 @@ class ObjectWatch(Generic[T]):
             except ProviderFailed as error:
                 # After `_GONE` the changes since the version that was seen last are forgotten.
                 if not (isinstance(error, ClusterRefused) and error.status == _GONE):
-                    log.error("%s: %s", self._path, error)
+                    log.error("%s: %s", self.path, error)
                 self._version = ""
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -266,11 +264,11 @@ class ObjectWatch(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        lines = self._client.lines(self._path, query, _QUIET_S)
+        lines = self.client.lines(self.path, query, _QUIET_S)
         async with contextlib.aclosing(lines) as events:
             async for event in events:
                 if event.strip():
-                    self._take(self._client.object_of(event))
+                    self._take(self.client.object_of(event))
 
     def _take(self, event: Json) -> None:
         try:
@@ -279,7 +277,7 @@ class ObjectWatch(Generic[T]):
                 raise ClusterRefused(raw.get("code"), "", f"its watch failed: {raw.get('message')}")
             version = str(raw["metadata"]["resourceVersion"])
             uid = "" if kind == "BOOKMARK" else _uid(raw)
-            value = self._read(raw) if uid and kind != "DELETED" else None
+            value = self.read(raw) if uid and kind != "DELETED" else None
         except (KeyError, TypeError, AttributeError) as error:
             raise ProviderFailed(f"its watch sends no event: {error!r}") from error
         self._heard()
@@ -290,7 +288,7 @@ class ObjectWatch(Generic[T]):
     def _heard(self) -> None:
         """The watch works: the next interruption is told, and waited for, as the first one."""
         if self._away:
-            log.info("%s answers again", self._path)
+            log.info("%s answers again", self.path)
         self._pause_s, self._away = _FIRST_PAUSE_S, False
 
     def _set(self, uid: str, value: T | None) -> None:
@@ -298,7 +296,7 @@ class ObjectWatch(Generic[T]):
         if value is not None:
             self._objects[uid] = value
         if before != value:
-            self._changed(before, value)
+            self.changed(before, value)
 
 
 def _uid(raw: Json) -> str:

@@ -59,8 +59,8 @@ class ManagedFunction(ABC, Generic[R, V]):
         """Called when instances of a version have ended, perhaps its last ones."""
 
     @abstractmethod
-    async def _measure(self) -> InstanceUsage:
-        """Sum over all instances of the current and the coming version."""
+    async def _measure(self) -> Sequence[InstanceUsage]:
+        """Of each instance of the current and the coming version."""
 
     def template_text(self, *, usage: bool) -> str:
         """The state of what its instances are forked from, for people; empty if there is none."""
@@ -118,11 +118,11 @@ class ManagedFunction(ABC, Generic[R, V]):
         self.log.write(f"{self.deployment.id.name}-{self.note_suffix}", text)
 
     async def _usage(self) -> Usage:
-        before = await self._measure()
+        before_s = sum(instance.cpu_s for instance in await self._measure())
         await asyncio.sleep(self.usage_over_s)
         after = await self._measure()
-        busy = max(0.0, after.cpu_s - before.cpu_s) / self.usage_over_s
-        return Usage(round(busy * 1000, 1), after.memory_bytes)
+        busy = max(0.0, sum(usage.cpu_s for usage in after) - before_s) / self.usage_over_s
+        return Usage(round(busy * 1000, 1), sum(usage.memory_bytes for usage in after))
 
 
 class Rollout(Generic[V]):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from common.tasks import error_of
+from common.whole_files import put_file
 from gateway_ext.errors import (
     BadDeployment,
     BadRequest,
@@ -30,7 +31,6 @@ from gateway_ext.model import (
     Namespace,
 )
 from gateway_ext.ports import FunctionListener, LogQuery
-from gateway_ext.providers.disk import put_file
 from gateway_ext.providers.managed.function import ManagedFunction
 from gateway_ext.providers.managed.records import R, RecordStore
 

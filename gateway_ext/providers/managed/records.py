@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 import msgspec
 
+from common.whole_files import put_file
 from gateway_ext.errors import ProviderFailed
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.providers import disk
-from gateway_ext.providers.disk import put_file
 
 log = logging.getLogger(__name__)
 

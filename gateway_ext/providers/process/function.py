@@ -1,17 +1,16 @@
 """One function of the process provider: its build, its environment, and the processes of both."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from common.liveness import LivenessTimes, signal_name, until_frozen
 from common.tasks import BackgroundTasks
@@ -25,7 +24,7 @@ from gateway_ext.providers.function_environment import (
 )
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
-from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
+from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
@@ -40,12 +39,7 @@ from gateway_ext.providers.process.launch import (
 from gateway_ext.providers.process.python_environments import PythonEnvironments
 from gateway_ext.providers.process.settings import ProcessBounds, base_python
 from gateway_ext.providers.process.template import FunctionTemplate
-from gateway_ext.providers.process.template_run import (
-    TemplatePlace,
-    mark_of,
-    named,
-    new_name,
-)
+from gateway_ext.providers.process.template_run import ProcessPlace, live, named, new_name
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -77,16 +71,6 @@ LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
 _BLOCKED_S = 600.0
 
 
-class ChildPlace(NamedTuple):
-    """What instances of a function share; `changed` is called when one takes no more calls."""
-
-    changed: Callable[[], None]
-    sockets: Path
-    processes: TemplatePlace
-    memory_bytes: int | None
-    timeout_s: float
-
-
 class ChildInstance:
     """A process from its start to its end, with all processes that descend from it."""
 
@@ -95,7 +79,7 @@ class ChildInstance:
         name: str,
         path: Path,
         process: InstanceProcess,
-        place: ChildPlace,
+        place: ProcessPlace,
         template: FunctionTemplate | None,
     ) -> None:
         """`template` is what the process is a fork of."""
@@ -109,16 +93,16 @@ class ChildInstance:
         self._stopping = False
         self._path = path
         self._process = process
-        place.processes.leaders.add(process.pid)
+        place.leaders.add(process.pid)
         process.gone.add_done_callback(self._leave)
         process.exited.add_done_callback(self._handle_exit)
 
     @classmethod
     async def start(
-        cls, orders: LaunchOrders, template: FunctionTemplate, place: ChildPlace
+        cls, orders: LaunchOrders, template: FunctionTemplate, place: ProcessPlace
     ) -> Self:
         """An instance that is a fork of the template or, without a usable one, started anew."""
-        name = new_name(place.processes)
+        name = new_name(place)
         path = place.sockets / f"{secrets.token_hex(5)}.sock"
         listener = _listener(path)
         try:
@@ -149,16 +133,11 @@ class ChildInstance:
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
-        pipe = OutputPipe(self._process.output, self._store)
         watching = asyncio.create_task(self._kill_if_frozen())
         try:
-            await asyncio.shield(self.exited)
-            await asyncio.to_thread(processes.end_marked, mark_of(self.name, self._place.processes))
-            with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
-                await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
+            await live(self._process, self.name, self._place)
         finally:
             watching.cancel()
-            pipe.close()
 
     async def until_ready(self, within_s: float) -> bool:
         self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
@@ -174,7 +153,7 @@ class ChildInstance:
             await asyncio.wait_for(asyncio.shield(self.exited), within_s)
         except TimeoutError:
             why = f"was killed: it did not end within {within_s:g} s"
-            self._store([why])
+            self._place.log.write(self.name, why)
             self.kill(why)
             await asyncio.shield(self.exited)
 
@@ -194,14 +173,11 @@ class ChildInstance:
                 f" its limit is {limit_bytes >> 20} MiB"
             )
 
-    def usage(self) -> processes.ProcessUsage:
+    def usage(self) -> InstanceUsage:
         """Resources of all processes in its session."""
-        if self.exited.done():
-            return processes.ProcessUsage(0.0, 0, 0)
-        return processes.usage(processes.sessions().get(self.pid, []))
-
-    def _store(self, lines: list[str]) -> None:
-        self._place.processes.log.write(self.name, *lines)
+        pids = [] if self.exited.done() else processes.sessions().get(self.pid, [])
+        usage = processes.usage(pids)
+        return InstanceUsage(usage.cpu_s, usage.resident_bytes)
 
     def _signal(self, number: int) -> None:
         if not self.exited.done():
@@ -214,7 +190,6 @@ class ChildInstance:
             self._place.changed()
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
-        self._place.processes.leaders.discard(self.pid)
         self.ready = False
         self._path.unlink(missing_ok=True)
         self.exited.set_result(self._why or _described(ended.result()))
@@ -236,10 +211,10 @@ class ChildInstance:
 
 
 def _started(
-    orders: LaunchOrders, name: str, listener: socket.socket, place: ChildPlace
+    orders: LaunchOrders, name: str, listener: socket.socket, place: ProcessPlace
 ) -> LaunchedProcess:
     served = {"GPUFAAS_LISTEN": f"fd:{listener.fileno()}"}
-    environment = {**orders.environment, **named(name, place.processes), **served}
+    environment = {**orders.environment, **named(name, place), **served}
     return launch(replace(orders, environment=environment), [listener.fileno()])
 
 
@@ -275,16 +250,18 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         super().__init__(ReplicaContext(changed, log, parts.bounds))
         self.record = record
         self._orders = _orders(record, python, parts)
-        memory = memory_limit_bytes(record.deployment)
         options = function_options.of(record.deployment)
-        name = record.deployment.id.name[:_NAME_LENGTH]
-        processes = TemplatePlace(name, log, parts.mark, parts.leaders)
-        self._place = ChildPlace(changed, parts.sockets, processes, memory, options.timeout_s)
+        self._place = ProcessPlace(
+            *(record.deployment.id.name[:_NAME_LENGTH], log, parts.mark, parts.leaders),
+            changed,
+            parts.sockets,
+            memory_limit_bytes(record.deployment),
+            options.timeout_s,
+        )
         examples = builds.handler_of(record.build_folder) / _EXAMPLES
         self.template = FunctionTemplate(
             self._orders,
-            processes,
-            changed,
+            self._place,
             start_s=parts.bounds.start_timeout_s,
             has_examples=examples.is_file(),
             refused=_template_refused(options, parts.settings),
@@ -527,8 +504,5 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         self._made.append(made)
         return made
 
-    async def _measure(self) -> InstanceUsage:
-        usages = await asyncio.to_thread(lambda: [instance.usage() for instance in self.instances])
-        return InstanceUsage(
-            sum(usage.cpu_s for usage in usages), sum(usage.resident_bytes for usage in usages)
-        )
+    async def _measure(self) -> Sequence[InstanceUsage]:
+        return await asyncio.to_thread(lambda: [instance.usage() for instance in self.instances])

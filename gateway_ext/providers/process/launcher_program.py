@@ -116,16 +116,11 @@ def _leave_mounts(orders: dict[str, Any]) -> None:
         _SECRETS.mkdir(parents=True, exist_ok=True)
         _mount(str(secrets), str(_SECRETS), "", _BIND)
     _show([Path(folder) for folder in orders["visible"]], orders["scratch"])
-    for device in _DEVICES.glob(_OF_GPUS):
-        _cover(device)
-
-
-def _cover(device: Path) -> None:
-    """Have a device, or a folder of devices, be there as one that does nothing."""
-    if device.is_dir():
-        _mount("tmpfs", str(device), "tmpfs", 0, "mode=0755,size=4k")
-    else:
-        _mount(os.devnull, str(device), "", _BIND)
+    for device in _DEVICES.glob(_OF_GPUS):  # each stays, as one, or a folder, that does nothing
+        if device.is_dir():
+            _mount("tmpfs", str(device), "tmpfs", 0, "mode=0755,size=4k")
+        else:
+            _mount(os.devnull, str(device), "", _BIND)
 
 
 def _show(folders: list[Path], scratch: str) -> None:

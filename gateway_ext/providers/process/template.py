@@ -16,8 +16,8 @@ from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
 from gateway_ext.providers.process.processes import ProcessUsage
 from gateway_ext.providers.process.template_run import (
+    ProcessPlace,
     TemplateKeeper,
-    TemplatePlace,
     TemplateRun,
 )
 from gateway_ext.runtime.template.fork_line import TemplateBroken
@@ -42,14 +42,13 @@ class FunctionTemplate:
     """Forks instances of one version; without a usable template `fork` gives none.
 
     `refused` is why the version has no template any more; empty while it may have one.
-    `bad_examples` is why its example calls are not made again; `changed` is called when it changes.
+    `bad_examples` is why its example calls are not made again.
     """
 
     def __init__(
         self,
         orders: LaunchOrders,
-        place: TemplatePlace,
-        changed: Callable[[], None],
+        place: ProcessPlace,
         *,
         start_s: float,
         has_examples: bool,
@@ -62,7 +61,6 @@ class FunctionTemplate:
         self.warm = False
         self._orders = orders
         self._place = place
-        self._changed = changed
         self._start_s = start_s
         self._has_examples = has_examples
         self._run: TemplateRun | None = None
@@ -155,7 +153,7 @@ class FunctionTemplate:
                 task.cancel()
         if self.bad_examples:
             self.bad_examples = ""
-            self._changed()
+            self._place.changed()
         self.give_up(why)
 
     async def close(self) -> None:
@@ -278,7 +276,7 @@ class FunctionTemplate:
                     self._run, self.warm = run, True
                     self._watch(run)
                     run = None
-                    self._changed()
+                    self._place.changed()
         except OSError as error:
             if run is None:
                 self._note(f"is not warm: {error}")
@@ -293,7 +291,7 @@ class FunctionTemplate:
         """Make the calls no more: the file is a part of this version, and so is its mistake."""
         self.bad_examples = why
         self._note(f"is not warm: {why}; the calls are not made again")
-        self._changed()
+        self._place.changed()
 
     def _watch(self, run: TemplateRun) -> None:
         self._stop_watching()

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -146,16 +146,17 @@ class TemplateKeeper:
         self.ended.set_result(None)
 
 
-class TemplatePlace(NamedTuple):
-    """What the processes of a function share; `leaders` has the leaders of all sessions that run.
-
-    `mark` identifies processes of this gateway.
-    """
+class ProcessPlace(NamedTuple):
+    """What the processes of a function share, its templates and its instances."""
 
     function: str
     log: FunctionLog
-    mark: str
-    leaders: set[int]
+    mark: str  # of the processes of this gateway
+    leaders: set[int]  # of all sessions that run
+    changed: Callable[[], None]  # called when an instance takes no more calls, or a template warms
+    sockets: Path
+    memory_bytes: int | None  # the most of an instance
+    timeout_s: float  # of a call
 
 
 class TemplateRun:
@@ -167,19 +168,18 @@ class TemplateRun:
         process: InstanceProcess,
         keeper: TemplateKeeper,
         line: OrderLine,
-        place: TemplatePlace,
+        place: ProcessPlace,
     ) -> None:
         self.name = name
         self.process = process
         self._keeper = keeper
         self._line = line
         self._place = place
-        place.leaders.add(process.pid)
-        self._living = asyncio.create_task(_live(process, name, place))
+        self._living = asyncio.create_task(live(process, name, place))
 
     @classmethod
     async def start(
-        cls, orders: LaunchOrders, place: TemplatePlace, keepers: set[TemplateKeeper]
+        cls, orders: LaunchOrders, place: ProcessPlace, keepers: set[TemplateKeeper]
     ) -> Self:
         """Start the first template of a keeper; TemplateBroken if that fails.
 
@@ -298,14 +298,14 @@ class TemplateRun:
         return self.process
 
 
-async def _live(process: InstanceProcess, name: str, place: TemplatePlace) -> None:
+async def live(process: InstanceProcess, name: str, place: ProcessPlace) -> None:
     """Store the process's output until it has ended; then kill what it has started."""
     pipe = OutputPipe(process.output, lambda lines: place.log.write(name, *lines))
     try:
         await asyncio.shield(process.exited)
         place.leaders.discard(process.pid)
         await asyncio.to_thread(processes.end_marked, mark_of(name, place))
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError):  # a process without the mark holds the pipe
             await asyncio.wait_for(pipe.ended, _DRAIN_OUTPUT_S)
     finally:
         pipe.close()
@@ -331,15 +331,15 @@ def _close_output(first: asyncio.Future[InstanceProcess]) -> None:
         os.close(first.result().output)
 
 
-def new_name(place: TemplatePlace) -> str:
+def new_name(place: ProcessPlace) -> str:
     """A name of a process of the function; all of them have the same length."""
     return f"{place.function}-{secrets.token_hex(4)}"
 
 
-def mark_of(name: str, place: TemplatePlace) -> str:
+def mark_of(name: str, place: ProcessPlace) -> str:
     """The value of the variable by which its descendants are found."""
     return f"{place.mark}/{name}"
 
 
-def named(name: str, place: TemplatePlace) -> dict[str, str]:
+def named(name: str, place: ProcessPlace) -> dict[str, str]:
     return {"HOSTNAME": name, MARK: mark_of(name, place)}

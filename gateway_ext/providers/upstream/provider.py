@@ -26,6 +26,7 @@ import msgspec
 
 from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
+from common.whole_files import put_file
 from gateway_ext import bounded_json
 from gateway_ext.bounded_json import MOST_OF_PROVIDERS
 from gateway_ext.errors import (
@@ -53,7 +54,6 @@ from gateway_ext.model import (
 )
 from gateway_ext.openfaas import function_options, wire
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
-from gateway_ext.providers.disk import put_file
 from gateway_ext.providers.function_environment import (
     batch_settings,
     gpu_environment,
@@ -200,16 +200,12 @@ def _read(path: Path) -> dict[FunctionId, Extras]:
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
-    functions = [
-        {"namespace": id_.namespace, "name": id_.name, **_filled_fields(extras[id_])}
-        for id_ in sorted(extras)
-    ]
+    functions = []
+    for id_ in sorted(extras):
+        filled = {name: value for name, value in asdict(extras[id_]).items() if value}
+        functions.append({"namespace": id_.namespace, "name": id_.name, **filled})
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
-
-
-def _filled_fields(extras: Extras) -> dict[str, object]:
-    return {name: value for name, value in asdict(extras).items() if value}
 
 
 class UpstreamProvider:

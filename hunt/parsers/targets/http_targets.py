@@ -12,11 +12,12 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from common.errors import NoResponse
-from common.http.asgi import App, BodyOverBound, Receive, Scope, Send, read_body, send_text
+from common.http.asgi import App, BodyOverBound, Header, Receive, Scope, Send, read_body, send_text
 from common.http.client import ClientSettings, HttpClient, HttpConnection
 from common.http.server_protocol import ConnectionTable, Limits, ServerProtocol
 from common.telemetry.traces import TraceContext, trace_of
 from gateway_ext.calls import learned, passed_headers
+from gateway_ext.calls.learned import GpuReport
 from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
 from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
@@ -138,7 +139,7 @@ def _client() -> Target:
     )  # fmt: skip
 
 
-async def _asked(data: bytes) -> passed_headers.ResponseHeaders:
+async def _asked(data: bytes) -> tuple[list[Header], GpuReport]:
     settings = ClientSettings(trailers=frozenset({b"x-gpu-local"}))
     connection = HttpConnection(HttpClient(settings), "unix:/x", settings)
     transport = InMemoryTransport(connection)

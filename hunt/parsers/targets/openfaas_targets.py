@@ -8,7 +8,7 @@ from cache_manager.model.errors import CacheError
 from common import addresses, numerals
 from common.errors import BadAddress, BadSize
 from gateway_ext.bounded_json import decoded, parsed
-from gateway_ext.calls.learned import Learned, LocalWork
+from gateway_ext.calls.learned import Learned
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.jobs.callbacks import CallbackRule, callback_lane
 from gateway_ext.model import Deployment, FunctionId
@@ -260,10 +260,10 @@ def _headers() -> list[Target]:
     auth = Auth(BasicCredentials("admin", "secret"))
 
     def reported(data: bytes) -> None:
-        learned, work = Learned(_FUNCTION), LocalWork()
+        learned = Learned(_FUNCTION)
         for part in data.split(b"\n"):
             learned.saw(part)
-            work.saw(part)
+            learned.saw_local(part)
 
     return [
         Target(

@@ -19,7 +19,7 @@ from gpu_manager.worker import orders
 from gpu_manager.worker.calls.call import read_mode
 from gpu_manager.worker.program.tensor_specs import read_spec
 from hunt.parsers.parser_target import InputForm, Target
-from torch_shim.data.value_layout import DescribedValue, Describer
+from torch_shim.data.put_and_get import DescribedValue, Describer
 from torch_shim.errors import BadFrame
 from torch_shim.remote.results import Results
 from torch_shim.wire import programs
@@ -259,6 +259,6 @@ def _description() -> Target:
     value = {"a": [torch.zeros(2, 3), b"xyz", None, 1.5, (True, "x")], 3: {"b": torch.ones(1)}}
     return Target(
         "data-description", read, (BadFrame,), lambda: [Describer(lambda _: None).describe(value)],
-        InputForm.MSGPACK, ("torch_shim/data/value_layout.py",), "functions of the same tenant",
+        InputForm.MSGPACK, ("torch_shim/data/put_and_get.py",), "functions of the same tenant",
         "64 KiB, nested 32 deep",
     )  # fmt: skip

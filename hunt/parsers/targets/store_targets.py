@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
-from scheduler.core import recording
-from scheduler.core.recording import Beginning, RecordedStep
+from scheduler import recording
 from scheduler.estimates.profiles import Profile
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
+from scheduler.recording import Beginning, RecordedStep
 from scheduler.service.http import lease_routes
 from scheduler.service.leadership.election import LeaderInfo, decoded
 from scheduler.store import stored_records, use_records
@@ -127,7 +127,7 @@ def _recordings() -> list[Target]:
         Target(
             "recording-line", lambda data: recording.parsed(data.decode()),
             (BadRecording, UnicodeDecodeError), lambda: [line.encode() for line in lines],
-            InputForm.JSON, ("scheduler/core/recording.py",), "people, with files of live runs",
+            InputForm.JSON, ("scheduler/recording.py",), "people, with files of live runs",
             "a line of a file that a person named", encode=encode,
         ),
     ]  # fmt: skip

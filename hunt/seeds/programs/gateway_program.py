@@ -19,6 +19,7 @@ from gateway_ext.gateway import STORES, GatewayApp
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.parts import job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
+from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.shared import shared_store
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
@@ -122,7 +123,7 @@ class GatewayProgram:
             if self._around.scenario.workflow and not shared:
                 text = workflow_text([each.plan for each in self._instances])
                 await self.workflows.deploy(read_workflow(text), update=False)
-            jobs = await exits.enter_async_context(
+            worker = await exits.enter_async_context(
                 jobs_of(settings, functions, invoke, queue, rule, hooks.job_calls, log)
             )
             most_bytes = settings.async_max_body_bytes
@@ -137,7 +138,10 @@ class GatewayProgram:
                     "async-function": hooks.intake(functions.id_by_path, max_body_bytes=most_bytes),
                     **hooks.routes,
                 },
-                below_system={"jobs": jobs.routes, **hooks.below_system},
+                below_system={
+                    "jobs": make_job_routes(queue, lambda: worker.running),
+                    **hooks.below_system,
+                },
             )
             await exits.enter_async_context(serving(app, listener(self.name, PORT), _DRAIN_S))
             self.serves = True

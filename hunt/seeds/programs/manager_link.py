@@ -82,7 +82,7 @@ class ManagerLink:
     ) -> None:
         if self._session is None:
             identity = identity_of(self._function)
-            self._session = self._node.sessions.join(identity, self._own.name, self)
+            self._session = self._node.sessions.join(identity, self._own.name, self.lease_ended)
         try:
             found = await work(self._session)
         except (GpuManagerError, SchedulerError) as error:
@@ -101,7 +101,7 @@ class ManagerLink:
             task.cancel()
         session, self._session = self._session, None
         if session is not None:
-            self._node.sessions.leave(session, self)
+            self._node.sessions.leave(session, self.lease_ended)
 
     def _lost(self) -> None:
         self.broken = True

@@ -22,7 +22,6 @@ from gpu_manager.node.settings import NodeSettings
 from gpu_manager.node.tenant_models import Catalogue
 from gpu_manager.runtimes.runtime import HostedId, LoadOrder
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
@@ -151,7 +150,7 @@ class WatchedNode(GpuNode):
         term = order.lease >> _TERM_BITS
         if term < self._latest_term:  # its leader may have been elected again since it gave it
             offices = self._around.offices()
-            terms = [each.term for each in offices if order.lease in each.core.placer.leases]
+            terms = [each.term for each in offices if order.lease in each.core.leases]
             term = max(terms, default=term)
         if term < self._latest_term:
             self._journal.violated(f"{self.name} obeys term {term} after {self._latest_term}")
@@ -205,9 +204,8 @@ class NodeProgram:
             node = self.node = WatchedNode(
                 settings, gpus, store, catalogue, attachment, ended, around, self._most
             )
-            self.library = Library(name, store, catalogue, attachment, _CONTEXT_BYTES)
-            elsewhere = LeasesElsewhere(attachment, tokens, attachment, settings.leases.unclaimed_s)
-            self.acquiring = Acquiring(node, attachment, self.library, tokens, elsewhere)
+            self.library = Library(node.weights, store, catalogue, attachment, _CONTEXT_BYTES)
+            self.acquiring = Acquiring(node, attachment, self.library, tokens, attachment)
             attachment.set_addresses(f"tcp:{self.name}:{MANAGER_PORT}")
             self.runtime = SeededRuntime(node, self._around, self._most)
             attachment.attach(name, node)

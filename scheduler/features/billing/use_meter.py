@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import part_of
+from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease, Gpu
-from scheduler.cluster.state import ClusterState
+from scheduler.core.layer import Layer
+from scheduler.core.lifecycle import Lifecycle
 from scheduler.features.billing.charges import (
     CONTEXT,
     DISK,
@@ -137,15 +139,15 @@ class GpuBook:
         self._unused_byte_us += span_us * self._unused_bytes
 
 
-class UseMeter:
+class UseMeter(Layer):
     """Charges every microsecond of slots and every byte of memory over time, in whole units.
 
     What is held is settled only when it changes, or when somebody collects. Times never go back:
     an earlier one counts as the latest.
     """
 
-    def __init__(self, cluster: ClusterState, now: float = 0.0) -> None:
-        self._cluster = cluster
+    def __init__(self, lifecycle: Lifecycle, now: float) -> None:
+        cluster = self._cluster = lifecycle.cluster
         self._charged: list[Payer] = []
         self._books: dict[GpuId, GpuBook] = {}
         self._collected: list[Collected] = []
@@ -159,6 +161,7 @@ class UseMeter:
         self._earlier_until_us = 0
         self.changes = cluster.index.note_changes()
         self._look(self._now_us)
+        lifecycle.switch_on(self)
 
     def remember(self, users: Mapping[ModelId, Sequence[str]], now: float) -> None:
         """These functions used these models under an earlier leader.
@@ -170,21 +173,27 @@ class UseMeter:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def began(self, lease: ActiveLease, now: float) -> None:
+    def granted(self, lease: ActiveLease) -> None:
         """The lease's models are resident by now, or lost."""
-        payers = self._begin(lease, now)
+        payers = self._begin(lease)
         for pending, payer in zip(lease.requests, payers, strict=False):
             if not pending.gave_back:  # else it has had a lease
-                payer.add(WAITING, _us(pending.arrived_s, now))
+                payer.add(WAITING, _us(pending.arrived_s, self._cluster.now))
 
-    def _begin(self, lease: ActiveLease, now: float) -> Sequence[Payer]:
+    def adopted(self, lease: ActiveLease) -> None:
+        self._begin(lease)
+
+    def rejoined(self, lease: ActiveLease, pending: Pending) -> None:
+        """Its requests are known from now on."""
+        self.ended(lease)
+        self._begin(lease)
+
+    def _begin(self, lease: ActiveLease) -> Sequence[Payer]:
         """Return who pays for the lease's slot."""
-        now_us = self._at(now)
-        if self.changes.gpus:
-            self._look(now_us)
+        now_us = self._now()
         book, _ = self._slots[lease.slot.id]
         functions = [pending.request.function for pending in lease.requests]
-        contended_s = self._cluster.contended_s(lease.slot, now)
+        contended_s = self._cluster.contended_s(lease.slot)
         bill = LeaseBill(functions or _NOBODY_ALONE, now_us, contended_s)
         self._bills[lease.id] = bill
         of_slot: list[Payer] = []
@@ -197,14 +206,17 @@ class UseMeter:
         for slot in () if lease.beside else (lease.slot, *lease.more):
             book.slots[slot.id].begin(lease.id, bill, of_slot, now_us)
         if lease.loading:
-            self._spend(lease, LOADING, now)
+            self._spend(lease, LOADING)
         return of_slot
 
-    def computes(self, lease: ActiveLease, now: float) -> None:
+    def loaded(self, lease: ActiveLease, *, joins: bool) -> None:
+        self._spend(lease, GPU_TIME)
+        if joins:
+            self._join(lease)
+
+    def _join(self, lease: ActiveLease) -> None:
         """What a lease was beside the runs of others for is loaded: it uses its slot from now."""
-        now_us = self._at(now)
-        if self.changes.gpus:
-            self._look(now_us)
+        now_us = self._now()
         book, of_slot = self._slots[lease.slot.id]
         bill = self._bills[lease.id]
         payers: list[Payer] = []
@@ -213,72 +225,63 @@ class UseMeter:
         of_slot.settle(now_us)  # the bill is older than its part in the slot
         of_slot.begin(lease.id, bill, payers, now_us)
 
-    def loaded(self, lease: ActiveLease, now: float) -> None:
-        self._spend(lease, GPU_TIME, now)
-
-    def kept(self, lease: ActiveLease, since_s: float, now: float) -> None:
+    def kept(self, lease: ActiveLease, since_s: float) -> None:
         """No call has run under a lease since then, as is reported now: its caller keeps it."""
         bill = self._bills[lease.id]
         if lease.loading or (bill.time is not None and bill.time.kind == KEPT):
             return
+        now = self._cluster.now
         if since_s < now:
             kept_us = min(_us(since_s, now), max(0, self._at(now) - bill.computes_us))
             sharing = max(len(self._slots[lease.slot.id][1].leases), lease.slot.capacity)
             kept_us = kept_us * (1 + len(lease.more)) // sharing
-            contended_s = self._cluster.contended_s(lease.slot, now)
+            contended_s = self._cluster.contended_s(lease.slot)
             others_us = min(kept_us, _us(bill.contended_s, contended_s))
             owe_equally(self._payers_of(lease), kept_us, others_us)
-        self._spend(lease, KEPT, now)
+        self._spend(lease, KEPT)
 
-    def called(
-        self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float, now: float
-    ) -> None:
+    def called(self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float) -> None:
         """A call ran under a lease that its caller keeps, for so long without any other one."""
-        self._correct(lease, _us(began_s, ended_s), now)
-        waited_us = _us(use.arrived_s, min(use.began_s, now))
+        self._correct(lease, _us(began_s, ended_s))
+        waited_us = _us(use.arrived_s, min(use.began_s, self._cluster.now))
         charge_equally(self._payers_of(lease)[:1], WAITING, waited_us)
         if use.ended_s is None:
-            self._spend(lease, GPU_TIME, now)
+            self._spend(lease, GPU_TIME)
 
-    def computed(self, lease: ActiveLease, computed_s: float, now: float) -> None:
+    def computed(self, lease: ActiveLease, computed_s: float) -> None:
         """Calls have run for so long, since it was last said, under a lease that is kept."""
-        self._correct(lease, _us(0.0, computed_s), now)
+        self._correct(lease, _us(0.0, computed_s))
 
-    def _correct(self, lease: ActiveLease, called_us: int, now: float) -> None:
+    def _correct(self, lease: ActiveLease, called_us: int) -> None:
         kept = self._bills[lease.id].time
         if kept is None or kept.kind != KEPT:
             return
-        self._settle(lease, now)
+        self._settle(lease)
         slots, sharing = 1 + len(lease.more), len(self._slots[lease.slot.id][1].leases)
         kept.correct(self._payers_of(lease), called_us * slots // max(1, sharing))
-        self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot, now))
+        self._charge_for_others(lease, kept, self._cluster.contended_s(lease.slot))
 
-    def stands_aside(self, lease: ActiveLease, now: float) -> None:
+    def stands_aside(self, lease: ActiveLease) -> None:
         """A lease has its slot no more, until what it loads is there."""
-        now_us = self._at(now)
+        now_us = self._at(self._cluster.now)
         of_slot = self._slots[lease.slot.id][1]
         bill = self._bills[lease.id]
         of_slot.end(lease.id, bill, now_us)
         del bill.payers[of_slot]
 
-    def ended(self, lease: ActiveLease, now: float) -> None:
-        now_us = self._at(now)
+    def ended(self, lease: ActiveLease) -> None:
+        now_us = self._at(self._cluster.now)
         bill = self._bills[lease.id]
         if bill.time is not None and bill.time.kind == KEPT:
-            self._spend(lease, GPU_TIME, now)
+            self._spend(lease, GPU_TIME)
         del self._bills[lease.id]
         for holding in bill.payers:
             holding.end(lease.id, bill, now_us)
 
-    def named(self, lease: ActiveLease, now: float) -> None:
-        """The requests of a lease that an earlier leader gave are known from now on."""
-        self.ended(lease, now)
-        self._begin(lease, now)
-
-    def look(self, now: float) -> None:
+    def after_event(self) -> None:
         """Take over what changed in the index since the last look, which changed now."""
         if self.changes.gpus or self.changes.stored:
-            self._look(self._at(now))
+            self._look(self._at(self._cluster.now))
 
     def gpus(self) -> list[GpuId]:
         """The GPUs that have accounts, so that their charges can be collected some at a time."""
@@ -326,25 +329,32 @@ class UseMeter:
         self._now_us = max(self._now_us, now_us)
         return self._now_us
 
+    def _now(self) -> int:
+        """The time of the event that is handled; what changed on GPUs before it is taken over."""
+        now_us = self._at(self._cluster.now)
+        if self.changes.gpus:
+            self._look(now_us)
+        return now_us
+
     def _payers_of(self, lease: ActiveLease) -> Sequence[Payer]:
         bill, (book, of_slot) = self._bills[lease.id], self._slots[lease.slot.id]
         if of_slot in bill.payers:
             return bill.payers[of_slot]
         return self._payers(book, lease.models[0], bill.functions, self._now_us)
 
-    def _settle(self, lease: ActiveLease, now: float) -> int:
-        now_us = self._at(now)
+    def _settle(self, lease: ActiveLease) -> int:
+        now_us = self._at(self._cluster.now)
         for slot in (lease.slot, *lease.more):
             self._slots[slot.id][1].settle(now_us)
         return now_us
 
-    def _spend(self, lease: ActiveLease, kind: int, now: float) -> None:
+    def _spend(self, lease: ActiveLease, kind: int) -> None:
         """A lease spends its slot's time with this from now on, once its load is over."""
         if lease.loading and kind != LOADING:
             return
-        now_us = self._settle(lease, now)
+        now_us = self._settle(lease)
         bill = self._bills[lease.id]
-        before, contended_s = bill.time, self._cluster.contended_s(lease.slot, now)
+        before, contended_s = bill.time, self._cluster.contended_s(lease.slot)
         if before is not None and before.kind == KEPT:
             self._charge_for_others(lease, before, contended_s)
         bill.time = None if kind == GPU_TIME else SlotTime(kind, contended_s)

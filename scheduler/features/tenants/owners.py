@@ -23,8 +23,7 @@ class Turn:
 
     `arrival` is its place by arrival. Until its lease is given it is charged `charge_s` seconds of
     GPU time, by estimate, from when it is `exposed` to the policy. `tag_s` is the virtual time of
-    its turn. `place` names its present entry among those held back, since `since_s`. It `pauses`
-    while a quota of GPU time has no room for its call, which has used a GPU before.
+    its turn. `place` names its present entry among those held back, since `since_s`.
     """
 
     __slots__ = (
@@ -32,10 +31,7 @@ class Turn:
         "charge_s",
         "exposed",
         "head_s",
-        "held_for",
-        "held_s",
         "owner",
-        "pauses",
         "pending",
         "place",
         "queued",
@@ -53,13 +49,10 @@ class Turn:
         self.place = 0
         self.queued = False
         self.exposed = False
-        self.pauses = False
         self.since_s = 0.0
-        self.held_s = 0.0
-        self.held_for = ""
 
     def note_held(self, now: float) -> None:
-        self.held_s += now - self.since_s
+        self.pending.held_s += now - self.since_s
 
 
 class Owner:

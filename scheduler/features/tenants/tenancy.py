@@ -4,14 +4,15 @@ A layer under every policy: policies see only the requests whose turn it is, and
 locality, batches and costs. It is on while a policy has a `lead_s` or any owner has terms.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 
 from cache_manager.model.ids import ModelId
+from scheduler import policies
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
-from scheduler.cluster.state import ClusterState
-from scheduler.features.standing_leases import StandingLeases
+from scheduler.core.layer import Handler, Layer
+from scheduler.core.lifecycle import Lifecycle
 from scheduler.features.tenants.owners import (
     FunctionOwner,
     OwnerTable,
@@ -28,9 +29,10 @@ from scheduler.features.tenants.owners import (
     with_quota,
 )
 from scheduler.features.tenants.turn_order import TurnOrder, head_start_s
-from scheduler.model.actions import Action
-from scheduler.model.owner_terms import OwnerTerms
-from scheduler.model.values import LeaseId, Request, RequestId, RequestOutcome
+from scheduler.model.actions import Finish
+from scheduler.model.events import Event, TermsSet
+from scheduler.model.values import CoreSettings, LeaseId, LeaseUse, RequestOutcome
+from scheduler.policies.placement_policy import Policy
 
 # While slots are idle the policy may choose among so many requests for each, if that many wait.
 # With more of them it would use idle slots better, and delay namespaces more that come meanwhile.
@@ -40,17 +42,18 @@ _MOST_AT_ONCE = 64
 _MOST_RETRIED = 8
 
 
-class Tenancy:
+class Tenancy(Layer):
     """Follows every request and lease of every owner, while it is on."""
 
-    def __init__(self, cluster: ClusterState, standing: StandingLeases) -> None:
+    def __init__(self, lifecycle: Lifecycle, settings: CoreSettings) -> None:
         self.on = False
         self.owners = OwnerTable()
-        self.order = TurnOrder(cluster, self.owners)
+        self.order = TurnOrder(lifecycle.cluster, self.owners)
         self.charges: dict[LeaseId, LeaseCharge] = {}  # leases in force of known functions
-        self.refused: list[tuple[Pending, RequestOutcome, str]] = []
-        self._cluster = cluster
-        self._standing = standing
+        self._refused: list[tuple[Pending, RequestOutcome, str]] = []
+        self._cluster = lifecycle.cluster
+        self._lifecycle = lifecycle
+        self._max_waiting = settings.max_waiting
         self._diverted = False
 
     @property
@@ -60,58 +63,58 @@ class Tenancy:
 
     # -- on and off -----------------------------------------------------------------------------
 
-    def set_terms(
-        self,
-        name: str,
-        terms: OwnerTerms | None,
-        requests: Iterable[Pending],
-        leases: Iterable[ActiveLease],
-    ) -> None:
-        self.owners.set_terms(name, terms, self._cluster.now)
+    def handlers(self) -> dict[type[Event], Handler]:
+        return {TermsSet: (self._terms_set, True)}
+
+    def _terms_set(self, event: TermsSet) -> None:
+        cluster, name = self._cluster, event.owner
+        if cluster.queued > cluster.waiting.count + cluster.held:  # some wait for one slot
+            for slot in cluster.slots.values():
+                self._lifecycle.recall(slot)
+        self.owners.set_terms(name, event.terms, cluster.now)
         self.order.paused.terms_changed()
         if "/" not in name:
             self._share_memory()
-        self._switch(requests, leases)
+        self._switch()
         for owner in list(self.order.stuck):
             self._free(owner)
         concerned = self.owners.functions_of(name)
         if not self.on or not concerned:
             return
-        for pending in list(self._cluster.waiting):
+        for pending in list(cluster.waiting):
             turn = self.order.turns[pending.id]
             if turn.owner in concerned:
                 self._pull_back(turn)
         for turn in self.order.turns.values():
             if turn.owner.name == name:
-                note_named(turn.owner, turn.pending.models, self._cluster)
+                note_named(turn.owner, turn.pending.models, cluster)
         for owner in concerned:
             for turn in list(owner.paused_turns):
                 self._refuse_without_time(turn)
             self.order.list(owner)
 
-    def set_lead(
-        self, lead_s: float, requests: Iterable[Pending], leases: Iterable[ActiveLease]
-    ) -> None:
+    def policy_set(self, policy: Policy) -> None:
         """From now on policies see requests whose turn is so much later than the first turn.
 
         All requests that wait are sorted anew; none waits for one slot.
         """
-        order = self.order
+        order, cluster, lead_s = self.order, self._cluster, policies.lead_s(policy)
         if lead_s == order.lead_s:
             return
         order.lead_s = lead_s
+        cluster.by_arrival = not lead_s
         self._share_memory()
         if not self.on:
-            self._switch(requests, leases)
-        for pending in list(self._cluster.waiting):
+            self._switch()
+        for pending in list(cluster.waiting):
             self._pull_back(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.place]:
-            turn.note_held(self._cluster.now)
+            turn.note_held(cluster.now)
             order.let_go(turn)
-            order.hold(turn, self._cluster.now)
-        self._cluster.visits.clear()
-        self._cluster.latest_seq = 0
-        self._switch(requests, leases)
+            order.hold(turn, cluster.now)
+        cluster.visits.clear()
+        cluster.latest_seq = 0
+        self._switch()
 
     def _share_memory(self) -> None:
         """Where namespaces take turns they also have parts of the memory, by their weights."""
@@ -120,20 +123,20 @@ class Tenancy:
         }
         self._cluster.index.parts.share(weights if self.takes_turns else None)
 
-    def _switch(self, requests: Iterable[Pending], leases: Iterable[ActiveLease]) -> None:
+    def _switch(self) -> None:
         """Begin to follow everything there is, or stop."""
         on = self.takes_turns or bool(self.owners.terms)
         if on == self.on:
             return
         self.on = on
         if on:
-            for pending in requests:
+            self._lifecycle.switch_on(self)
+            for pending in self._cluster.requests.values():
                 if pending.standing in (Standing.WAITING, Standing.LOCAL):
                     self._queue(self._turn(pending))
                     self._show(self.order.turns[pending.id])
-            for lease in leases:
-                if lease.requests:
-                    self.granted(lease, lease.requests, max(0.0, lease.due_s - self._cluster.now))
+            for lease in self._cluster.leases.values():
+                self.granted(lease)
             return
         for owner in list(self.order.stuck):
             self._free(owner)
@@ -149,64 +152,104 @@ class Tenancy:
 
     def _pull_back(self, turn: Turn) -> None:
         """Hold back a request that waits in the global queue."""
-        self._standing.waits_no_more(turn.pending)
-        self._cluster.waits_no_more(turn.pending)
+        self._lifecycle.leave_queue(turn.pending)
         self._withdraw(turn)
         turn.pending.seq = turn.arrival
-        turn.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
+        turn.pending.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
         self._hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
 
-    def refusal(self, request: Request, bundle: Bundle) -> QuotaRefusal | None:
-        self.owners.forget_when_due(self.order.virtual_s)
-        owner, expected_s = self.owners.of(request.function), self.order.estimate_s(bundle)
-        return refusal(owner, bundle, expected_s, self._cluster.now, goes_on=request.goes_on)
+    def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
+        """By a quota, or since its namespace fills its part of the queue."""
+        cluster, order, request = self._cluster, self.order, pending.request
+        if not promised:
+            self.owners.forget_when_due(order.virtual_s)
+            owner, expected_s = self.owners.of(request.function), order.estimate_s(pending.bundle)
+            over = refusal(owner, pending.bundle, expected_s, cluster.now, goes_on=request.goes_on)
+            if over is not None:
+                outcome = RequestOutcome.OVER_QUOTA
+                return Finish(request.id, outcome, over.reason, None, over.again_s)
+        pauses = pending.pauses = order.is_to_pause(pending, cluster.now)
+        limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
+        if limit is None or rivals >= limit or not self.takes_turns:
+            return None
+        if self.owners.may_wait(request.function, limit, paused=pauses):
+            return None
+        reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
+        return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
-    def hold(self, pending: Pending) -> None:
-        """Hold a request back that is to wait for any slot, until its turn."""
+    def wait_s(self, function: str) -> float | None:
+        return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
+
+    def holds_back(self, pending: Pending) -> bool:
+        """Until its turn."""
+        if self.order.is_exposed(pending):
+            return False
         turn = self._turn(pending)
-        turn.pauses = self.order.is_to_pause(pending, self._cluster.now)
+        pending.pauses = self.order.is_to_pause(pending, self._cluster.now)
         self._queue(turn)
         note_named(turn.owner, pending.models, self._cluster)
         self._hold(turn)
+        return True
 
     def let_go(self, pending: Pending) -> None:
-        """A request that is held back leaves; one that was refused has left already."""
+        """One that was refused has left already."""
         turn = self.order.turns.get(pending.id)
         if turn is not None and turn.place:
             self.order.let_go(turn)
 
-    def divert(self, pending: Pending, *, stuck: bool) -> None:
-        """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
-        turn = self.order.turns[pending.id]
-        self._withdraw(turn)
-        turn.pauses = self.order.has_no_time(pending, self._cluster.now)
-        if stuck:
-            turn.owner.stuck = True
-            self.order.stuck[turn.owner] = None
-        self._diverted = True
-        self._hold(turn)
-
-    def finished(self, request: RequestId) -> None:
-        turn = self.order.turns.pop(request, None)
+    def finished(self, pending: Pending) -> None:
+        turn = self.order.turns.pop(pending.id, None)
         if turn is not None and turn.queued:
             self._unqueue(turn)
             self.owners.forget_when_due(self.order.virtual_s)
 
+    def gpus_return(self) -> None:
+        self.owners.pause()
+
     # -- turns ----------------------------------------------------------------------------------
 
+    def is_due(self) -> bool:
+        return self.order.paused.may_be_due(self._cluster.now)
+
     def expose(self) -> None:
-        """Let the policy see all whose turn it is."""
+        """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
+        order = self.order
+        order.resume(self._cluster.now)
+        for owner in list(order.stuck)[:_MOST_RETRIED]:
+            first = owner.first()
+            if first is None or has_room(owner, first.pending.bundle, self._cluster):
+                self._free(owner)
+            else:  # others are looked at next time
+                order.stuck[owner] = order.stuck.pop(owner)
+        self._expose_all()
+        if not self.on:
+            self._lifecycle.switch_off(self)
+
+    def expose_more(self) -> bool:
+        """Others may have their turn by what the policy decided, or while slots are idle."""
+        order = self.order
+        more = self._diverted or order.next() is not None or order.resume(self._cluster.now)
+        if more or self._expose_spare():
+            self._expose_all()
+            return True
+        room_s = order.paused.next_s()
+        if room_s is not None:
+            self._lifecycle.wake(room_s)
+        return False
+
+    def _expose_all(self) -> None:
+        """Let the policy see all whose turn it is, and end those that no longer fit by then."""
         self._diverted = False
         while (turn := self.order.next()) is not None:
             self._expose(turn)
+        while self._refused:
+            pending, outcome, reason = self._refused.pop()
+            self._lifecycle.take(pending)
+            self._lifecycle.finish(pending, outcome, reason)
 
-    def has_more(self) -> bool:
-        """Whether the policy should decide once more: others have their turn by what it decided."""
-        return self._diverted or self.order.next() is not None
-
-    def expose_spare(self, *, nothing_runs: bool) -> bool:
+    def _expose_spare(self) -> bool:
         """Let it see one more while slots are idle: others use what an owner leaves.
 
         If it has enough to choose from, takes nothing, and nothing runs, it sees many more at once:
@@ -219,7 +262,7 @@ class Tenancy:
         if not order.held or not room:
             return False
         enough = cluster.waiting.count >= _CHOICE * room
-        if enough and not nothing_runs:
+        if enough and cluster.leases:
             return False
         exposed = False
         for _ in range(_MOST_AT_ONCE if enough else 1):
@@ -230,16 +273,6 @@ class Tenancy:
             exposed = True
         return exposed
 
-    def retry(self) -> None:
-        """Look whether what lacked room in a quota, of resident bytes or GPU time, has it now."""
-        self.order.resume(self._cluster.now)
-        for owner in list(self.order.stuck)[:_MOST_RETRIED]:
-            first = owner.first()
-            if first is None or has_room(owner, first.pending.bundle, self._cluster):
-                self._free(owner)
-            else:  # others are looked at next time
-                self.order.stuck[owner] = self.order.stuck.pop(owner)
-
     def _free(self, owner: FunctionOwner) -> None:
         del self.order.stuck[owner]
         owner.stuck = False
@@ -248,7 +281,7 @@ class Tenancy:
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
         pending, cluster = turn.pending, self._cluster
-        turn.note_held(self._cluster.now)
+        turn.note_held(cluster.now)
         if cluster.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
@@ -259,13 +292,11 @@ class Tenancy:
             return
         self.order.take(turn)
         cluster.latest_seq = max(cluster.latest_seq, pending.seq)
-        pending.standing = Standing.WAITING
-        self._standing.waits(pending)
-        cluster.wait(pending)
+        self._lifecycle.enter_queue(pending)
 
     def _hold(self, turn: Turn) -> None:
         self.order.hold(turn, self._cluster.now)
-        if turn.pauses:
+        if turn.pending.pauses:
             self._refuse_without_time(turn)
 
     def _refuse_without_time(self, turn: Turn) -> None:
@@ -278,20 +309,31 @@ class Tenancy:
 
     def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
         self.order.let_go(turn)
-        self.refused.append((turn.pending, outcome, reason))
+        self._refused.append((turn.pending, outcome, reason))
 
     # -- leases ---------------------------------------------------------------------------------
 
-    def granted(self, lease: ActiveLease, chosen: Sequence[Pending], expected_s: float) -> None:
+    def granted(self, lease: ActiveLease) -> None:
+        if lease.requests:
+            self._grant(lease, lease.requests)
+
+    def rejoined(self, lease: ActiveLease, pending: Pending) -> None:
+        self._grant(lease, (pending,))
+
+    def _grant(self, lease: ActiveLease, chosen: Sequence[Pending]) -> None:
         owners = []
         for pending in chosen:
             turn = self._turn(pending)
             if turn.queued:
                 self._unqueue(turn)
             owners.append(turn.owner)
-        self._charge(lease, owners, expected_s)
+        self._charge(lease, owners, max(0.0, lease.due_s - self._cluster.now))
         if lease.own and not lease.loading:
-            self.rests(lease, self._cluster.now)
+            self.kept(lease, self._cluster.now)
+
+    def placed(self, function: str, count: int) -> None:
+        if self.takes_turns:
+            self.owners.count_placed(function, count, self._cluster.now)
 
     def _charge(self, lease: ActiveLease, owners: list[FunctionOwner], expected_s: float) -> None:
         """Charge these owners in equal parts, perhaps with others that had the lease already."""
@@ -308,27 +350,24 @@ class Tenancy:
             charge.expect(now + expected_s)
         self._recharge(charge, expected_s * share)
 
-    def named(self, lease: ActiveLease, function: str, expected_s: float) -> None:
-        """A call of this function runs under a lease, perhaps one that an earlier leader gave.
-
-        Charge what was used under a lease that its caller keeps, and this call.
-        """
+    def calls_reported(self, lease: ActiveLease, function: str, run_s: float) -> None:
+        """Charge what was used under a lease that its caller keeps, and a call that runs now."""
         now, charge = self._cluster.now, self.charges.get(lease.id)
-        if charge is None:
-            self._charge(lease, [self.owners.of(function)], expected_s)
+        if charge is None:  # an earlier leader gave it
+            self._charge(lease, [self.owners.of(function)], run_s)
             return
         charge.wake(self._contended_s(lease), now)
-        self._recharge(charge, charge.used_s(now) + expected_s * charge.share)
-        charge.expect(now + expected_s)
+        self._recharge(charge, charge.used_s(now) + run_s * charge.share)
+        charge.expect(now + run_s)
         self._may_have_room(charge)
 
-    def rests(self, lease: ActiveLease, since_s: float) -> None:
+    def kept(self, lease: ActiveLease, since_s: float) -> None:
         charge = self.charges.get(lease.id)
         if charge is not None:
             charge.rest(since_s, self._contended_s(lease), self._cluster.now)
             self._may_have_room(charge)
 
-    def called(self, lease: ActiveLease, began_s: float, ended_s: float) -> None:
+    def called(self, lease: ActiveLease, use: LeaseUse, began_s: float, ended_s: float) -> None:
         charge = self.charges.get(lease.id)
         if charge is not None:
             charge.called(began_s, ended_s, self._cluster.now)
@@ -338,10 +377,9 @@ class Tenancy:
         if charge is not None:
             charge.computed(computed_s, self._contended_s(lease), self._cluster.now)
 
-    def computes(self, lease: ActiveLease) -> None:
-        """A lease that was loading beside the runs of others has its slot from now on."""
+    def loaded(self, lease: ActiveLease, *, joins: bool) -> None:
         charge = self.charges.get(lease.id)
-        if charge is not None:
+        if charge is not None and joins:
             charge.begin(self._contended_s(lease), self._cluster.now)
             charge.expect(lease.due_s)
 
@@ -378,46 +416,66 @@ class Tenancy:
             self.order.paused.may_have_room(owner)
 
     def _contended_s(self, lease: ActiveLease) -> float:
-        return self._cluster.contended_s(lease.slot, self._cluster.now)
+        return self._cluster.contended_s(lease.slot)
 
-    def yields(self, lease: LeaseId) -> bool:
-        """Whether its caller must not keep this lease: its owner has too much of something."""
-        order = self.order
-        others_wait = self._cluster.waiting.count or order.held > order.paused.count
-        charge = self.charges.get(lease)
-        for function in () if charge is None else charge.distinct():
+    def may_be_kept(self, lease: ActiveLease) -> bool:
+        """Not if its owner has too much of something."""
+        charge = self.charges.get(lease.id)
+        if charge is None:
+            return True
+        order, cluster = self.order, self._cluster
+        others_wait = cluster.waiting.count or order.held > cluster.paused
+        for function in charge.distinct():
             if self.takes_turns and others_wait and order.is_ahead(function.space):
-                return True
+                return False
             for owner in both(function):
                 most = owner.terms.leases
                 if most is not None and owner.leases > most:
-                    return True
-                if is_over_gpu_s(owner, self._cluster.now):
-                    return True
+                    return False
+                if is_over_gpu_s(owner, cluster.now):
+                    return False
+        return True
+
+    def allows(self, chosen: tuple[Pending, ...], bundle: Bundle, slot: Slot) -> bool:
+        """Have owners' idle models leave that their quotas leave no room for beside a load.
+
+        Where that is not enough, or other quotas are used up, the requests are held back.
+        """
+        cluster, order = self._cluster, self.order
+        over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
+        loads = [need for need in bundle.needs if need[0] not in slot.residents]
+        if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):
+            return True
+        for pending in over or chosen:
+            self._lifecycle.take(pending)
+            cluster.queued += 1
+            self._divert(pending, stuck=not over)
         return False
 
-    def make_room(
+    def _make_room(
         self,
-        chosen: Sequence[Pending],
+        chosen: tuple[Pending, ...],
+        bundle: Bundle,
         loads: Sequence[tuple[ModelId, int]],
         slot: Slot,
-        out: list[Action],
     ) -> bool:
-        """Keep quotas of resident bytes as these loads begin; False: their requests must wait."""
-        functions = [turn.owner for pending in chosen if (turn := self.order.turns.get(pending.id))]
-        spared = slot.gpu, chosen[0].bundle.models
-        return make_room(with_quota(functions), loads, spared, self._cluster, out)
+        """Keep quotas of resident bytes as these loads begin, for requests or without any."""
+        owners = [] if chosen else owners_of(bundle.models[0], self.owners)
+        turns = [turn for pending in chosen if (turn := self.order.turns.get(pending.id))]
+        owners += with_quota(turn.owner for turn in turns)
+        spared = slot.gpu, bundle.models
+        return make_room(owners, loads, spared, self._cluster, self._cluster.out)
 
-    def make_room_ahead(
-        self,
-        model: ModelId,
-        loads: Sequence[tuple[ModelId, int]],
-        slot: Slot,
-        out: list[Action],
-    ) -> bool:
-        """The same, for the load of a model without a request."""
-        owners = owners_of(model, self.owners)
-        return make_room(owners, loads, (slot.gpu, (model,)), self._cluster, out)
+    def _divert(self, pending: Pending, *, stuck: bool) -> None:
+        """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
+        turn = self.order.turns[pending.id]
+        self._withdraw(turn)
+        pending.pauses = self.order.has_no_time(pending, self._cluster.now)
+        if stuck:
+            turn.owner.stuck = True
+            self.order.stuck[turn.owner] = None
+        self._diverted = True
+        self._hold(turn)
 
     # -- parts ----------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class TurnOrder:
         self.turns: dict[str, Turn] = {}
         self.held = 0
         self.stuck: dict[FunctionOwner, None] = {}
-        self.paused = PausedCalls(owners)
+        self.paused = PausedCalls(cluster, owners)
         self._cluster = cluster
         self._owners = owners
         self._spaces = OwnerOrder()
@@ -81,13 +81,13 @@ class TurnOrder:
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
         turn.since_s = now
-        if turn.pauses:
-            turn.place, turn.held_for = self._places, GPU_TIME
+        if pending.pauses:
+            turn.place, pending.held_for = self._places, GPU_TIME
             self.paused.add(turn, now)
             return
         head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
         owner.hold(turn, turn.arrival - head, self._places)
-        turn.held_for = self._why(owner)
+        pending.held_for = self._why(owner)
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
@@ -123,9 +123,9 @@ class TurnOrder:
         for turn in due:
             turn.note_held(now)
             self.let_go(turn)
-            turn.pauses = False
+            turn.pending.pauses = False
             self.hold(turn, now)
-            turn.held_for = GPU_TIME
+            turn.pending.held_for = GPU_TIME
         return bool(due)
 
     def list(self, owner: FunctionOwner) -> None:
@@ -165,11 +165,6 @@ class TurnOrder:
         """Whether the policy may place this request, wherever it waits."""
         turn = self.turns.get(pending.id)
         return turn is not None and turn.exposed
-
-    def held_back(self, pending: Pending) -> tuple[float, str]:
-        """For how long a request was held back in all, and for what at last."""
-        turn = self.turns.get(pending.id)
-        return (0.0, "") if turn is None else (turn.held_s, turn.held_for if turn.held_s else "")
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -275,9 +270,9 @@ class PausedCalls:
     what goes on already; the next one when that one has its lease.
     """
 
-    def __init__(self, owners: OwnerTable) -> None:
-        self.count = 0
+    def __init__(self, cluster: ClusterState, owners: OwnerTable) -> None:
         self.resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
+        self._cluster = cluster
         self._owners = owners
         # When each function is looked at next: `inf` while its call before, or nothing, has room.
         self._look_s: dict[FunctionOwner, float] = {}
@@ -367,7 +362,7 @@ class PausedCalls:
         self._coming_s.clear()
 
     def _count(self, owner: FunctionOwner, more: int) -> None:
-        self.count += more
+        self._cluster.paused += more
         self._owners.count(owner, 0, 0, more)
 
     def _let_go(self, turn: Turn) -> bool:

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from scheduler.core.recording import Beginning, beginning_line, step_line
 from scheduler.model.actions import Action
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import Event
+from scheduler.recording import Beginning, beginning_line, step_line
 
 log = logging.getLogger(__name__)
 

@@ -441,4 +441,4 @@ def _waits(office: Office, request: RequestId) -> Mapping[str, Any]:
     pending = office.core.requests.get(request)
     if office.has_gpus and pending is not None and pending.standing is Standing.LOCAL:
         waits_for = pending.at or waits_for
-    return {"state": "waiting", "for": waits_for, "waiting": office.core.placer.queued}
+    return {"state": "waiting", "for": waits_for, "waiting": office.core.cluster.queued}

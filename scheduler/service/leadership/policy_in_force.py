@@ -29,40 +29,60 @@ class PolicyInForce:
     """The policy that a leader decides by: of all choices the one that was written last.
 
     A new choice arrives from its writer and from the datastore's watch; the first arrival applies
-    it.
+    it. `fence` is None without a leadership.
     """
 
-    def __init__(self, begun_with: PolicyChoice, apply: Apply) -> None:
+    def __init__(
+        self,
+        begun_with: PolicyChoice,
+        apply: Apply,
+        store: Store,
+        fence: Callable[[], Fence | None],
+        log: Logger,
+    ) -> None:
         self.choice = begun_with
         self._apply = apply
+        self._store = store
+        self._fence = fence
+        self._log = log
         self._revision = 0
         self._writing = asyncio.Lock()  # so that the stored policy never replaces a newer choice
 
-    async def choose(self, store: Store, name: str, parameters: Mapping[str, float]) -> None:
+    async def choose(self, name: str, parameters: Mapping[str, float]) -> None:
         """Choose the policy of all schedulers, and decide by it; raises as `set_policy`."""
         async with self._writing:
-            written = await set_policy(store, name, parameters)
+            written = await set_policy(self._store, name, parameters)
             # This choice is the latest: any higher revision was lost with the datastore's data.
             self._revision = min(self._revision, written.revision - 1)
             await self.take(written)
 
-    async def reconcile(
-        self, store: Store, written: Written, fence: Callable[[], Fence | None], log: Logger
-    ) -> None:
+    async def follow(self) -> None:
+        """While this scheduler leads: apply stored choices, and keep the policy in force stored."""
+        while True:
+            try:
+                async with aclosing(_choices(self._store, self._log)) as choices:
+                    async for written in choices:
+                        await self.reconcile(written)
+            except StoreUnavailable as error:
+                self._log.debug("the policy is not stored: %s", error)
+                await asyncio.sleep(_TRY_AGAIN_S)
+
+    async def reconcile(self, written: Written) -> None:
         """Apply the datastore's choice, or store the policy in force if that takes precedence."""
         async with self._writing:
             if written.revision < self._revision:
-                if (await store.list(POLICY)).revision >= self._revision:
+                if (await self._store.list(POLICY)).revision >= self._revision:
                     return  # a newer choice is in force
                 self._revision = 0  # the datastore has lost its data; its revisions start again
-            chosen, current = written.choice, self.choice
-            if chosen is None or (_is_ours(current) and _is_ours(chosen)):
-                await _keep(store, current, chosen, fence(), log)
+            chosen = written.choice
+            if chosen is None or (_is_ours(self.choice) and _is_ours(chosen)):
+                if self.choice != chosen:
+                    await self._keep()
                 return
             try:
                 await self.take(written)
             except SchedulerError as error:
-                log.warning("the stored policy cannot be applied: %s", error)
+                self._log.warning("the stored policy cannot be applied: %s", error)
 
     async def take(self, written: Written) -> None:
         """Apply this choice unless a later one was applied; raises what `apply` raises."""
@@ -72,6 +92,12 @@ class PolicyInForce:
         if written.choice is not None and written.choice != self.choice:
             await self._apply(written.choice)
             self.choice = written.choice
+
+    async def _keep(self) -> None:
+        try:
+            await self._store.write({POLICY: encoded(self.choice)}, fence=self._fence())
+        except Fenced as error:
+            self._log.debug("the policy is not stored: %s", error)
 
 
 async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -> Written:
@@ -83,20 +109,6 @@ async def set_policy(store: Store, name: str, parameters: Mapping[str, float]) -
     except StoreUnavailable as error:
         why = f"{error}; once etcd answers, the policy may be in force nevertheless"
         raise StoreUnavailable(why) from error
-
-
-async def follow_policy(
-    store: Store, in_force: PolicyInForce, fence: Callable[[], Fence | None], log: Logger
-) -> None:
-    """While this scheduler leads: apply stored choices, and keep the policy in force stored."""
-    while True:
-        try:
-            async with aclosing(_choices(store, log)) as choices:
-                async for written in choices:
-                    await in_force.reconcile(store, written, fence, log)
-        except StoreUnavailable as error:
-            log.debug("the policy is not stored: %s", error)
-            await asyncio.sleep(_TRY_AGAIN_S)
 
 
 async def _choices(store: Store, log: Logger) -> AsyncGenerator[Written, None]:
@@ -119,18 +131,3 @@ def _chosen(value: bytes | None, log: Logger) -> PolicyChoice | None:
     except SchedulerError as error:
         log.warning("the stored policy is replaced: %s", error)
         return None
-
-
-async def _keep(
-    store: Store,
-    choice: PolicyChoice,
-    stored: PolicyChoice | None,
-    fence: Fence | None,
-    log: Logger,
-) -> None:
-    if choice == stored:
-        return
-    try:
-        await store.write({POLICY: encoded(choice)}, fence=fence)
-    except Fenced as error:
-        log.debug("the policy is not stored: %s", error)

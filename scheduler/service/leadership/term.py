@@ -5,10 +5,13 @@ from asyncio import Event, get_running_loop
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
 
+from msgspec.structs import replace
+
 from common.telemetry.traces import Sink
-from scheduler.core.core import Core, make_core
-from scheduler.core.recording import VERSION, Beginning
+from scheduler.core.core import Core
 from scheduler.features.billing.use_buckets import UseBuckets
+from scheduler.features.billing.use_meter import UseMeter
+from scheduler.features.staged_exit import StagedExit
 from scheduler.features.tenants.owners import refused_by
 from scheduler.model.actions import Action, Finish, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
@@ -16,18 +19,17 @@ from scheduler.model.events import Event as CoreEvent
 from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
-    CoreSettings,
     LeaseId,
     Placement,
     Request,
     RequestId,
     RequestOutcome,
 )
+from scheduler.recording import VERSION, Beginning
 from scheduler.service.bill import BillCollector
-from scheduler.service.driver import Driver, nobody_keeps
+from scheduler.service.driver import Driver, MonotonicClock, nobody_keeps
 from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
-from scheduler.service.loop_clocks import MonotonicClock
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
 from scheduler.service.settings import Settings
@@ -67,25 +69,24 @@ class Office:
         loop, serving = get_running_loop(), settings.scheduler
         explained = _WhileFew(serving.explain_slots)
         self.term = term
-        self.core: Core = make_core(
-            settings.policy,
-            settings.eviction,
-            settings.parameters,
-            CoreSettings(
-                max_waiting=serving.max_waiting,
-                explain=explained,
-                first_lease=first_lease(term),
-                largest_gpu_bytes=serving.largest_gpu_bytes,
-                standing=serving.standing,
-                exit_rule=settings.exit_rule,
-            ),
+        beginning = Beginning(
+            version=VERSION,
+            policy=settings.policy,
+            eviction=settings.eviction,
+            parameters=dict(settings.parameters),
+            max_waiting=serving.max_waiting,
+            first_lease=first_lease(term),
+            largest_gpu_bytes=serving.largest_gpu_bytes,
+            standing=serving.standing,
+            exit_rule=settings.exit_rule,
         )
+        self.core: Core = beginning.core(explain=explained)
         explained.slots = self.core.cluster.slots
         self.parameters = dict(settings.parameters)
-        self.clock = MonotonicClock(loop)
+        self.clock = MonotonicClock()
         self.began_s = self.clock.now_s()
         self.bill = BillCollector(
-            self.core.start_metering(self.began_s),
+            self.core.add(UseMeter(self.core.lifecycle, self.began_s)),
             buckets or UseBuckets(keep_days=settings.billing.keep_days),
             self.clock.now_s,
             settings.billing,
@@ -96,7 +97,7 @@ class Office:
         self.observers: list[Callable[[], None]] = []
         ended = partial(send_sampled, sink, self.clock.now_s)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
-        leases = self.core.placer.leases
+        leases = self.core.leases
         self.history = History(serving.history, leases, self._counting.freed, ended)
         meters.values[declared.TERMS].add(())
         self.placed_before = meters.placements()
@@ -104,7 +105,11 @@ class Office:
         recovered.restore(self.core)
         self._recorder = recorder
         if recorder is not None:
-            recorder.begins(self._beginning(settings))
+            known = {
+                model: model_record(profile, 0, self.core.layer(StagedExit).gaps(model))
+                for model, profile in self.core.cluster.profiles.known().items()
+            }
+            recorder.begins(replace(beginning, models=known))
         self.driver = Driver(self.core, self.clock, log, self._observe, recall, recovered.take)
         self.terms = TermsBook(self._set_terms, recovered.terms)
         self._grace = Event()
@@ -161,23 +166,6 @@ class Office:
             if self._grace.is_set():
                 raise NoGpus
             await self._grace.wait()
-
-    def _beginning(self, settings: Settings) -> Beginning:
-        return Beginning(
-            version=VERSION,
-            policy=settings.policy,
-            eviction=settings.eviction,
-            parameters=dict(settings.parameters),
-            max_waiting=settings.scheduler.max_waiting,
-            first_lease=first_lease(self.term),
-            largest_gpu_bytes=settings.scheduler.largest_gpu_bytes,
-            models={
-                model: model_record(profile, 0, self.core.placer.exits.gaps(model))
-                for model, profile in self.core.cluster.profiles.known().items()
-            },
-            standing=settings.scheduler.standing,
-            exit_rule=settings.exit_rule,
-        )
 
     def _observe(self, now: float, event: CoreEvent, actions: Sequence[Action]) -> None:
         took_s = self.clock.now_s() - now

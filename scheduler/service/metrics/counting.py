@@ -241,7 +241,7 @@ class DecisionCounting:
         self._counts[declared.MODEL_MEASURED].add(labels, measured_s)
 
     def _run_failed(self, event: events.RunFailed) -> None:
-        if event.lease in self._core.placer.leases:
+        if event.lease in self._core.leases:
             self._counts[declared.RUN_FAILURES].add(())
 
     def _pressure(self, event: events.MemoryPressure) -> None:

@@ -64,7 +64,6 @@ Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
 # A caller whose connection broke may connect again within this time.
 RETURN_S = 1.0
 _SPARE = 1_000
-_NO_REQUEST = RequestId("")
 
 
 class CallerLeases:
@@ -78,13 +77,12 @@ class CallerLeases:
         # A lease may be recalled before the task that was granted it has resumed.
         self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         self._present: Counter[str] = Counter()
-        self._callers: dict[LeaseId, str] = {}
-        # Of leases that several requests have.
-        self._parts: dict[LeaseId, dict[RequestId, str]] = {}
+        # By lease, by the request whose part of a shared one it is (None: it is not shared).
+        self._holders: dict[LeaseId, dict[RequestId | None, str]] = {}
 
     def __len__(self) -> int:
         """The number of leases that would end with their callers."""
-        return len(self._callers) + len(self._parts)
+        return len(self._holders)
 
     @contextmanager
     def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
@@ -108,21 +106,17 @@ class CallerLeases:
         Of a lease that several requests have it has only the part of the named one. A caller may
         connect a moment after its first leases.
         """
-        in_force = office.core.placer.leases
+        in_force = office.core.leases
         live_lease = in_force.get(lease)
-        if not caller or live_lease is None:
-            pass
-        elif not live_lease.is_shared:
-            self._callers[lease] = caller
-        elif request is not None:
-            self._parts.setdefault(lease, {})[request] = caller
+        if caller and live_lease is not None and not (live_lease.is_shared and request is None):
+            part = request if live_lease.is_shared else None
+            self._holders.setdefault(lease, {})[part] = caller
         if len(self) > 2 * len(in_force) + _SPARE:
-            self._callers = {held: who for held, who in self._callers.items() if held in in_force}
-            self._parts = {held: parts for held, parts in self._parts.items() if held in in_force}
+            self._holders = {held: who for held, who in self._holders.items() if held in in_force}
 
     def recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller; one that is gone loses its leases anyway."""
-        caller = self._callers.get(lease)  # nobody keeps one that is shared
+        caller = self._holders.get(lease, {}).get(None)  # nobody keeps one that is shared
         if caller is None:
             self.early.append(lease)
         for line, name in self.lines.items():
@@ -131,29 +125,26 @@ class CallerLeases:
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
-        self._callers.pop(lease, None)
-        parts = self._parts.get(lease)
-        if parts is None:
-            return
-        if request is None:
-            parts.clear()
-        parts.pop(request or _NO_REQUEST, None)
-        if not parts:
-            del self._parts[lease]
+        parts = self._holders.get(lease, {})
+        parts.pop(None, None)
+        parts.pop(request, None)
+        if not parts or request is None:
+            self._holders.pop(lease, None)
 
     def _left(self, office: Office, caller: str) -> None:
         self._present[caller] -= 1
         if self._present[caller]:
             return
         del self._present[caller]
-        held: list[tuple[LeaseId, RequestId | None]] = [
-            (lease, None) for lease, who in self._callers.items() if who == caller
+        held = [
+            (lease, request)
+            for lease, parts in self._holders.items()
+            for request, who in parts.items()
+            if who == caller
         ]
-        for lease, parts in self._parts.items():
-            held += [(lease, request) for request, who in parts.items() if who == caller]
         for lease, request in held:
             self.released(lease, request)
-            if not office.closed and lease in office.core.placer.leases:
+            if not office.closed and lease in office.core.leases:
                 office.driver.release(lease, request)
 
 

@@ -6,6 +6,7 @@ from statistics import fmean, median, quantiles
 from cache_manager.model.ids import ModelId, NodeId
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.history.history import Happened, RequestRecord
@@ -188,5 +189,5 @@ def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[M
             model, stage.name.lower(), place, None if due_s is None else max(0.0, due_s - now_s)
         )
         for model in models
-        for stage, place, due_s in core.exits.rests(model)
+        for stage, place, due_s in core.layer(StagedExit).rests(model)
     ]

@@ -16,6 +16,7 @@ from common.numerals import natural
 from scheduler.cluster.request_queue import Pending, RequestQueue
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
@@ -99,7 +100,7 @@ class PageFeed:
         p50, p95, p99 = self._recent.times.of(_SHARES, now_s, _SHORT_S)
         return to_json({
             "throughput": rate, "hit_ratio": hit_ratio, "p50": p50, "p95": p95, "p99": p99,
-            "queue": core.placer.queued,
+            "queue": core.cluster.queued,
         })  # fmt: skip
 
     def _take_in(self) -> None:
@@ -137,7 +138,7 @@ class PageFeed:
         waiting, visits = core.cluster.waiting, core.cluster.visits
         return {
             "length": waiting.count,
-            "local": core.placer.queued - waiting.count - core.cluster.held,
+            "local": core.cluster.queued - waiting.count - core.cluster.held,
             "head": [
                 {
                     "request": pending.id,
@@ -321,9 +322,10 @@ class Glances:
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
         """When the model, or the empty process that it left, may leave if nobody uses it."""
-        if not self._core.placer.exits.active:
+        exits = self._core.layer(StagedExit)
+        if not exits.active:
             return None
-        return self._since_1970(self._core.exits.due_s(gpu.spec.node, gpu.spec.id, model))
+        return self._since_1970(exits.due_s(gpu.spec.node, gpu.spec.id, model))
 
     def _lease(self, lease: ActiveLease) -> Glance:
         """A lease in force; what is unknown is None, for example of an earlier leader's lease."""

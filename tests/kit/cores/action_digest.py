@@ -5,7 +5,7 @@ from hashlib import sha256
 from random import Random
 
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.random_lives import LEAVING, Chaos, random_operations
 

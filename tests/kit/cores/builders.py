@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.model.events import GpuJoined, GpuSnapshot, ModelRegistered, NodeSnapshot
 from scheduler.model.values import (
     ANY_GPU_TYPE,

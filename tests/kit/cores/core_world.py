@@ -117,7 +117,7 @@ class World:
 
     def _known(self) -> tuple[dict[GpuId, NodeId], dict[LeaseId, ActiveLease]]:
         gpus = self.core.cluster.gpus.values()
-        return {gpu.spec.id: gpu.spec.node for gpu in gpus}, dict(self.core.placer.leases)
+        return {gpu.spec.id: gpu.spec.node for gpu in gpus}, dict(self.core.leases)
 
     def _note_snapshot(
         self,

@@ -11,6 +11,7 @@ from cache_manager.residency import ResidentModel
 from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core
+from scheduler.features.standing_leases import StandingLeases
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -87,7 +88,7 @@ class Invariants:
             self._check_resources(gpu)
         assert len(self.world.recalled) == len(set(self.world.recalled)), "recalled twice"
         in_force = {lease for slot in core.cluster.slots.values() for lease in slot.leases}
-        assert in_force == set(core.placer.leases) == set(self.world.leases)
+        assert in_force == set(core.leases) == set(self.world.leases)
 
     # -- compute and copy engines -------------------------------------------------------------
 
@@ -347,21 +348,20 @@ def _check_queues(core: Core) -> None:
     for each in core.requests.values():
         if each.standing is Standing.LEASED:
             assert each.lease is not None
-            assert each in core.placer.leases[each.lease].requests
+            assert each in core.leases[each.lease].requests
 
 
 def _check_standing(core: Core) -> None:
     """Who waits is counted right, and nobody waits in vain for leases that stand."""
-    standing, leases = core.placer.standing, core.placer.leases
+    standing, leases = core.layer(StandingLeases), core.leases
     if standing.terms is None:
         return
     waiting = [each for each in core.requests.values() if each.standing is Standing.WAITING]
     kinds = Counter((p.request.caller, p.request.function, p.bundle) for p in waiting)
     assert standing.waiting == kinds
-    assert standing.queued == len(waiting)
-    kept = {lease: kind for kind, each in standing.kept.items() for lease in each}
+    kept = {lease: kind for kind, each in standing.kept_leases.items() for lease in each}
     assert kept == standing.kinds
-    assert all(each for each in standing.kept.values())
+    assert all(each for each in standing.kept_leases.values())
     for lease, kind in kept.items():
         dispatch = leases[lease].dispatch
         assert dispatch is not None
@@ -373,7 +373,7 @@ def _check_standing(core: Core) -> None:
     assert standing.recalled <= leases.keys()
     assert not standing.recalled & kept.keys()
     assert standing.unused.keys() <= leases.keys()
-    for kind in standing.kept:
+    for kind in standing.kept_leases:
         assert len(waiting) - kinds[kind] <= len(standing.recalled), f"{kind} is kept"
 
 

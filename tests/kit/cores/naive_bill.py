@@ -42,7 +42,7 @@ class NaiveBill:
                 self.of_gpu[gpu][number] += capacity * span_us
         self._before.clear()
         self._capacity.clear()
-        for lease in self._core.placer.leases.values():
+        for lease in self._core.leases.values():
             given = () if lease.dispatch is None else lease.dispatch.requests
             if self._given.get(lease.id) != given:  # new, or one of its requests came back to it
                 names = [pending.request.function for pending in lease.requests]

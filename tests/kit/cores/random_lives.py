@@ -158,9 +158,9 @@ class Chaos:
         """
         lease = self._lease(who)
         number = LeaseId(1 + how) if lease is None else lease.id
-        if lease is not None and self.world.core.placer.leases[number].own:
+        if lease is not None and self.world.core.leases[number].own:
             return events.LeaseComputed(number, how / 40)
-        running = [] if lease is None else [*self.world.core.placer.leases[number].requests]
+        running = [] if lease is None else [*self.world.core.leases[number].requests]
         now = self.world.now
         uses = [
             LeaseUse(
@@ -366,7 +366,7 @@ class Chaos:
     def _unknown_lease(self, there: GpuId, used: ModelId) -> list[LiveLease]:
         slots = self.world.core.cluster.gpus[there].slots
         with_room = [slot.id for slot in slots if slot.computing < slot.capacity]
-        lease = LeaseId(self.world.core.placer.last_lease + 1)
+        lease = LeaseId(self.world.core.cluster.last_lease + 1)
         if not with_room:
             return []
         given = Configuration(1, 1, len(with_room))

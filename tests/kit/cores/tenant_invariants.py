@@ -7,6 +7,7 @@ import pytest
 from cache_manager.model.ids import tenant_of
 from scheduler.cluster.request_queue import Standing
 from scheduler.features.tenants.owners import FunctionOwner, Turn, namespace_of
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -56,8 +57,7 @@ class TenantInvariants(Invariants):
         before = set(self.world.leases)
         accepted = isinstance(event, RequestArrived) and event.request.id not in self.world.sent
         actions = super().step(event)
-        tenancy = self.world.core.placer.tenancy
-        assert not tenancy.refused
+        tenancy = self.world.core.layer(Tenancy)
         self._check_counts()
         self._check_gpu_time(event)
         self.held_back = max(self.held_back, tenancy.order.held)
@@ -80,13 +80,13 @@ class TenantInvariants(Invariants):
     def _check_counts(self) -> None:
         """Every owner's counts are what a recount finds; nobody is followed while it is off."""
         core = self.world.core
-        tenancy = core.placer.tenancy
+        tenancy = core.layer(Tenancy)
         pending = core.requests.values()
         held = [each for each in pending if each.standing is Standing.HELD]
         assert tenancy.on == bool(tenancy.owners.terms or tenancy.order.lead_s)
         assert core.cluster.held == tenancy.order.held == len(held)
         queue = [each for each in pending if each.standing in _QUEUED]
-        assert core.placer.queued == len(queue)
+        assert core.cluster.queued == len(queue)
         if not tenancy.on:
             assert not tenancy.owners.functions
             assert not tenancy.order.turns
@@ -121,9 +121,9 @@ class TenantInvariants(Invariants):
 
     def _leases(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        placer = self.world.core.placer
-        for lease in placer.leases:
-            charge = placer.tenancy.charges.get(lease)
+        core = self.world.core
+        for lease in core.leases:
+            charge = core.layer(Tenancy).charges.get(lease)
             for function in () if charge is None else charge.distinct():
                 for name in _names(function.name):
                     found[name] += 1
@@ -137,7 +137,7 @@ class TenantInvariants(Invariants):
         And while slots are idle, only where the policy has others to choose from.
         """
         core = self.world.core
-        tenancy, cluster = core.placer.tenancy, core.cluster
+        tenancy, cluster = core.layer(Tenancy), core.cluster
         order = tenancy.order
         free: list[Turn] = []
         for space in tenancy.owners.spaces.values():
@@ -169,10 +169,10 @@ class TenantInvariants(Invariants):
 
     def _check_paused(self) -> None:
         """Calls that go on are paused only where GPU time is used up, or another one goes first."""
-        tenancy, now = self.world.core.placer.tenancy, self.world.now
+        tenancy, now = self.world.core.layer(Tenancy), self.world.now
         queued = [each for each in tenancy.order.turns.values() if each.queued]
         paused = [each for each in queued if each in each.owner.paused_turns]
-        assert tenancy.order.paused.count == len(paused)
+        assert self.world.core.cluster.paused == len(paused)
         self.paused = max(self.paused, len(paused))
         for owner, turn in tenancy.order.paused.resumed.items():
             assert turn.queued, "what was resumed waits for its lease"
@@ -190,7 +190,7 @@ class TenantInvariants(Invariants):
             assert each.paused == len(of_it)
 
     def _terms_of(self, function: str) -> list[tuple[str, OwnerTerms]]:
-        terms = self.world.core.terms
+        terms = self.world.core.layer(Tenancy).owners.terms
         space = namespace_of(function)
         owners = (function, space) if "/" in function else (space,)
         return [(owner, terms[owner]) for owner in owners if owner in terms]
@@ -218,18 +218,18 @@ class TenantInvariants(Invariants):
                 continue
             for request in action.requests:
                 space = namespace_of(self.world.sent[request].function)
-                terms = self.world.core.terms.get(space)
+                terms = self.world.core.layer(Tenancy).owners.terms.get(space)
                 if terms is not None and terms.resident_bytes is not None:
                     held_bytes = self._bytes_of(space)
                     assert held_bytes <= terms.resident_bytes, f"{space} holds {held_bytes}"
 
     def _check_gpu_time(self, event: Event) -> None:
         """The window of each owner has what its leases had slots for, and a part more at most."""
-        tenancy, now = self.world.core.placer.tenancy, self.world.now
+        tenancy, now = self.world.core.layer(Tenancy), self.world.now
         if isinstance(event, TermsSet) or not tenancy.on:
             self._use = _Use()  # windows may begin anew, and leases are followed from now on
         rates: dict[str, float] = defaultdict(float)
-        for lease in self.world.core.placer.leases.values():
+        for lease in self.world.core.leases.values():
             charge = tenancy.charges.get(lease.id)
             if charge is None or lease.beside or charge.rests_s is not None:
                 continue

@@ -5,7 +5,6 @@ from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.core.core import Core
-from scheduler.core.recording import VERSION, Beginning, RecordedStep, digest
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import (
     Event,
@@ -17,6 +16,7 @@ from scheduler.model.events import (
     SlotFreed,
 )
 from scheduler.model.values import LeaseId, SlotId
+from scheduler.recording import VERSION, Beginning, RecordedStep, digest
 from scheduler.sim.comparison import Comparison, Rerun, TrafficFigures, TrafficWatch, compare
 from scheduler.sim.recorded_world import RecordedWorld, RecordingReader
 from tests.kit.cores.action_digest import lived

@@ -123,11 +123,8 @@ def settings_for(url: str, **others: object) -> JetStreamSettings:
 async def a_shared_queue(
     folder: Path, settings: JetStreamSettings, limits: QueueLimits | None = None
 ) -> AsyncIterator[JetStreamQueue]:
-    queue = await opened(JetStreamQueue(folder, settings, limits or QueueLimits(), LOG))
-    try:
+    async with opened(JetStreamQueue(folder, settings, limits or QueueLimits(), LOG)) as queue:
         yield queue
-    finally:
-        await queue.close()
 
 
 async def until_up(queue: JetStreamQueue) -> None:

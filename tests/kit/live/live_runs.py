@@ -9,7 +9,7 @@ from statistics import fmean
 
 from cache_manager.model.ids import MIB, ModelId
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.values import GpuSpec
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware, SimModel

@@ -12,18 +12,18 @@ from typing import Protocol
 
 from cache_manager.model.ids import ModelId, NodeId
 from gpu_manager.attachment.attachment import Attachment
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.events import ModelRegistered
 from scheduler.model.values import GpuSpec, LeaseId, Placement, Request, RequestId
 from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
-from scheduler.service.loop_clocks import LoopClock
 from scheduler.service.scheduler_service import SchedulerService
 from scheduler.service.settings import Serving, Settings
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from tests.kit.live.emulated_node import EmulatedNode
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.worlds.waiting_caller import WaitingCaller
 

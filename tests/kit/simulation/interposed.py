@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from random import Random
 from types import ModuleType
 
-from scheduler.service import loop_clocks
 from tests.kit.simulation.simulated_loop import PROGRAM, SimulatedLoop
 
 _EPOCH_S = 1_790_000_000.0  # when every simulation begins
@@ -61,7 +60,6 @@ def _clocks(loop: SimulatedLoop) -> list[Replacement]:
         (time, "monotonic_ns", lambda: int(loop.time() * _NS)),
         (time, "perf_counter", loop.time),
         (time, "clock_gettime", lambda _: loop.time()),
-        (loop_clocks, "monotonic", loop.time),
     ]
 
 

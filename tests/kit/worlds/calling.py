@@ -16,7 +16,7 @@ from common.telemetry.traces import TraceContext
 from gateway_ext.calls.exchange import InvokeSettings
 from gateway_ext.calls.function_table import Function, Functions
 from gateway_ext.calls.invoke import Invoke
-from gateway_ext.calls.lease_pool import LeasePool, LeaseSource
+from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import DEFAULT_NAMESPACE, NO_TROUBLES, Deployment, FunctionId, Troubles
 from scheduler.api import (
@@ -31,7 +31,7 @@ from scheduler.api import (
     SlotId,
     StandingTerms,
 )
-from scheduler.client.lease_client import LeaseKeeper
+from scheduler.client.lease_client import LeaseClient, LeaseKeeper
 from scheduler.wire.caller_stream import Granted
 from tests.kit.fakes.fake_function import FakeFunction
 
@@ -137,7 +137,7 @@ async def chunk_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> AsyncIterator[Gateway]:
+async def a_gateway(source: LeaseClient | None = None, **settings: Any) -> AsyncIterator[Gateway]:
     """An invocation path that serves HTTP, without functions; `source` replaces the fake leases."""
     bounds = InvokeSettings(**settings)
     functions, leases = Functions(), FakeLeases()
@@ -167,7 +167,7 @@ async def a_gateway(source: LeaseSource | None = None, **settings: Any) -> Async
             await invoke.close()
 
 
-class FakeLeases:
+class FakeLeases(LeaseClient):
     """Gives every request a lease at once, unless set to wait or to fail."""
 
     def __init__(self) -> None:

@@ -18,11 +18,11 @@ from scheduler.model.events import Event, NodeSnapshot
 from scheduler.model.values import CoreSettings, StandingTerms
 from scheduler.service.driver import Driver
 from scheduler.service.http.app import listen, serving
-from scheduler.service.loop_clocks import LoopClock
 from scheduler.service.streams.nodes import NodeStreams, turn_away
 from scheduler.wire.node_link import NodeLink
 from scheduler.wire.node_stream import StreamTimes, node_of_path
 from tests.kit.cores.builders import a_core, gpu
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.fake_node import FakeNode
 
 SECRET = b"a secret of the cluster"

@@ -11,8 +11,8 @@ from scheduler.core.core import Core
 from scheduler.model.events import Event
 from scheduler.model.values import ModelSpec, Request, RequestId
 from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
 from tests.kit.cores.builders import a_core, gpu
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode, fake_node
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from gateway_ext.calls.lease_pool import LeaseSource
 from gateway_ext.gateway import Gateway
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ports import Capacity, Provider
 from gateway_ext.settings import GatewaySettings
+from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
 from tests.kit.fakes.memory_provider import MemoryProvider
 
@@ -67,7 +67,7 @@ async def gateway_world(
     state_dir: Path,
     provider: Provider | None = None,
     *,
-    leases: LeaseSource | None = None,
+    leases: LeaseClient | None = None,
     pinning: OperatorClient | None = None,
     capacity: Capacity | None = None,
     console: OperatorClient | None = None,

@@ -25,10 +25,10 @@ from gpu_manager.sessions.weight_requests import Library
 from gpu_manager.weights.sealed_images import ImageWriter
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import Event, GpuSpec, LeaseId, Placement, Request, RequestId
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.features.billing.use_meter import UseMeter
 from scheduler.service.driver import Driver
-from scheduler.service.loop_clocks import LoopClock
+from tests.kit.loop_clock import LoopClock
 from tests.kit.nodes.in_memory_runtime import InMemoryHosted, InMemoryRuntime
 from torch_shim.wire.image_digests import lay_out
 
@@ -149,8 +149,8 @@ async def world(
         settings, hosts, store, catalogue, driver, features, lambda *lease: ended.append(lease)
     )
     runtime = InMemoryRuntime(node, shared=shared)
-    library = Library(name, store, catalogue, driver, 0)
-    meter = core.start_metering(loop.time())
+    library = Library(node.weights, store, catalogue, driver, 0)
+    meter = core.add(UseMeter(core.lifecycle, loop.time()))
     found = World(node, driver, runtime, store, library, events, meter, ended)
     driver.attach(name, node)
     node.start(runtime)

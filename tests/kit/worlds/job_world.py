@@ -52,11 +52,8 @@ def call(
 
 @asynccontextmanager
 async def a_queue(folder: Path, limits: QueueLimits | None = None) -> AsyncIterator[SqliteQueue]:
-    queue = await opened(SqliteQueue(folder, limits or QueueLimits(), LOG))
-    try:
+    async with opened(SqliteQueue(folder, limits or QueueLimits(), LOG)) as queue:
         yield queue
-    finally:
-        await queue.close()
 
 
 async def put(queue: JobQueue, one: AsyncCall, body: bytes = b"hello") -> bool:

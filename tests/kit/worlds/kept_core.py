@@ -9,10 +9,10 @@ from typing import Any
 
 from scheduler.core.core import Core
 from scheduler.model.errors import DatastoreError, StoreUnavailable
-from scheduler.service.loop_clocks import LoopClock
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
+from tests.kit.loop_clock import LoopClock
 
 LOG = logging.getLogger("tests.keeper")
 GONE = "gone"

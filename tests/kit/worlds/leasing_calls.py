@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId
-from gateway_ext.calls.function_call import FunctionCall
-from gateway_ext.calls.function_table import Function
+from gateway_ext.calls.function_table import Function, FunctionCall
 from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.metrics import GatewayMeters
@@ -27,8 +26,8 @@ class Leasing:
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
         call = gpu_call(self.function, call_id)
-        lease = await self.pool.lease(call, instance)
-        assert lease is not None
+        lease = self.pool.lease(call)
+        await lease.take(instance)
         assert call.journey.attempts[-1].request == lease.request
         return lease
 

@@ -199,7 +199,7 @@ async def ordered_node(
     node = GpuNode(NodeSettings("node", ()), [gpu], store, catalogue, record, (), lambda *_: None)
     runtime = InMemoryRuntime(node)
     runtime.context_bytes = CONTEXT_BYTES
-    library = Library(name, store, catalogue, record, CONTEXT_BYTES)
+    library = Library(node.weights, store, catalogue, record, CONTEXT_BYTES)
     found = OrderedNode(node, gpu, runtime, store, library, record)
     node.start(runtime)
     try:

@@ -14,13 +14,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import CodeType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import config, convert_frame
 from torch._dynamo.eval_frame import OptimizeContext, TorchPatcher, skip_code
-from torch._dynamo.exc import ResumePrologueTracingError, UncapturedHigherOrderOpError
+from torch._dynamo.exc import (
+    ResumePrologueTracingError,
+    UncapturedHigherOrderOpError,
+    unimplemented,
+)
 from torch.distributions import Distribution
 
 from torch_shim.patching import assigned, redirect, replace
@@ -60,6 +64,11 @@ def of_user(backend: Backend) -> Backend:
 def in_users_region() -> bool:
     """Whether this thread runs code that a user compiles with a backend of their own."""
     return _is_marked(get_eval_frame_callback(), _USERS)
+
+
+def end_graph(kind: str, context: str, why: str, remedy: str, **options: Any) -> NoReturn:
+    """End the graph that is being traced before what the tracing thread is at."""
+    unimplemented(gb_type=kind, context=context, explanation=why, hints=[remedy], **options)
 
 
 def install() -> None:

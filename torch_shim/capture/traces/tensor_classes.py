@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch._dynamo import utils
-from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables import builder, torch_function
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
-from torch_shim.capture.traces.dynamo_settings import traces
+from torch_shim.capture.traces.dynamo_settings import end_graph, traces
 from torch_shim.patching import CUDA, redirect
 from torch_shim.tensors import foreign_classes
 from torch_shim.tensors.dispatch import names
@@ -55,12 +54,9 @@ def _class_to_dynamo(native: Native, value: Any) -> Any:
         return native(value)
     kind = cpu_class(type(value))
     if has_operators(value):
-        unimplemented(
-            gb_type="Tensor class with operators of its own",
-            context=kind.__qualname__,
-            explanation=f"Dynamo does not call the operators of {kind.__qualname__}.",
-            hints=["Define __torch_function__ instead of operators such as __add__."],
-        )
+        why = f"Dynamo does not call the operators of {kind.__qualname__}."
+        remedy = "Define __torch_function__ instead of operators such as __add__."
+        end_graph("Tensor class with operators of its own", kind.__qualname__, why, remedy)
     return None if kind in PLAIN else kind
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway_ext.calls import learned
-from gateway_ext.calls.function_call import CallPart
+from gateway_ext.calls.function_table import CallPart
 from gateway_ext.calls.invoke import Streamed, close_body
 from gateway_ext.calls.learned import Learned
 from gateway_ext.errors import Busy, TimedOut
@@ -70,7 +70,7 @@ async def test_models_and_local_work_that_follow_a_stream_are_learned() -> None:
     async with a_gateway() as gateway, a_function(writes(head, 0.01, behind)) as fake:
         function = gateway.deploy(a_gpu_deployment(), fake)
         assert (await gateway.call()).body == b"hi"
-        assert function.local.lines == ("app.py:3 it prints",)
+        assert function.learned.lines == ("app.py:3 it prints",)
         await gateway.call()
         assert fake.got[1].header("x-gpu-lease") == "token1"
 
@@ -81,9 +81,9 @@ async def test_report_of_work_without_a_gpu_is_kept_until_the_next_deployment() 
         function = gateway.deploy(a_gpu_deployment(), fake)
         for _ in range(2):
             assert (await gateway.call()).header("x-gpu-local") is None
-            assert function.local.lines == (line,)
-        assert gateway.deploy(a_gpu_deployment(), fake).local.lines == (line,)
-        assert gateway.deploy(a_gpu_deployment(priority="2"), fake).local.lines == ()
+            assert function.learned.lines == (line,)
+        assert gateway.deploy(a_gpu_deployment(), fake).learned.lines == (line,)
+        assert gateway.deploy(a_gpu_deployment(priority="2"), fake).learned.lines == ()
 
 
 async def test_plain_function_is_given_no_lease() -> None:

@@ -9,7 +9,7 @@ from gateway_ext.calls import lease_pool
 from gateway_ext.errors import GatewayError
 from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestId, StandingTerms
 from tests.kit.waiting import eventually
-from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, leasing_of_calls
+from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, gpu_call, leasing_of_calls
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -42,14 +42,14 @@ async def test_call_takes_the_lease_that_its_instance_has_claimed(it: Leasing) -
     first, second = await it.acquire("c0", A), await it.acquire("c1", B)
     it.done(first)
     it.done(second)
-    assert (await it.acquire("c2", A)).placement == first.placement
-    assert (await it.acquire("c3", A)).placement == second.placement
+    assert (await it.acquire("c2", A)).lease is first.lease
+    assert (await it.acquire("c3", A)).lease is second.lease
 
 
 async def test_other_models_need_another_lease(it: Leasing) -> None:
     it.done(await it.acquire("c0"))
     it.function.learned.models = (ModelId("openfaas-fn/vgg"),)
-    assert (await it.acquire("c1")).placement.lease == 2
+    assert (await it.acquire("c1")).lease.id == 2
 
 
 async def test_waiting_call_gets_the_lease_of_the_call_that_ends(it: Leasing) -> None:
@@ -57,13 +57,13 @@ async def test_waiting_call_gets_the_lease_of_the_call_that_ends(it: Leasing) ->
     waiting = asyncio.create_task(it.acquire("c1"))
     await asyncio.sleep(0)
     it.done(first)
-    assert (await waiting).placement == first.placement
+    assert (await waiting).lease is first.lease
     assert it.asked == ["c0"]
 
 
 async def test_call_asks_for_its_own_lease_after_a_while(it: Leasing) -> None:
     await it.acquire("c0")
-    assert (await it.acquire("c1")).placement.lease == 2
+    assert (await it.acquire("c1")).lease.id == 2
     assert it.asked == ["c0", "c1~ask"]
     await eventually(lambda: [use.request for use in it.uses()] == ["c1"])
     assert it.ends() == ["c1~ask"]
@@ -77,9 +77,9 @@ async def test_question_passes_to_the_next_call_that_waits(it: Leasing) -> None:
     third = asyncio.create_task(it.acquire("c2"))
     await asyncio.sleep(0)
     it.done(first)
-    assert (await second).placement == first.placement
+    assert (await second).lease is first.lease
     it.leases.open.set()
-    assert (await third).placement.lease == 2
+    assert (await third).lease.id == 2
     assert it.asked == ["c0", "c1~ask"]
     assert it.leases.cancelled == []
 
@@ -102,7 +102,7 @@ async def test_cancelled_call_leaves_the_lease_that_it_was_handed(it: Leasing) -
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert (await it.acquire("c2")).placement == first.placement
+    assert (await it.acquire("c2")).lease is first.lease
 
 
 async def test_error_is_that_of_the_call_that_asked(it: Leasing) -> None:
@@ -110,7 +110,7 @@ async def test_error_is_that_of_the_call_that_asked(it: Leasing) -> None:
     it.leases.errors.append(QueueFull(RequestId("c1"), "full", 1, 1.0))
     with pytest.raises(GatewayError):
         await it.acquire("c1")
-    assert (await it.acquire("c2")).placement.lease == 2
+    assert (await it.acquire("c2")).lease.id == 2
 
 
 # -- given back -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ async def test_recalled_lease_goes_back_at_once_when_no_call_uses_it(it: Leasing
     it.recall(1)
     assert it.leases.released == [1]
     assert it.ends() == ["c0"]
-    assert (await it.acquire("c1")).placement.lease == 2
+    assert (await it.acquire("c1")).lease.id == 2
 
 
 async def test_recalled_lease_goes_back_after_the_call_in_flight(it: Leasing) -> None:
@@ -165,7 +165,7 @@ async def test_recalled_lease_goes_back_after_the_call_in_flight(it: Leasing) ->
     assert it.leases.released == []
     it.done(lease)
     assert it.leases.released == [1]
-    assert (await waiting).placement.lease == 2
+    assert (await waiting).lease.id == 2
 
 
 async def test_recalled_lease_serves_waiting_calls_for_its_slice(it: Leasing) -> None:
@@ -177,9 +177,9 @@ async def test_recalled_lease_serves_waiting_calls_for_its_slice(it: Leasing) ->
     it.recall(1)
     it.done(lease)
     second = await waiting
-    assert second.placement == lease.placement
+    assert second.lease is lease.lease
     it.done(second)
-    assert it.leases.released == [lease.placement.lease]
+    assert it.leases.released == [lease.lease.id]
 
 
 async def test_lease_for_a_slice_goes_back_when_no_call_waits(it: Leasing) -> None:
@@ -189,10 +189,10 @@ async def test_lease_for_a_slice_goes_back_when_no_call_waits(it: Leasing) -> No
     await asyncio.sleep(0)
     it.done(lease)
     second = await waiting
-    assert second.placement == lease.placement
+    assert second.lease is lease.lease
     assert it.leases.released == []
     it.done(second)
-    assert it.leases.released == [lease.placement.lease]
+    assert it.leases.released == [lease.lease.id]
 
 
 async def test_lease_for_a_slice_goes_back_when_its_slice_is_over(it: Leasing) -> None:
@@ -202,9 +202,9 @@ async def test_lease_for_a_slice_goes_back_when_its_slice_is_over(it: Leasing) -
     waiting = asyncio.create_task(it.acquire("c1"))
     await asyncio.sleep(0.02)
     it.done(lease)
-    assert it.leases.released == [lease.placement.lease]
+    assert it.leases.released == [lease.lease.id]
     it.leases.open.set()
-    assert (await waiting).placement.lease == 2
+    assert (await waiting).lease.id == 2
 
 
 async def test_recall_may_come_before_the_call_has_resumed(it: Leasing) -> None:
@@ -286,12 +286,13 @@ async def test_waiting_call_of_the_same_instance_comes_first_but_not_for_ever(it
         else:
             same.cancel()
     assert passed == 8
-    assert (await other).placement == lease.placement
+    assert (await other).lease is lease.lease
 
 
 async def test_call_goes_to_the_instance_that_has_a_free_lease(it: Leasing) -> None:
-    assert it.pool.instance_for(it.function) == ""
+    call = gpu_call(it.function, "c1")
+    assert it.pool.lease(call).best_instance == ""
     lease = await it.acquire("c0", B)
-    assert it.pool.instance_for(it.function) == ""
+    assert it.pool.lease(call).best_instance == ""
     it.done(lease)
-    assert it.pool.instance_for(it.function) == B
+    assert it.pool.lease(call).best_instance == B

@@ -30,7 +30,9 @@ BERT = 64 * "b"
 
 
 async def a_lease(leasing: LeasePool, function: Function, call_id: str) -> CallLease | None:
-    return await leasing.lease(gpu_call(function, call_id), "http://echo")
+    lease = leasing.lease(gpu_call(function, call_id))
+    await lease.take("http://echo")
+    return lease if lease.has_lease else None
 
 
 async def test_request_is_cancelled_when_its_task_is() -> None:
@@ -91,7 +93,7 @@ async def taken(leasing: LeasePool, function: Function, call_id: str) -> CallLea
 
 def leases_of(world: World) -> list[LeaseId]:
     assert world.office is not None
-    return list(world.office.core.placer.leases)
+    return list(world.office.core.leases)
 
 
 def record_of(world: World, request: str) -> RequestRecord | None:

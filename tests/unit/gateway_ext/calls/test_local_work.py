@@ -1,17 +1,18 @@
 """What functions report about work without a GPU is kept, within bounds."""
 
-from gateway_ext.calls.learned import LocalWork
+from gateway_ext.calls.learned import Learned
+from gateway_ext.model import FunctionId
 from tests.kit.fakes.fake_function import a_function, says
 from tests.kit.worlds.calling import a_deployment, a_gateway
 
 
 def test_lines_are_kept_once_in_the_order_of_their_reports() -> None:
-    work = LocalWork()
-    work.saw(b"app.py:3 it prints; take it out|app.py:9 training; train elsewhere")
+    work = Learned(FunctionId("n", "f"))
+    work.saw_local(b"app.py:3 it prints; take it out|app.py:9 training; train elsewhere")
     kept = work.lines
-    work.saw(b"app.py:9 training; train elsewhere|")
+    work.saw_local(b"app.py:9 training; train elsewhere|")
     assert work.lines is kept
-    work.saw(b"app.py:12 a loop; write it out")
+    work.saw_local(b"app.py:12 a loop; write it out")
     assert work.lines == (
         "app.py:3 it prints; take it out",
         "app.py:9 training; train elsewhere",
@@ -20,10 +21,10 @@ def test_lines_are_kept_once_in_the_order_of_their_reports() -> None:
 
 
 def test_hostile_report_is_bounded_and_printable() -> None:
-    work = LocalWork()
-    work.saw(b"\x1b[2J\xff<script>|" + b"x" * 10_000)
+    work = Learned(FunctionId("n", "f"))
+    work.saw_local(b"\x1b[2J\xff<script>|" + b"x" * 10_000)
     for number in range(100):
-        work.saw(b"line %d" % number)
+        work.saw_local(b"line %d" % number)
     assert len(work.lines) == 20
     assert work.lines[0] == "?[2J?<script>"
     assert all(len(line) <= 240 and line.isascii() and line.isprintable() for line in work.lines)
@@ -39,4 +40,4 @@ async def test_caller_is_told_that_a_graph_was_traced_and_no_line_of_the_functio
             async with a_function(says(headers=f"X-Gpu-Local: {header}\r\n")) as instance:
                 function = gateway.deploy(a_deployment(), instance)
                 assert (await gateway.call()).header("x-gpu-local") == expected
-                assert function.local.lines == ("app.py:3 it prints",)
+                assert function.learned.lines == ("app.py:3 it prints",)

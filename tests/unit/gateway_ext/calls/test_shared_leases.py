@@ -26,7 +26,7 @@ async def acquired(it: Leasing, *names: str, instance: str = A) -> list[CallLeas
 
 
 def numbers(leases: Sequence[CallLease]) -> list[int]:
-    return [lease.placement.lease for lease in leases]
+    return [lease.lease.id for lease in leases]
 
 
 @pytest.fixture

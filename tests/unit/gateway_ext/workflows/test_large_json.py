@@ -109,7 +109,9 @@ async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> Non
     limits = RunLimits(9, 1 << 30, 1 << 30, 1 << 20)
     services = RunServices(cast(Invoke, None), limits)
     request = workflow_request("c", [], b"", b'"' + b"x" * 100_000 + b'"')
-    run = LiveRun(services, plan, request, TRACE, RunShare(limits), RunRecord(plan.id, "c"))
+    record = RunRecord(plan.id, "c")
+    calls = StageCalls(services, plan, RunShare(limits), record, TRACE)
+    run = LiveRun(plan, request, record, calls)
     async with services.reading:  # as another run does, for as long as it decodes
         answering = asyncio.create_task(run.answer())
         done, _ = await asyncio.wait({answering}, timeout=0)

@@ -89,7 +89,7 @@ async def test_lease_has_its_time_to_be_claimed_once_its_weights_have_come() -> 
         known = it.add(16)
         digest = it.digest(known)
         it.store.forget("team/function", digest)
-        it.library.report_tiers()
+        it.node.weights.report_changed()
         assert it.store.tier(digest) is Tier.ABSENT
         it.prepare(known)
         it.node.contended(waiting=True)

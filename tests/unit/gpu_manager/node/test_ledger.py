@@ -88,27 +88,24 @@ def test_memory_of_other_programs_is_withheld_when_the_device_says_so() -> None:
     bert = Account()
     ledger = Ledger(1000)
     ledger.grow(bert, 300)
-    seen = ledger.reconcile(used_bytes=500, device_bytes=1000)
-    assert (seen.withheld_bytes, seen.short_bytes) == (200, 0)
+    assert ledger.reconcile(used_bytes=500, device_bytes=1000) == 200
     assert ledger.free_bytes == 500
-    assert ledger.reconcile(used_bytes=250, device_bytes=1000).withheld_bytes == 0
+    assert ledger.reconcile(used_bytes=250, device_bytes=1000) == 0
     assert ledger.free_bytes == 700
 
 
-def test_shortage_is_told_when_others_use_what_was_granted() -> None:
+def test_memory_of_other_programs_counts_also_where_it_was_granted() -> None:
     bert = Account()
     ledger = Ledger(1000)
     ledger.grow(bert, 800)
-    seen = ledger.reconcile(used_bytes=700, device_bytes=1000, ours_bytes=400)
-    assert (seen.withheld_bytes, seen.short_bytes) == (200, 100)
+    assert ledger.reconcile(used_bytes=700, device_bytes=1000, ours_bytes=400) == 300
     assert ledger.free_bytes == 0
 
 
 def test_others_are_ignored_when_they_stay_within_the_part_that_is_not_ours() -> None:
     ledger = Ledger(1000)
-    seen = ledger.reconcile(used_bytes=4000, device_bytes=5000)
-    assert (seen.withheld_bytes, seen.short_bytes) == (0, 0)
-    assert ledger.reconcile(used_bytes=4100, device_bytes=5000).withheld_bytes == 100
+    assert ledger.reconcile(used_bytes=4000, device_bytes=5000) == 0
+    assert ledger.reconcile(used_bytes=4100, device_bytes=5000) == 100
 
 
 def test_context_counts_in_the_place_of_the_model_that_left_it() -> None:

@@ -8,6 +8,7 @@ from cache_manager.model.ids import GpuId, NodeId
 from common.telemetry.metrics import page
 from gpu_manager import metrics
 from gpu_manager.cuda import nvidia_gpu
+from gpu_manager.node import counts
 from gpu_manager.node.counts import NodeMeters, of_gpus
 from gpu_manager.node.leases import EndReason
 from gpu_manager.node.ledger import Account, Ledger
@@ -94,8 +95,11 @@ def test_ledger_is_compared_with_what_nvml_says() -> None:
     assert says(text, "ledger_drift_bytes", gpu=device.id) is None
 
 
-def test_models_beyond_the_bound_are_counted_together_and_idle_ones_vanish() -> None:
-    meters = NodeMeters(["g0"], 2)
+def test_models_beyond_the_bound_are_counted_together_and_idle_ones_vanish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counts, "_MOST_NAMES", 2)
+    meters = NodeMeters(["g0"])
     for model in ("a", "b", "c", "d"):
         meters.ran("g0", model, 1, 0.5)
     text = page(meters.families())

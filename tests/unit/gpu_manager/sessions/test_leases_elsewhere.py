@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_manager.sessions import leases
+from gpu_manager.sessions import acquiring
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import LeaseTokens
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
@@ -71,7 +71,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     """Its function may compute there while it has lost its own node's manager."""
 
     if why == "many answers followed":
-        monkeypatch.setattr(leases, "REMEMBERED", 0)
+        monkeypatch.setattr(acquiring, "REMEMBERED", 0)
     it = await a_scheduler()
     async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
@@ -82,17 +82,15 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
             await there.upload(image)
             token = answer["elsewhere"]["token"]
             _, (channel,) = await there.acquire(image.digest, token=token)
-            elsewhere = near.manager.leases_elsewhere
-            assert len(elsewhere) == (0 if why == "many answers followed" else 1)
             if why == "it was claimed":
                 await client.tell(FrameKind.CLAIMED, {"lease": answer["lease"]})
                 await client.ask(FrameKind.PING, {})
-                assert len(elsewhere) == 0  # or it grows
             elif why == "its answer is old":
-                monkeypatch.setattr(leases, "UNREPORTED_S", 0.0)
+                monkeypatch.setattr(acquiring, "UNREPORTED_S", 0.0)
 
+            sessions = len(near.manager.sessions)
             client.close()
-            await eventually(lambda: len(elsewhere) == 0)
+            await eventually(lambda: len(near.manager.sessions) < sessions)
             await asyncio.sleep(0.1)
 
             assert answer["lease"] in leases_of(it)

@@ -10,7 +10,6 @@ from cache_manager.model.ids import ModelId
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases import Lease, LeaseTimes
 from gpu_manager.sessions.acquiring import Acquiring
-from gpu_manager.sessions.leases import LeasesElsewhere
 from gpu_manager.sessions.sessions import ClientSession, session_key
 from scheduler.api import LeaseTokens, Placement, Request, RequestId
 from tests.kit.virtual_time import until, virtually
@@ -37,8 +36,7 @@ class Stage:
     @classmethod
     def of(cls, it: World) -> "Stage":
         tokens = LeaseTokens(SECRET)
-        elsewhere = LeasesElsewhere(it.driver, tokens, None, 30.0)
-        acquiring = Acquiring(it.node, it.driver, it.library, tokens, elsewhere)
+        acquiring = Acquiring(it.node, it.driver, it.library, tokens, None)
         return cls(it, acquiring, it.add(16))
 
     def given(self, name: str) -> asyncio.Task[Placement]:

@@ -11,6 +11,7 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.quota import quota_table
 from gpufaas.errors import CommandError
 from gpufaas.remote.scheduler_api import SchedulerApi
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
 from tests.kit.worlds.service_world import SECRET, World, leading
@@ -31,7 +32,7 @@ async def quota(world: World, *words: str) -> int:
 
 def in_force(world: World) -> dict[str, OwnerTerms]:
     assert world.office is not None
-    return dict(world.office.core.terms)
+    return dict(world.office.core.layer(Tenancy).owners.terms)
 
 
 async def test_terms_that_are_not_named_stay_as_they_are() -> None:

@@ -247,7 +247,7 @@ async def test_request_is_cancelled_when_its_task_is_or_its_client_ends() -> Non
             await second
         await eventually(lambda: waiting_at(world) == 0)
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         await eventually(lambda: not leases, "the client's lease ended with it")
 
 
@@ -312,7 +312,7 @@ async def test_lease_ends_when_its_grant_was_lost_with_the_line_and_nobody_waits
 ) -> None:
     async with leading() as world, world.leases() as client:
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         client.release((await client.acquire(request("before"))).placement.lease)
         await eventually(lambda: not leases)
         with monkeypatch.context() as patch:
@@ -348,7 +348,7 @@ async def test_call_that_was_cancelled_and_tried_again_keeps_its_lease_when_the_
         await eventually(lambda: answered["/release", 200] > released, "it is said again")
         probe = asyncio.create_task(client.acquire(request("probe")))
         await eventually(lambda: waiting_at(world) == 1)
-        assert granted.placement.lease in world.office.core.placer.leases
+        assert granted.placement.lease in world.office.core.leases
         client.release(granted.placement.lease)
         await probe
 
@@ -357,7 +357,7 @@ async def test_question_that_is_cancelled_at_once_leaves_no_lease() -> None:
     async with leading() as world, world.leases() as client:
         client.release((await client.acquire(request("r0"))).placement.lease)
         assert world.office is not None
-        leases = world.office.core.placer.leases
+        leases = world.office.core.leases
         await eventually(lambda: not leases)
         for number in range(1, 20):  # the question and its end go out in one write
             asking = asyncio.create_task(client.acquire(request(f"r{number}")))
@@ -387,4 +387,4 @@ async def test_many_reports_go_out_in_frames_that_the_leader_takes() -> None:
         driver = world.office.driver
         await eventually(lambda: driver.counts().hits == 12_000)
         client.release(lease)
-        await eventually(lambda: world.office is not None and not world.office.core.placer.leases)
+        await eventually(lambda: world.office is not None and not world.office.core.leases)

@@ -63,7 +63,7 @@ async def test_caller_that_goes_away_ends_only_its_part_of_a_shared_lease() -> N
         await two.__aexit__(None, None, None)
         await eventually(lambda: known(world) == {"r1"})
         assert world.office is not None
-        assert not world.office.core.placer.leases[lease].released
+        assert not world.office.core.leases[lease].released
 
 
 async def test_caller_that_is_back_says_which_request_has_its_part_of_a_shared_lease(

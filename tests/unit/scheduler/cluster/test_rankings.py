@@ -9,7 +9,8 @@ import pytest
 
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations

@@ -1,5 +1,7 @@
 """Runs that had neighbours: what they teach, and what a policy is told of it."""
 
+from statistics import fmean
+
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
@@ -73,17 +75,19 @@ def trained() -> World:
     return world
 
 
+def slowdowns(world: World) -> list[float]:
+    """Of the runs beside others that taught something."""
+    learned = world.core.cluster.profiles.interference.learned[ANY_GPU_TYPE]
+    return [slowdown for _, _, slowdown in learned.rows]
+
+
 def test_run_beside_another_teaches_and_leaves_the_time_alone_as_it_was() -> None:
     world = trained()
     profiles = world.core.cluster.profiles
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == 1.0
     assert profiles.usual_run_s(B) == 4.0
-    fit = profiles.interference.fit(ANY_GPU_TYPE)
-    assert fit is not None
-    assert (
-        fit.observed == 16
-    )  # b was beside a for less than half of its time, which teaches nothing
-    assert fit.mean_slowdown == 2.0
+    # b was beside a for less than half of its time, which teaches nothing
+    assert slowdowns(world) == [2.0] * 16
 
 
 def test_many_runs_of_one_pair_make_few_observations_with_their_mean() -> None:
@@ -96,10 +100,8 @@ def test_many_runs_of_one_pair_make_few_observations_with_their_mean() -> None:
         world.now += 2.0 + number % 2
         world.send(RunFinished(G0, A, 1, 2.0 + number % 2))
         world.send(SlotFreed(G0, world.lease_of(f"a{number}")))
-    fit = world.core.cluster.profiles.interference.fit(ANY_GPU_TYPE)
-    assert fit is not None
-    assert 8 <= fit.observed <= 14
-    assert fit.mean_slowdown == pytest.approx(2.5, abs=0.2)
+    assert 8 <= len(slowdowns(world)) <= 14
+    assert fmean(slowdowns(world)) == pytest.approx(2.5, abs=0.2)
 
 
 def test_slot_in_turns_learns_nothing_and_takes_every_run_as_one_alone() -> None:
@@ -108,7 +110,7 @@ def test_slot_in_turns_learns_nothing_and_takes_every_run_as_one_alone() -> None
     run_beside(world, 0, 2.0, 5.0)
     profiles = world.core.cluster.profiles
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) > 1.0
-    assert profiles.interference.fit(ANY_GPU_TYPE) is None
+    assert not profiles.interference.learned
 
 
 def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> None:
@@ -119,14 +121,12 @@ def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> Non
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == 3.0
     assert profiles.usual_run_s(A) == 3.0
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) is None
-    assert profiles.interference.fit(ANY_GPU_TYPE) is None
+    assert not profiles.interference.learned
     runs(world, "alone", A, 1.0)
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0
     run_beside(world, 1, 3.0, 5.0)
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == 1.0
-    fit = profiles.interference.fit(ANY_GPU_TYPE)
-    assert fit is not None
-    assert (fit.observed, fit.mean_slowdown) == (1, 3.0)
+    assert slowdowns(world) == [3.0]
 
 
 def test_run_of_a_lease_that_is_not_known_teaches_nothing() -> None:
@@ -134,7 +134,7 @@ def test_run_of_a_lease_that_is_not_known_teaches_nothing() -> None:
     world.send(RunFinished(G0, A, 1, 2.5))
     profiles = world.core.cluster.profiles
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0  # as declared
-    assert profiles.interference.fit(ANY_GPU_TYPE) is None
+    assert not profiles.interference.learned
 
 
 def test_policy_is_told_what_a_request_suffers_and_does_beside_what_runs() -> None:

@@ -146,7 +146,7 @@ def test_time_without_a_gpu_does_not_count_as_slowness(loss: str) -> None:
         world.free("g0")
         world.send(GpuJoined(g0), at=world.now + 60.0)
     world.free("g0", at=world.now + 1.0)
-    assert world.core.placer.pace.wait_s(10) == pytest.approx(10.0, rel=0.2)
+    assert world.core.cluster.pace.wait_s(10) == pytest.approx(10.0, rel=0.2)
 
 
 def test_request_is_accepted_beside_one_that_fits_nowhere_when_a_gpu_is_idle() -> None:
@@ -161,4 +161,4 @@ def test_wait_is_measured_anew_when_the_gpus_become_slower() -> None:
     world = one_a_second("lalbo3", waiting=12)
     for at in (12.0, 22.0, 32.0):
         world.free("g0", at=at)
-    assert world.core.placer.expected_wait_s("f") > 5 * world.core.placer.queued
+    assert world.core.lifecycle.expected_wait_s("f") > 5 * world.core.cluster.queued

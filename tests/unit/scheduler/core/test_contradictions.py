@@ -80,4 +80,4 @@ def test_lease_of_a_refused_snapshot_is_in_no_books() -> None:
     before = set(world.leases)
     spec, live = with_slots("h0", "x", "x"), LiveLease(LeaseId(7), SlotId("x"), (BERT,))
     assert refused(world.send(NodeSnapshot(spec.node, (GpuSnapshot(spec, (), (live,)),)))) != []
-    assert set(world.leases) == set(world.core.placer.leases) == before
+    assert set(world.leases) == set(world.core.leases) == before

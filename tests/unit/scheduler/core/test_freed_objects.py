@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.events import PolicySet, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from tests.kit.cores.builders import a_core, gpu, model, request
@@ -35,7 +36,7 @@ def test_owners_are_freed_when_terms_come_and_go() -> None:
 def test_bills_of_models_are_freed_when_the_models_leave() -> None:
     models = [model(name, memory_mb=3000) for name in ("m0", "m1")]
     world = World(a_core(gpus=(gpu("g0", memory_mb=4000),), models=models))
-    world.core.start_metering(0.0)
+    world.core.add(UseMeter(world.core.lifecycle, 0.0))
 
     def load_and_evict(number: int) -> None:
         for _ in range(2):

@@ -7,7 +7,8 @@ from hypothesis import given
 
 from cache_manager import eviction
 from scheduler import policies
-from scheduler.core.core import Core, make_core
+from scheduler.composition import compose, make_core
+from scheduler.core.core import Core
 from tests.kit.cores.checked_lives import check_life
 from tests.kit.cores.core_world import World
 from tests.kit.cores.invariants import Invariants
@@ -46,13 +47,13 @@ def test_core_keeps_its_invariants_when_it_runs_long(policy: str, rule: str) -> 
 def test_core_keeps_its_invariants_when_leases_take_several_slots(
     operations: list[Operation],
 ) -> None:
-    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    core = compose(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
     live_through(core, [each for each in operations if each[0] != "policy"])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_core_keeps_its_invariants_when_wide_leases_run_long(seed: int) -> None:
-    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    core = compose(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
     lived = random_operations(Random(f"wide {seed}"), life_length(3000))
     live_through(core, [each for each in lived if each[0] != "policy"])
 

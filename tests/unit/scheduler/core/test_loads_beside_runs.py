@@ -203,7 +203,7 @@ def test_load_goes_on_when_the_node_reports_it_under_way() -> None:
     world.arrive(request("r0", B), at=10.0)
     world.report(G0, loading=[B])
     assert placements(world.arrive(request("r1", B))) == []
-    assert world.core.placer.leases[world.lease_of("r0")].beside
+    assert world.core.leases[world.lease_of("r0")].beside
 
 
 def test_load_is_over_when_the_node_reports_the_model_as_there() -> None:
@@ -211,7 +211,7 @@ def test_load_is_over_when_the_node_reports_the_model_as_there() -> None:
     world = a_world()
     world.arrive(request("r0", B), request("r1", C), at=10.0)
     assert placements(world.report(G0, loading=[])) == [("r1", "g0")]
-    assert not world.core.placer.leases[world.lease_of("r0")].beside
+    assert not world.core.leases[world.lease_of("r0")].beside
     assert free_s(world.core) == 11.0
 
 

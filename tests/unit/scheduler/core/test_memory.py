@@ -9,6 +9,7 @@ import pytest
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler import policies
 from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.events import (
     GpuJoined,
     GpuLost,
@@ -64,7 +65,7 @@ def largest_collection(core: Core, *, but: object = None) -> int:
         core.lifecycle,
         core.fleet,
     ]
-    pending.append(core.exits)
+    pending.append(core.layer(StagedExit))
     while pending:
         thing = pending.pop()
         if id(thing) in seen or isinstance(thing, str | int | float):
@@ -107,7 +108,7 @@ def test_memory_is_bounded_when_gpus_come_and_go(policy: str) -> None:
         world.send(GpuJoined(gpu(f"h{number}")))
         world.send(GpuLost(GpuId(f"h{number}"), AfterLoss.REQUEUE))
     # The handover remembers some thousand leases that were cut off, and has tests of its own.
-    assert largest_collection(world.core, but=world.core.placer.handover) <= MOST
+    assert largest_collection(world.core, but=world.core.lifecycle.handover) <= MOST
 
 
 @each_policy

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler.features.tenants.owners import MOST_PAUSED
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
     DeadlinePassed,
@@ -127,7 +128,7 @@ def test_kept_lease_is_not_recalled_for_calls_that_are_paused() -> None:
     world.arrive(new(B, "kept"))
     (lease,) = world.leases
     world.send(TimerFired(), 20.0)
-    assert not world.core.placer.tenancy.yields(lease)
+    assert world.core.layer(Tenancy).may_be_kept(world.core.leases[lease])
 
 
 def test_queue_is_not_full_of_calls_that_are_paused() -> None:
@@ -158,7 +159,7 @@ def test_paused_calls_refuse_nobody_where_namespaces_take_turns() -> None:
     world.arrive(new(B, "busy"))
     bounded = [replace(new("a/g", "soon"), max_wait_s=5.0), replace(new(B, "b"), max_wait_s=5.0)]
     assert outcomes(world.arrive(*bounded)) == {}
-    assert world.core.placer.tenancy.order.paused.count == 5
+    assert world.core.cluster.paused == 5
 
 
 def test_call_that_goes_on_ends_when_its_owner_may_use_no_gpu_any_more() -> None:
@@ -202,9 +203,9 @@ def test_call_goes_on_when_what_ran_leaves_a_window_that_is_shorter_than_the_quo
     world.send(TermsSet("a", OwnerTerms(gpu_s=100.0, window_s=60.0)))
     world.arrive(new("a/g", "long"))
     world.arrive(going_on(A, "on"), at=1.0)
-    assert world.core.placer.tenancy.order.paused.count == 1
-    while world.core.placer.tenancy.order.paused.count:
-        next_s = world.core.placer.tenancy.order.paused.next_s()
+    assert world.core.cluster.paused == 1
+    while world.core.cluster.paused:
+        next_s = world.core.layer(Tenancy).order.paused.next_s()
         assert next_s is not None
         assert next_s < 200.0
         world.send(TimerFired(), next_s)
@@ -267,7 +268,7 @@ def test_paused_call_that_ends_leaves_nothing() -> None:
     world.send(RequestCancelled(RequestId("cancelled")))
     expired = world.send(DeadlinePassed(RequestId("late"), 20.0), 20.0)
     assert outcomes(expired) == {"late": RequestOutcome.EXPIRED}
-    assert (world.core.cluster.held, world.core.placer.queued) == (0, 0)
+    assert (world.core.cluster.held, world.core.cluster.queued) == (0, 0)
     assert timers(world.send(TimerFired(), 21.0)) == []
 
 
@@ -312,4 +313,4 @@ def test_others_are_expected_to_wait_no_longer_for_calls_that_are_paused() -> No
     world.arrive(*(new(B, f"b{number}") for number in range(4)), at=30.0)
     for at_s in (31.0, 32.0):
         world.free("g0", at_s)
-    assert world.core.placer.expected_wait_s(B) == pytest.approx(1.0)
+    assert world.core.lifecycle.expected_wait_s(B) == pytest.approx(1.0)

@@ -106,7 +106,7 @@ def test_waiting_request_is_given_its_lease_when_that_is_reported_later() -> Non
     core, actions = overtaken("r0", "r1")
     (given,) = [action for action in actions if isinstance(action, Dispatch)]
     assert (given.lease, given.requests) == (LEASE, ("r1",))
-    assert core.placer.queued == 0
+    assert core.cluster.queued == 0
 
 
 def test_lease_ends_when_its_request_was_given_another_one_by_then() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from scheduler import policies
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.random_lives import LEAVING
 from tests.kit.places import ROOT

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -309,7 +310,7 @@ def test_nothing_is_remembered_of_a_model_that_has_gone_through_all_stages() -> 
         stored(world, BERT, tier)
     pass_timers(world, 1_000.0)
     stored(world, BERT, Tier.ABSENT)
-    assert world.core.exits.remembered == 0
+    assert world.core.layer(StagedExit).remembered == 0
 
 
 def test_timer_is_set_once_for_many_calls() -> None:

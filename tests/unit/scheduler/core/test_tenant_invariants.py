@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 
 from scheduler import policies
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
+from scheduler.features.tenants.tenancy import Tenancy
 from tests.kit.cores.checked_lives import check_life
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
@@ -68,6 +70,6 @@ def live_through(core: Core, operations: list[Operation]) -> TenantInvariants:
     world = World(core)
     invariants = TenantInvariants(world)
     check_life(TenantChaos(world), invariants, operations)
-    for owner in core.placer.tenancy.owners.functions.values():
+    for owner in core.layer(Tenancy).owners.functions.values():
         assert not owner.busy
     return invariants

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.features.tenants.owners import GpuWindow
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Demote, Dispatch, Finish, Prepare, Recall
 from scheduler.model.events import (
     GpuSnapshot,
@@ -162,7 +163,7 @@ def test_policies_see_all_that_waits_when_the_lead_is_set_back_to_none() -> None
     world.arrive(*(of(A, f"a{n}") for n in range(20)), *(of(B, f"b{n}") for n in range(20)))
     assert world.core.cluster.held > 10
     world.send(PolicySet("lalbo3"))
-    assert (world.core.cluster.held, world.core.placer.tenancy.on) == (0, False)
+    assert (world.core.cluster.held, world.core.layer(Tenancy).on) == (0, False)
     assert served(world, 5) == ["a0", "a1", "a2", "a3", "a4"]
     world.send(PolicySet("fair", {"lead_s": 0.5}))
     assert world.core.cluster.held > 10
@@ -270,7 +271,7 @@ def test_request_is_refused_when_the_gpu_time_of_the_window_is_used_up() -> None
 
 
 def gpu_time_used_s(world: World) -> float:
-    owner = world.core.placer.tenancy.owners.spaces["a"]
+    owner = world.core.layer(Tenancy).owners.spaces["a"]
     return owner.seen_s(world.now)
 
 
@@ -387,8 +388,8 @@ def test_quota_counts_no_time_twice_when_calls_are_reported_late() -> None:
 def test_quota_gets_back_all_that_was_kept_when_requests_share_the_lease() -> None:
     world = quotas(a=OwnerTerms(gpu_s=60.0))
     world.arrive(replace(of(A, "a0", "a/m"), own=True))
-    lease = world.core.placer.leases[LeaseId(1)]
-    world.core.placer.tenancy.granted(lease, lease.requests, 3.0)
+    lease = world.core.leases[LeaseId(1)]
+    world.core.layer(Tenancy).rejoined(lease, lease.requests[0])
     world.send(ModelLoaded(GpuId("g0"), ModelId("a/m"), 2.0, Tier.ABSENT), 2.0)
     world.send(LeaseComputed(LeaseId(1), 2.0), 4.0)
     world.send(SlotFreed(SlotId("g0"), LeaseId(1)), 12.0)
@@ -412,11 +413,11 @@ def test_lease_that_stood_aside_leaves_no_rate_when_its_call_had_ended(*, comes:
         stuck=((model, 5.0),),
     )
     world.send(NodeSnapshot(known.spec.node, (snapshot,)), 8.0)
-    assert world.core.placer.leases[held.id].beside
+    assert world.core.leases[held.id].beside
     if comes:
         world.send(ModelLoaded(GpuId("g1"), model, 9.0, Tier.ABSENT), 9.0)
     world.send(SlotFreed(held.slot, held.id), 10.0)
-    owner = world.core.placer.tenancy.owners.spaces["a"]
+    owner = world.core.layer(Tenancy).owners.spaces["a"]
     assert (owner.rate, owner.leases) == (1.0, 1)
 
 
@@ -489,15 +490,15 @@ def test_waiting_requests_are_held_back_when_a_quota_of_leases_is_set() -> None:
     assert not placements(world.free("g1"))
     world.send(TermsSet("a", None))
     assert world.core.cluster.held == 0
-    assert not world.core.placer.tenancy.on
+    assert not world.core.layer(Tenancy).on
 
 
 def test_cancelled_request_that_is_held_back_leaves_nothing() -> None:
     world = quotas(a=OwnerTerms(leases=0))
     world.arrive(of(A, "a0"))
-    assert world.core.placer.queued == 1
+    assert world.core.cluster.queued == 1
     assert ended(world.send(RequestCancelled(RequestId("a0")))) == {"a0": RequestOutcome.CANCELLED}
-    assert (world.core.placer.queued, world.core.cluster.held) == (0, 0)
+    assert (world.core.cluster.queued, world.core.cluster.held) == (0, 0)
 
 
 def test_a_flood_does_not_fill_the_queue_when_namespaces_take_turns() -> None:
@@ -534,7 +535,7 @@ def test_owners_are_forgotten_when_they_have_nothing_to_do() -> None:
         world.arrive(of(f"t{number}/f", name))
         lease = world.lease_on("g0")
         world.send(SlotFreed(world.leases[lease].slot, lease), world.now + 1.0)
-    assert len(world.core.placer.tenancy.owners.functions) < 300
+    assert len(world.core.layer(Tenancy).owners.functions) < 300
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -560,4 +561,4 @@ def test_window_says_when_it_has_room() -> None:
 def test_the_core_has_the_terms_that_were_set_last() -> None:
     core: Core = quotas(a=OwnerTerms(leases=1), b=OwnerTerms(weight=2.0)).core
     core.handle(TermsSet("a", None), 1.0)
-    assert dict(core.terms) == {"b": OwnerTerms(weight=2.0)}
+    assert dict(core.layer(Tenancy).owners.terms) == {"b": OwnerTerms(weight=2.0)}

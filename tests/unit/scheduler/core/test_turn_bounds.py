@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Standing
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Dispatch, EnqueueLocally
 from scheduler.model.events import (
     Event,

@@ -4,7 +4,7 @@ import pytest
 
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.slots import Slot
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.estimates import estimate
 from scheduler.estimates.profiles import Profiles
 from scheduler.estimates.resource_metrics import METRICS

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cache_manager import eviction
 from scheduler.cluster.view import View
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Dispatch, Finish, Prepare
 from scheduler.model.events import (
     GpuJoined,
@@ -47,7 +47,7 @@ def request(name: str, *models: str) -> Request:
 
 
 def half_gpus() -> World:
-    world = World(Core(Pairs(), eviction.make("lru")))
+    world = World(compose(Pairs(), eviction.make("lru")))
     world.send(ModelRegistered(BERT))
     world.send(ModelRegistered(model("resnet")))
     world.send(GpuJoined(gpu("g0", slots=2)))

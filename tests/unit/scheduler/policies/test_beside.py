@@ -1,7 +1,7 @@
 """The policy of ours that loads models beside runs: when it waits, loads, or loads once more."""
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import ModelLoaded, SlotFreed
 from scheduler.model.values import SlotId

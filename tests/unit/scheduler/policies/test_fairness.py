@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from cache_manager.model.ids import NodeId
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish
 from scheduler.model.events import (
     Event,

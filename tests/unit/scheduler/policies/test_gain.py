@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from gpufaas.output.request_text import decision_text
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch, Prepare
 from scheduler.model.events import ModelRegistered, RunFinished

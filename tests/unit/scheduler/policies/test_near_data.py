@@ -4,7 +4,7 @@ import pytest
 
 from cache_manager import eviction
 from cache_manager.model.ids import GpuId, ModelId, Tier
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import (
     GpuJoined,
@@ -21,7 +21,7 @@ from tests.kit.cores.core_world import World, only
 
 def nodes(*gpus: str, policy: Policy | None = None) -> World:
     """A cluster in which each GPU `a0` is of node `a`."""
-    world = World(Core(policy or Policy(), eviction.make("lru")))
+    world = World(compose(policy or Policy(), eviction.make("lru")))
     for name in ("bert", "resnet", "vgg"):
         world.send(ModelRegistered(model(name, load_s=2.0, memory_mb=5000)))
     for name in gpus:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from scheduler.core.core import make_core
+from scheduler.composition import make_core
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally, Finish, Prepare
 from scheduler.model.events import Event
 from scheduler.model.values import RequestOutcome

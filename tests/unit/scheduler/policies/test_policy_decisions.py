@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cache_manager import eviction
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.view import View
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Dispatch, Prepare, SetTimer
 from scheduler.model.events import GpuJoined, ModelLoaded, ModelRegistered, TimerFired
 from scheduler.policies.placement_policy import Decision, Place, Prefetch, Wake
@@ -45,7 +45,7 @@ class Late:
 
 
 def world_of(policy: Ahead | Late) -> World:
-    world = World(Core(policy, eviction.make("lru")))
+    world = World(compose(policy, eviction.make("lru")))
     world.send(ModelRegistered(model("bert", load_s=2.0)))
     world.send(ModelRegistered(model("resnet")))
     for name in ("g0", "g1"):

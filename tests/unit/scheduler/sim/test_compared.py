@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 
 from scheduler import policies
-from scheduler.core.recording import Beginning, RecordedStep, parsed
 from scheduler.model.errors import BadRecording
+from scheduler.recording import Beginning, RecordedStep, parsed
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware
 from scheduler.sim.workload import Arrivals, Pattern, Workload, thesis

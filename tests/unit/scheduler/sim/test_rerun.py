@@ -41,7 +41,7 @@ def test_hold_counts_from_when_the_model_is_there_and_loads_take_their_average()
     recording = two_gpus()
     for at_s, name, load_s in ((1.0, "r0", 2.0), (11.0, "r1", 4.0)):
         lease = recording.asks(at_s, name, "a")
-        spot = recording.core.placer.leases[lease].slot.id
+        spot = recording.core.leases[lease].slot.id
         recording.loads(at_s + load_s, spot, "a", load_s)
         recording.frees(at_s + load_s + 0.5, spot, lease)
     found = against(recording, "lalb")
@@ -60,7 +60,7 @@ def test_caller_gives_up_as_long_after_its_arrival_as_it_did() -> None:
     recording.happens(3.0, RequestArrived(waiting))
     recording.happens(5.0, RequestCancelled(RequestId("w")))
     for n, lease in enumerate(held):
-        spot = recording.core.placer.leases[lease].slot.id
+        spot = recording.core.leases[lease].slot.id
         recording.loads(9.0, spot, f"m{n}", 5.0)
         recording.frees(10.0, spot, lease)
     found = against(recording, "rr")
@@ -75,7 +75,7 @@ def test_deadline_passes_at_its_time_though_it_was_not_recorded() -> None:
     first = recording.asks(1.0, "r0", "a", deadline_s=20.0)
     second = recording.asks(2.0, "r1", "b", deadline_s=5.5)
     for name, lease, at_s in (("a", first, 9.0), ("b", second, 4.0)):
-        spot = recording.core.placer.leases[lease].slot.id
+        spot = recording.core.leases[lease].slot.id
         recording.loads(at_s - 0.5, spot, name, 1.0)
         recording.frees(at_s, spot, lease)
     world = rebuilt(recording)
@@ -95,7 +95,7 @@ def test_lease_that_was_given_back_early_is_wanted_again() -> None:
     recording.happens(3.0, LeaseReleased(lease, may_return=True), SlotFreed(SlotId("g0"), lease))
     again = recording.handle(LeaseWanted(RequestId("r0")), 4.0)
     second = next(each.lease for each in again if isinstance(each, Dispatch))
-    spot = recording.core.placer.leases[second].slot.id
+    spot = recording.core.leases[second].slot.id
     if spot != "g0":
         recording.loads(5.0, spot, "a", 1.0)
     recording.frees(6.0, spot, second)
@@ -123,7 +123,7 @@ def test_failures_happen_again() -> None:
     failed = LoadFailed(GpuId("g0"), ModelId("broken"), "no such file", lease=broken)
     recording.happens(2.0, failed, SlotFreed(SlotId("g0"), broken))
     lease = recording.asks(3.0, "r1", "a")
-    spot = recording.core.placer.leases[lease].slot.id
+    spot = recording.core.leases[lease].slot.id
     recording.loads(4.0, spot, "a", 1.0)
     recording.happens(5.0, RunFailed(lease, "out of memory"), SlotFreed(spot, lease))
     found = against(recording, "lalb")
@@ -169,11 +169,11 @@ def test_request_that_was_refused_and_sent_again_is_sent_once_where_it_is_taken(
     late = request("w1", "m1", arrived_s=2.5)
     recording.happens(2.5, RequestArrived(late))
     for n, lease in enumerate(held):
-        spot = recording.core.placer.leases[lease].slot.id
+        spot = recording.core.leases[lease].slot.id
         recording.loads(3.0, spot, f"m{n}", 2.0)
         recording.frees(4.0 + n, spot, lease)
     recording.happens(6.0, RequestArrived(late))
-    for lease, found_lease in list(recording.core.placer.leases.items()):
+    for lease, found_lease in list(recording.core.leases.items()):
         recording.frees(7.0, found_lease.slot.id, lease)
     found = against(recording)
     assert found.happened.requests == found.recorded.figures.requests == 5
@@ -203,7 +203,7 @@ def test_run_takes_as_long_as_it_does_on_the_other_type_of_gpu() -> None:
     for number, (spot, run_s) in enumerate([("g0", 1.0), ("g1", 3.0)] * 2):
         at_s = 10.0 * (number + 1)
         lease = recording.asks(at_s, f"r{number}", "a")
-        assert recording.core.placer.leases[lease].slot.id == spot
+        assert recording.core.leases[lease].slot.id == spot
         if number < 2:
             recording.loads(at_s + 1.0, spot, "a", 1.0)
             at_s += 1.0

@@ -8,6 +8,7 @@ from msgspec.structs import asdict, replace
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.events import (
     GpuLost,
     ModelLoaded,
@@ -325,7 +326,7 @@ def with_gaps(*gaps_s: float) -> Core:
     for number, gap_s in enumerate((*gaps_s, 0.0)):
         core.handle(RequestArrived(request(f"r{number}", "a")), now)
         core.handle(RunFinished(SlotId("g0"), ModelId("a"), 1, 0.5), now + 0.9)
-        core.handle(SlotFreed(SlotId("g0"), max(core.placer.leases)), now + 1.0)
+        core.handle(SlotFreed(SlotId("g0"), max(core.leases)), now + 1.0)
         now += 1.0 + gap_s
     return core
 
@@ -338,10 +339,10 @@ async def test_gaps_between_uses_are_known_to_the_next_leader() -> None:
         found = await recover(made.store, LOG)
     later = a_core(models=(), settings=CoreSettings(exit_rule="adaptive"))
     found.restore(later)
-    gaps = later.placer.exits.gaps(ModelId("a"))
+    gaps = later.layer(StagedExit).gaps(ModelId("a"))
     assert len(gaps.counts) == 2
     for (kind, count), (known, counted) in zip(
-        gaps.counts, core.placer.exits.gaps(ModelId("a")).counts, strict=True
+        gaps.counts, core.layer(StagedExit).gaps(ModelId("a")).counts, strict=True
     ):
         assert kind == known
         assert abs(count - counted) < 1e-4

@@ -7,7 +7,7 @@ import torch
 from msgspec import msgpack
 
 from tests.kit.outcomes import instead_of, outcome
-from torch_shim.data.value_layout import (
+from torch_shim.data.put_and_get import (
     DescribedValue,
     Describer,
     FileLeaf,

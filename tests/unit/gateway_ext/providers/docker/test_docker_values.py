@@ -92,9 +92,6 @@ def test_limits_that_the_engine_does_not_take_are_the_nearest_that_it_takes() ->
 @pytest.mark.parametrize(
     ("how", "what"),
     [
-        ({"limits": Resources(memory="much")}, "limits.memory"),
-        ({"limits": Resources(memory="2Ei")}, "limits.memory: '2Ei': the largest amount is 1Ei"),
-        ({"requests": Resources(cpu="-1")}, "requests.cpu"),
         ({"image": "../containers/json?"}, "no name of an image"),
         ({"image": ""}, "no name of an image"),
         ({"labels": {"a": "b" * (64 << 10)}}, "labels: 65537 bytes; 65536 are the most"),

@@ -8,6 +8,7 @@ import pytest
 from cache_manager.model.ids import MIB
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.leases import SessionKey
+from gpu_manager.node.ledger import Account
 from scheduler.api import (
     ContextKept,
     LoadFailed,
@@ -267,7 +268,8 @@ async def test_emptied_process_ends_when_the_load_that_should_take_it_fails() ->
         await it.loaded(model)
         it.empty(model)
         await it.settle()
-        it.gpu.ledger.set_aside(1024 * MIB - CONTEXT_BYTES - 150 * MIB)  # there is no room
+        others = Account()
+        it.gpu.ledger.grow(others, 1024 * MIB - CONTEXT_BYTES - 150 * MIB)  # there is no room
 
         placement = it.prepare(following, emptied=model)
         with pytest.raises(LoadFailure):
@@ -275,7 +277,7 @@ async def test_emptied_process_ends_when_the_load_that_should_take_it_fails() ->
 
         await it.settle()
         assert [event.model for event in it.seen(LoadFailed)] == [following]
-        it.gpu.ledger.set_aside(0)
+        it.gpu.ledger.release(others)
         assert it.runtime.empty[0].closed.result() == "ended"
         it.check_books()
 

@@ -324,7 +324,7 @@ async def test_context_of_a_forgotten_model_ends_when_it_is_evicted_or_dies() ->
         for model in models:
             owner = it.library.catalogue.get(model)
             it.store.forget(f"{owner.tenant}/function", owner.digest)
-        it.library.report_tiers()
+        it.node.weights.report_changed()
         it.forget_reports()
 
         it.end_context(models[0])

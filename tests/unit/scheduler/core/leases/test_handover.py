@@ -3,7 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import ModelId
-from scheduler.features.handover import Handover
+from scheduler.core.handover import Handover
 from scheduler.model.events import LiveLease
 from scheduler.model.values import LeaseId, RequestId, SlotId
 

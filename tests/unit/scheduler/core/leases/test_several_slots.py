@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from cache_manager import eviction
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.features.billing.charges import GPU_TIME
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, ModelRegistered, NodeSnapshot
 from scheduler.model.values import Configuration, LeaseId, RequestId, SlotId
@@ -21,7 +22,7 @@ MORE = (SlotId("g0.1"), SlotId("g0.2"))
 
 
 def wide(*, vcpus: int = 8) -> World:
-    world = World(Core(WidePolicy(), eviction.make("lru")))
+    world = World(compose(WidePolicy(), eviction.make("lru")))
     world.send(ModelRegistered(BERT))
     world.send(GpuJoined(gpu("g0", slots=3, vcpus=vcpus)))
     return world
@@ -55,7 +56,7 @@ def test_manager_without_vcpus_gets_no_configuration() -> None:
 
 
 def test_single_slot_is_written_as_before() -> None:
-    world = World(Core(WidePolicy(), eviction.make("lru")))
+    world = World(compose(WidePolicy(), eviction.make("lru")))
     world.send(ModelRegistered(BERT))
     world.send(GpuJoined(gpu("g0")))
     fields = msgpack.decode(pack(only(Dispatch, world.arrive(request("r0")))))
@@ -83,7 +84,7 @@ LIVE = LiveLease(
 
 
 def new_leader() -> World:
-    world = World(Core(WidePolicy(), eviction.make("lru")))
+    world = World(compose(WidePolicy(), eviction.make("lru")))
     world.send(ModelRegistered(BERT))
     return world
 
@@ -122,9 +123,7 @@ def test_snapshot_that_crossed_a_dispatch_has_its_slots() -> None:
 
 def test_lease_pays_for_each_of_its_slots() -> None:
     world = wide()
-    world.core.start_metering(0.0)
-    meter = world.core.placer.meter
-    assert meter is not None
+    meter = world.core.add(UseMeter(world.core.lifecycle, 0.0))
     world.arrive(request("r0"))
     world.free("g0.0", at=4.0)
     rows, (span,) = meter.collect(5.0)

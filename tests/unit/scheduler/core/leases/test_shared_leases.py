@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cache_manager import eviction
 from scheduler.cluster.view import View
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.actions import Action, Dispatch, EndLease
 from scheduler.model.events import (
     GpuJoined,
@@ -45,7 +45,7 @@ class TogetherPolicy:
 
 def empty_world(*, first_lease: int = LEASE) -> World:
     settings = CoreSettings(first_lease=first_lease)
-    found = World(Core(TogetherPolicy(), eviction.make("lru"), settings))
+    found = World(compose(TogetherPolicy(), eviction.make("lru"), settings))
     found.send(ModelRegistered(BERT))
     return found
 
@@ -160,7 +160,7 @@ def test_all_requests_fail_once_when_the_work_of_their_lease_fails() -> None:
 
 
 def test_all_slots_of_a_lease_count_the_requests_that_have_it() -> None:
-    it = World(Core(WidePolicy(), eviction.make("lru")))
+    it = World(compose(WidePolicy(), eviction.make("lru")))
     it.send(ModelRegistered(BERT))
     it.arrive(*(replace(request(name), function="t/f") for name in ("r0", "r1")))
     it.send(GpuJoined(gpu("g0", slots=3, vcpus=8)))

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler import policies
 from scheduler.core.core import Core
+from scheduler.features.standing_leases import StandingLeases
 from scheduler.model.actions import (
     Action,
     Dispatch,
@@ -341,5 +342,5 @@ def test_core_without_standing_leases_keeps_no_books() -> None:
     core: Core = a_world(terms=None).core
     world = World(core)
     world.arrive(asked("r0"), asked("r1"), asked("r2", function="g"))
-    assert not core.placer.standing
-    assert core.placer.standing.waiting == {}
+    assert not core.layer(StandingLeases).kept_leases
+    assert core.layer(StandingLeases).waiting == {}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from cache_manager import eviction
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
-from scheduler.core.core import Core, make_core
+from scheduler.composition import compose, make_core
+from scheduler.core.core import Core
 from scheduler.features.billing.charges import (
     CHARGES,
     CONTEXT,
@@ -21,6 +22,7 @@ from scheduler.features.billing.charges import (
     LOADING,
 )
 from scheduler.features.billing.use_buckets import Collected, GpuSpan
+from scheduler.features.billing.use_meter import UseMeter
 from tests.kit.cores.core_world import World
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.naive_bill import ANY_FUNCTION, NaiveBill
@@ -54,7 +56,7 @@ def test_charges_are_what_the_gpus_had_when_it_runs_long(policy: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_charges_are_what_the_gpus_had_when_leases_take_several_slots(seed: int) -> None:
-    core = Core(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
+    core = compose(WidePolicy(), eviction.make("lru"), LEAVING, policy_name="wide")
     lived = random_operations(Random(f"wide bill {seed}"), life_length(2000))
     check_life(core, [each for each in lived if each[0] != "policy"], collect_every=97)
 
@@ -63,7 +65,7 @@ def test_charges_are_what_the_gpus_had_when_leases_take_several_slots(seed: int)
 def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
     operations = random_operations(Random(f"same {policy}"), life_length(1000))
     metered, plain = (World(make_core(policy, "lru", settings=LEAVING)) for _ in range(2))
-    meter, chaos = metered.core.start_metering(0.0), Chaos(metered)
+    meter, chaos = metered.core.add(UseMeter(metered.core.lifecycle, 0.0)), Chaos(metered)
     for event in chaos.setup():
         metered.send(event)
     for number, operation in enumerate(operations):
@@ -80,7 +82,7 @@ def test_decisions_are_the_same_with_a_meter_and_without(policy: str) -> None:
 def check_life(core: Core, operations: list[Operation], collect_every: int) -> None:
     """Compare a meter with a naive account of the same random life."""
     world = World(core)
-    meter, naive = world.core.start_metering(0.0), NaiveBill(world.core)
+    meter, naive = world.core.add(UseMeter(world.core.lifecycle, 0.0)), NaiveBill(world.core)
     rows: list[Collected] = []
     spans: list[GpuSpan] = []
     chaos = Chaos(world)

@@ -60,7 +60,7 @@ _Charged = dict[tuple[str, int], int]
 
 def metered(core: Core) -> tuple[Core, UseMeter]:
     """A core and its meter."""
-    return core, core.start_metering(0.0)
+    return core, core.add(UseMeter(core.lifecycle, 0.0))
 
 
 def charged(meter: UseMeter, now: float) -> _Charged:
@@ -76,8 +76,8 @@ def charged(meter: UseMeter, now: float) -> _Charged:
 def run(core: Core, name: str, function: str, begin: float, end: float, *models: str) -> None:
     """One request of a function, from its arrival at an idle slot to the slot's end."""
     core.handle(RequestArrived(replace(request(name, *models), function=function)), begin)
-    lease = max(core.placer.leases)
-    core.handle(SlotFreed(core.placer.leases[lease].slot.id, lease), end)
+    lease = max(core.leases)
+    core.handle(SlotFreed(core.leases[lease].slot.id, lease), end)
 
 
 def test_function_pays_for_its_lease_and_for_the_idle_time_after_it() -> None:
@@ -235,11 +235,13 @@ def test_kept_time_is_taken_from_others_once_when_they_wait_for_this_slot_and_an
     used(core, 3.0, ended=3.0)
     slot, waits = core.cluster.slots[SlotId("g0")], core.cluster.waits
     slot.local.count = 1
-    core.cluster.note_local(slot, 4.0)
+    core.cluster.now = 4.0
+    core.cluster.note_local(slot)
     waits.note(1, 5.0)
     waits.note(0, 7.0)
     slot.local.count = 0
-    core.cluster.note_local(slot, 8.0)
+    core.cluster.now = 8.0
+    core.cluster.note_local(slot)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 13.0)
     found = charged(meter, 13.0)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (10 * _S, 4 * _S)
@@ -291,7 +293,7 @@ def test_own_process_waits_for_the_load_under_its_second_lease_too() -> None:
     core.handle(SlotFreed(SlotId("g0.1"), LeaseId(2)), 0.5)
     core.handle(RequestArrived(replace(request("r2"), function="f", own=True)), 0.5)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 3.0, Tier.ABSENT), 3.0)
-    core.handle(SlotFreed(core.placer.leases[LeaseId(3)].slot.id, LeaseId(3)), 5.0)
+    core.handle(SlotFreed(core.leases[LeaseId(3)].slot.id, LeaseId(3)), 5.0)
     found = charged(meter, 5.0)
     assert [found["f", charge] for charge in (GPU_TIME, LOADING, KEPT)] == [5 * _S, 3 * _S, 2 * _S]
 
@@ -508,7 +510,7 @@ def test_empty_process_is_paid_by_who_used_its_model() -> None:
     cache = core.cluster.gpus[GpuId("g0")].cache
     cache.contexts[ModelId("bert")] = KeptContext(ModelId("bert"), 500 * MIB, 2.0)
     meter.changes.note(cache.id, ModelId("bert"))
-    meter.look(2.0)
+    meter.after_event()
     rows, spans = meter.collect(6.0)
     assert sum(row.amounts[CONTEXT] for row in rows if row.function == "f") == 4 * _S * 500 * MIB
     (span,) = spans

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.features.billing.use_buckets import UseBuckets
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
@@ -56,7 +57,7 @@ class Written:
 @asynccontextmanager
 async def collecting(core: Core, write: Written) -> AsyncIterator[_Collecting]:
     clock = StandingClock()
-    meter, meters = core.start_metering(0.0), SchedulerCounters()
+    meter, meters = core.add(UseMeter(core.lifecycle, 0.0)), SchedulerCounters()
     collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
     async with collector.running(write):
         yield collector, clock
@@ -86,7 +87,7 @@ async def test_bill_is_collected_and_written_again_and_again() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_gpu_time_of_a_function_has_no_kept_time_in_it(*, is_late: bool) -> None:
     core, meters = a_core(), SchedulerCounters()
-    clock, meter = StandingClock(), core.start_metering(0.0)
+    clock, meter = StandingClock(), core.add(UseMeter(core.lifecycle, 0.0))
     collector = BillCollector(meter, UseBuckets(), clock.now_s, PRICED, meters, LOG)
     core.handle(RequestArrived(replace(request("r"), own=True)), 0.0)
     core.handle(ModelLoaded(GpuId("g0"), ModelId("bert"), 2.0, Tier.ABSENT), 2.0)

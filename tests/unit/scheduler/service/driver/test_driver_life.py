@@ -10,7 +10,8 @@ import pytest
 from cache_manager.model.ids import MIB, GpuId, ModelId
 from scheduler import policies
 from scheduler.api import Placement
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
 from scheduler.model.actions import Action, DemoteStored, EndLease, Finish, Order
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import MemoryPressure, ModelRegistered, RunFailed, RunFinished

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.features.billing.charges import GPU_TIME, KEPT
+from scheduler.features.billing.use_meter import UseMeter
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import (
     Event,
@@ -56,7 +57,7 @@ class Play:
         )
         self.held: list[float] = []
         self.ends: list[RequestRecord] = []
-        leases = self.core.placer.leases
+        leases = self.core.leases
         self.history = History(limit, leases, self._freed, self.ends.append)
 
     def at(self, now_s: float, *events: Event) -> None:
@@ -104,7 +105,7 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     *, loaded_again: bool
 ) -> None:
     play = Play()
-    meter = play.core.start_metering(0.0)
+    meter = play.core.add(UseMeter(play.core.lifecycle, 0.0))
     kept = replace(request("kept", "bert"), caller="gw", function="f")
     own = replace(request("own", "vit"), own=True, function="g")
     play.at(1.0, RequestArrived(kept), ModelLoaded(G0, BERT, 0.0, Tier.DISK))
@@ -128,7 +129,7 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
 
 def test_what_an_own_process_used_has_its_wait_for_the_load_of_another_lease_in_it() -> None:
     play = Play(gpu("g0", slots=2))
-    meter = play.core.start_metering(0.0)
+    meter = play.core.add(UseMeter(play.core.lifecycle, 0.0))
     own = replace(request("own"), own=True, function="f")
     play.at(0.0, RequestArrived(request("r0")), RequestArrived(own))
     play.at(2.5, ModelLoaded(G0, BERT, 2.5, Tier.ABSENT))

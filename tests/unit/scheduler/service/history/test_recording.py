@@ -13,11 +13,12 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
-from scheduler.core.recording import VERSION, Beginning, beginning_line, digest, parsed, step_line
 from scheduler.estimates.profiles import Profile
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
 from scheduler.model.values import Configuration, CoreSettings, LeaseId, SlotId
+from scheduler.recording import VERSION, Beginning, beginning_line, digest, parsed, step_line
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counting import SchedulerCounters
@@ -170,7 +171,7 @@ def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
     models = {ModelId("bert"): model_record(Profile(1), 0, gaps)}
     beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", models=models)
     assert parsed(beginning_line(beginning)) == beginning
-    assert beginning.core().placer.exits.gaps(ModelId("bert")).counts == gaps.counts
+    assert beginning.core().layer(StagedExit).gaps(ModelId("bert")).counts == gaps.counts
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:

@@ -49,7 +49,7 @@ class Play:
         self.sink = Kept()
         self.core = a_core(gpus=(gpu("g0"),), models=("bert", "vit"), settings=CoreSettings())
         ended = partial(send_sampled, self.sink, lambda: self.now_s)
-        leases = self.core.placer.leases
+        leases = self.core.leases
         self.history = History(limit, leases, lambda *_freed: None, ended)
 
     def at(self, now_s: float, *events: Event, trace: TraceContext | None = None) -> None:

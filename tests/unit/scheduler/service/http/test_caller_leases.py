@@ -51,7 +51,7 @@ time.sleep(60)
 
 def leases(world: World) -> int:
     assert world.office is not None
-    return len(world.office.core.placer.leases)
+    return len(world.office.core.leases)
 
 
 @contextlib.asynccontextmanager

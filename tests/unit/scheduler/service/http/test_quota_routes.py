@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole
 from tests.kit.worlds.service_world import leading
@@ -21,12 +22,12 @@ async def test_terms_are_set_shown_and_removed() -> None:
             "resident_bytes": None, "leases": 3, "waiting": None,
         }  # fmt: skip
         expected = OwnerTerms(weight=2.0, gpu_s=30.0, window_s=10.5, leases=3)
-        assert world.office.core.terms == {"team": expected}
+        assert world.office.core.layer(Tenancy).owners.terms == {"team": expected}
         assert (await world.get("/quotas")).body == {"owners": [said.body]}
         assert (await world.get("/quotas/team")).body == said.body
         removed = await world.ask("DELETE", "/quotas/team")
         assert (removed.status, removed.body["set_by"]) == (200, "")
-        assert world.office.core.terms == {}
+        assert world.office.core.layer(Tenancy).owners.terms == {}
         again = await world.ask("DELETE", "/quotas/team")
         assert (again.status, again.body["error"]) == (404, "unknown")
 
@@ -36,7 +37,9 @@ async def test_setting_replaces_all_terms_of_the_owner() -> None:
         assert world.office is not None
         await world.ask("PUT", "/quotas/team/reader", {"weight": 2.0, "leases": 3})
         await world.ask("PUT", "/quotas/team/reader", {"waiting": 5})
-        assert world.office.core.terms == {"team/reader": OwnerTerms(waiting=5)}
+        assert world.office.core.layer(Tenancy).owners.terms == {
+            "team/reader": OwnerTerms(waiting=5)
+        }
 
 
 BAD_TERMS: tuple[tuple[str, object, str], ...] = (
@@ -66,7 +69,7 @@ async def test_bad_terms_are_refused_by_name() -> None:
         assert world.office is not None
         for owner, body, named in BAD_TERMS:
             said = await world.ask("PUT", f"/quotas/{owner}", body)
-            terms = dict(world.office.core.terms)
+            terms = dict(world.office.core.layer(Tenancy).owners.terms)
             refused = said.status == 400 and said.body["error"] == "bad-request"
             if not refused or named not in said.body["message"] or terms:
                 wrong.append((owner, body, said, terms))

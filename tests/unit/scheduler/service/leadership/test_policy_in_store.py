@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.recording import RecordedStep, parsed
 from scheduler.model.errors import BadParameter, EventRefused, UnknownPolicy
 from scheduler.model.events import PolicySet
+from scheduler.recording import RecordedStep, parsed
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership import election
 from scheduler.service.leadership.policy_in_force import (
     PolicyInForce,
     Written,
-    follow_policy,
     set_policy,
 )
 from scheduler.service.scheduler_service import SchedulerService
@@ -54,12 +53,13 @@ class Follower:
             raise EventRefused(choice, "set to refuse")
         self.applied.append((choice.name, dict(choice.parameters)))
 
+    def made(self, store: MemoryStore, begun_with: PolicyChoice = LALBO3) -> PolicyInForce:
+        return PolicyInForce(begun_with, self.apply, store, lambda: self.fence, LOG)
+
     @asynccontextmanager
     async def follows(self, store: MemoryStore, begun_with: PolicyChoice) -> AsyncIterator[None]:
-        self.in_force = PolicyInForce(begun_with, self.apply)
-        following = asyncio.create_task(
-            follow_policy(store, self.in_force, lambda: self.fence, LOG)
-        )
+        self.in_force = self.made(store, begun_with)
+        following = asyncio.create_task(self.in_force.follow())
         await asyncio.sleep(0.01)
         yield
         assert not following.done()
@@ -120,11 +120,18 @@ class SlowStore(MemoryStore):
         await super().write(puts, deletes, fence, lease)
 
 
+class LosingStore(MemoryStore):
+    """Its data may be lost, with its revisions."""
+
+    def lose(self) -> None:
+        vars(self).update(vars(MemoryStore()))
+
+
 @virtually
 async def test_administrators_choice_stays_when_the_leader_stores_its_own_at_that_moment() -> None:
     store, follower = SlowStore(), Follower()
     async with follower.follows(store, LALBO3):  # nothing is stored: it writes what is in force
-        await follower.in_force.choose(store, "rr", {})
+        await follower.in_force.choose("rr", {})
         await until(5)
         assert follower.applied == [("rr", {})]
         assert await stored(store) == PolicyChoice("rr", {}, ADMINISTRATOR)
@@ -132,35 +139,33 @@ async def test_administrators_choice_stays_when_the_leader_stores_its_own_at_tha
 
 @virtually
 async def test_policies_are_stored_and_applied_when_the_datastore_lost_its_data() -> None:
-    store, follower = MemoryStore(), Follower()
-    async with follower.follows(store, LALBO3):
-        for _ in range(9):
-            await store.put("heartbeat", b"")
-        await follower.in_force.choose(store, "rr", {})
-        empty_store = MemoryStore()
-        await follower.in_force.reconcile(empty_store, Written(None, 0), lambda: None, LOG)
-        assert await stored(empty_store) == PolicyChoice("rr", {}, ADMINISTRATOR)
-        await follower.in_force.reconcile(
-            empty_store, await set_policy(empty_store, "lb", {}), lambda: None, LOG
-        )
-        await follower.in_force.choose(empty_store, "lalb", {})
-        assert follower.applied == [("rr", {}), ("lb", {}), ("lalb", {})]
+    store, follower = LosingStore(), Follower()
+    in_force = follower.made(store)
+    for _ in range(9):
+        await store.put("heartbeat", b"")
+    await in_force.choose("rr", {})
+    store.lose()
+    await in_force.reconcile(Written(None, 0))
+    assert await stored(store) == PolicyChoice("rr", {}, ADMINISTRATOR)
+    await in_force.reconcile(await set_policy(store, "lb", {}))
+    await in_force.choose("lalb", {})
+    assert follower.applied == [("rr", {}), ("lb", {}), ("lalb", {})]
 
 
 @virtually
 async def test_an_older_choice_is_ignored_when_it_arrives_late() -> None:
     store, follower = MemoryStore(), Follower()
-    in_force = PolicyInForce(LALBO3, follower.apply)
+    in_force = follower.made(store)
     older = await set_policy(store, "lb", {})
-    await in_force.choose(store, "rr", {})
-    await in_force.reconcile(store, older, lambda: None, LOG)
+    await in_force.choose("rr", {})
+    await in_force.reconcile(older)
     assert follower.applied == [("rr", {})]
 
 
 @virtually
 async def test_nothing_is_applied_when_the_policy_is_in_force_already() -> None:
     follower = Follower()
-    in_force = PolicyInForce(LALBO3, follower.apply)
+    in_force = follower.made(MemoryStore())
     await in_force.take(Written(LALBO3, 7))
     await in_force.take(Written(None, 8))
     assert follower.applied == []

@@ -47,4 +47,4 @@ def test_release_of_a_lease_of_another_term_is_remembered_when_the_term_rises() 
     core.handle(LeaseIdsRaised(LeaseId(first_lease(4))), 0.0)
     core.handle(LeaseReleased(lease), 0.0)
     live = LiveLease(lease, SlotId("g0"), (ModelId("bert"),), (RequestId("r0"),))
-    assert core.placer.handover.left(live) is None
+    assert core.lifecycle.handover.left(live) is None

@@ -39,7 +39,7 @@ class Play:
         models = [model(name, memory_mb=6000) for name in ("bert", "vit", "gpt")]
         self.core: Core = a_core(policy, gpus=specs or (gpu("g0"),), models=models)
         self.counting = DecisionCounting(self.core, self.meters, lambda: self.now_s)
-        self.history = History(1, self.core.placer.leases, self.counting.freed, lambda _ended: None)
+        self.history = History(1, self.core.leases, self.counting.freed, lambda _ended: None)
         self.now_s = 0.0
 
     def at(self, now_s: float, *events: Event) -> None:
@@ -56,7 +56,7 @@ class Play:
 
     def frees(self, now_s: float, lease: LeaseId | None) -> None:
         assert lease is not None
-        slot = self.core.placer.leases[lease].slot.id
+        slot = self.core.leases[lease].slot.id
         self.at(now_s, LeaseReleased(lease), SlotFreed(slot, lease))
 
     def says(self, name: str, **labels: str) -> float:

@@ -339,7 +339,7 @@ async def test_contention_is_forgotten_when_nobody_waits_any_more_at_a_resumed_s
         await eventually(lambda: not attachment.connected)
         assert not node.contentions[-1][1]
         waiting.cancel()
-        await eventually(lambda: not it.core.placer.queued)
+        await eventually(lambda: not it.core.cluster.queued)
         wire.heal()
         await eventually(lambda: attachment.connected)
         await attachment.survey()

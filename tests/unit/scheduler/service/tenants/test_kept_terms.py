@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.recording import RecordedStep, parsed
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailable
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
+from scheduler.recording import RecordedStep, parsed
 from scheduler.service import terms
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership import election
@@ -160,7 +161,7 @@ async def test_next_leader_begins_with_the_terms_and_records_them(
         await eventually(partial(leads, service))
         if number == 0:
             await service.set_terms("team", TWO)
-        assert service.office().core.terms == {"team": TWO}
+        assert service.office().core.layer(Tenancy).owners.terms == {"team": TWO}
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         recorder.close()

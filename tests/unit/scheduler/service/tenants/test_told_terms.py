@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
@@ -35,7 +36,7 @@ def waiting_at(world: World) -> int:
 
 def in_force(world: World) -> dict[str, OwnerTerms]:
     assert world.office is not None
-    return dict(world.office.core.terms)
+    return dict(world.office.core.layer(Tenancy).owners.terms)
 
 
 def test_message_arrives_as_it_was_sent() -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from cache_manager import eviction
-from scheduler.core.core import Core
+from scheduler.composition import compose
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
@@ -20,8 +20,8 @@ from tests.kit.cores.wide_policy import WidePolicy
 
 @pytest.mark.parametrize("vcpus", [8, 0])
 def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
-    world = World(Core(WidePolicy(), eviction.make("lru")))
-    history = History(10, world.core.placer.leases, lambda *_freed: None, lambda _ended: None)
+    world = World(compose(WidePolicy(), eviction.make("lru")))
+    history = History(10, world.core.leases, lambda *_freed: None, lambda _ended: None)
     for event in (
         ModelRegistered(model("bert")),
         GpuJoined(gpu("g0", slots=3, vcpus=vcpus)),

@@ -1,7 +1,8 @@
 """Where a configuration runs."""
 
+from research.esg.node_choice import NodeChoice, NodeRoom, dispatch
+from scheduler.cluster.view import home
 from scheduler.model.values import Configuration
-from scheduler.workflows.node_choice import NodeChoice, NodeRoom, dispatch, home
 
 LARGE, SMALL = Configuration(4, 4, 4), Configuration(1, 1, 1)
 WARM, COLD, FULL = NodeRoom(8, 7, True), NodeRoom(8, 7, False), NodeRoom(0, 7, True)

@@ -4,7 +4,7 @@ Pure: the caller owns the file. A leader's term begins with a line of its own, s
 hold several terms.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from types import MappingProxyType
@@ -14,11 +14,13 @@ from msgspec import Struct, json
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
-from scheduler.core.core import Core, make_core
+from scheduler.composition import make_core
+from scheduler.core.core import Core
+from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Action, Dispatch, EnqueueLocally
 from scheduler.model.errors import BadRecording, BadValue
 from scheduler.model.events import Event
-from scheduler.model.values import CoreSettings, LeaseId, Number, StandingTerms, Value
+from scheduler.model.values import CoreSettings, LeaseId, Number, RequestId, StandingTerms, Value
 from scheduler.wire.codec import encoded, read
 from scheduler.wire.model_records import ModelRecord, profile_of
 
@@ -41,11 +43,15 @@ class Beginning(Value, frozen=True):
     exit_rule: str = "never"
 
     def core(
-        self, policy: str | None = None, parameters: Mapping[str, float] | None = None
+        self,
+        policy: str | None = None,
+        parameters: Mapping[str, float] | None = None,
+        explain: Container[RequestId] = frozenset(),
     ) -> Core:
         """A fresh core with this initial state; with the recorded policy, if none is named."""
         settings = CoreSettings(
             max_waiting=self.max_waiting,
+            explain=explain,
             first_lease=self.first_lease,
             largest_gpu_bytes=self.largest_gpu_bytes,
             standing=self.standing,
@@ -57,7 +63,7 @@ class Beginning(Value, frozen=True):
             profile, gaps = profile_of(record)
             core.cluster.profiles.restore(model, profile)
             if gaps.total:
-                core.placer.exits.remember(model, gaps)
+                core.layer(StagedExit).remember(model, gaps)
         return core
 
 

@@ -6,7 +6,6 @@ of the function is read as a cold one: there the stage would first wait seconds 
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from zlib import crc32
 
 from scheduler.model.values import Configuration
 
@@ -27,11 +26,6 @@ class NodeChoice(NamedTuple):
 
     configuration: Configuration
     node: int
-
-
-def home(application: str, stage: str, nodes: int) -> int:
-    """The node where the first stage of an application runs if it can: always the same."""
-    return crc32(f"{application}/{stage}".encode()) % nodes
 
 
 def dispatch(

@@ -5,8 +5,7 @@ from math import inf
 
 import pytest
 
-from scheduler.model.values import Configuration
-from scheduler.workflows.cost_to_go import (
+from research.esg.cost_to_go import (
     SCARCITY,
     BatchChoices,
     CostToGo,
@@ -16,6 +15,7 @@ from scheduler.workflows.cost_to_go import (
     decide,
     scarcity_prices,
 )
+from scheduler.model.values import Configuration
 from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
 
 PRICES = Prices(vcpu_hour=0.0, vgpu_hour=3600.0)  # a second of a vGPU costs 1
