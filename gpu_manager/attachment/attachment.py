@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -12,6 +11,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
+from common.latest import Latest
 from common.time_limits import time_limit, time_limit_at
 from gpu_manager.attachment.leader_stream import Dialer, LeaderStream
 from gpu_manager.attachment.scheduling import OrderTaker
@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 _TIMES = StreamTimes()
 # The number of ended leases remembered: an order sent before the end must not grant one again.
 _MOST_ENDED = 4096
+_MOST_NODES = 4096  # whose addresses are remembered: nobody says that one is gone
 # Stored models that a snapshot names: reading it must not hold the scheduler up.
 _MOST_STORED = 5_000
 # After a request's deadline the scheduler has this long to report the expiry itself.
@@ -161,9 +162,9 @@ class Attachment:
         self._registered: dict[ModelId, ModelRegistered] = {}
         self._unreported: dict[ModelId, ModelRegistered] = {}
         self._unreported_tiers: dict[ModelId, ModelDemoted] = {}
-        self._ended: OrderedDict[LeaseId, None] = OrderedDict()
+        self._ended = Latest[LeaseId, None](_MOST_ENDED)
         self._drained: tuple[GpuId, ...] = ()
-        self._neighbours = NodeAddresses()
+        self._neighbours = Latest[NodeId, tuple[str, ...]](_MOST_NODES)
 
     @property
     def connected(self) -> bool:
@@ -174,7 +175,7 @@ class Attachment:
         return self._dialer.term
 
     def addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        return self._neighbours.of(node)
+        return self._neighbours.get(node, ())
 
     def set_addresses(self, *addresses: str) -> None:
         """Set this node's addresses for functions, which are sent with every Hello."""
@@ -217,8 +218,6 @@ class Attachment:
                 self._forget(event.model)
         elif isinstance(event, SlotFreed):
             self._ended[event.lease] = None
-            if len(self._ended) > _MOST_ENDED:
-                self._ended.popitem(last=False)
         elif isinstance(event, RunFinished | MemoryPressure) and self._drained:
             return  # the scheduler may have removed the GPU already
         assert isinstance(event, NodeReport), f"{event} is not an event that a node reports"
@@ -312,7 +311,7 @@ class Attachment:
         if answer.placement is None:
             raise BadValue("the scheduler's answer contains no placement")
         if answer.addresses:
-            self._neighbours.learn(answer.placement.node, answer.addresses)
+            self._neighbours[answer.placement.node] = answer.addresses
         return answer.placement
 
     async def _ask(self, make_call: Callable[[int, float], Call]) -> Answer:
@@ -406,22 +405,3 @@ def _with_known(event: ModelRegistered, before: ModelRegistered | None) -> Model
         features=spec.features or earlier.features,
     )
     return ModelRegistered(merged)
-
-
-MOST_NODES = 4_096
-
-
-class NodeAddresses:
-    """The addresses of the nodes that were named last: nobody says that a node is gone."""
-
-    def __init__(self) -> None:
-        self._addresses: dict[NodeId, tuple[str, ...]] = {}
-
-    def of(self, node: NodeId) -> tuple[str, ...]:
-        return self._addresses.get(node, ())
-
-    def learn(self, node: NodeId, addresses: tuple[str, ...]) -> None:
-        self._addresses.pop(node, None)
-        self._addresses[node] = addresses
-        if len(self._addresses) > MOST_NODES:
-            del self._addresses[next(iter(self._addresses))]

@@ -6,13 +6,13 @@ other requests wait.
 """
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
 from msgspec.structs import replace
 
+from common.latest import Latest
 from gpu_manager.worker.orders import LeaseTerms
 from scheduler.api import GpuId, GpuSpec, LeaseId, LiveLease, ModelId, RequestId
 
@@ -86,12 +86,6 @@ class LeaseTimes:
     unclaimed_s: float = 120.0
     claim_s: float = 1.0
     pass_on_s: float = 0.03
-
-    def grace(self, reason: EndReason) -> float:
-        """Return the seconds that a call in flight has before its worker is killed."""
-        if reason in _WANTED:
-            return self.call_s
-        return self.orphan_s if reason is EndReason.SESSION_GONE else self.grace_s
 
 
 @dataclass(slots=True)
@@ -240,15 +234,16 @@ class Lease:
                 claim.runs += 1
 
     def grace_s(self, times: LeaseTimes, reason: EndReason) -> float:
-        """Return the seconds that a call in flight has at its end.
+        """Return the seconds that a call in flight has at its end before its worker is killed.
 
         The caller of a lease that was taken over gives it back while another call computes.
         """
-        if reason in (EndReason.ORDERED, EndReason.RELEASED):
-            claim = self.claim_of(None)
-            if self.function and claim is not None and claim.holder and not claim.given:
-                return times.call_s
-        return times.grace(reason)
+        given_back = reason in (EndReason.ORDERED, EndReason.RELEASED)
+        claim = self.claim_of(None) if self.function and given_back else None
+        taken_over = claim is not None and claim.holder is not None and not claim.given
+        if reason in _WANTED or taken_over:
+            return times.call_s
+        return times.orphan_s if reason is EndReason.SESSION_GONE else times.grace_s
 
     def end_by_itself(
         self, times: LeaseTimes, claim_s: float, *, contended: bool
@@ -316,9 +311,9 @@ class ClaimPatience:
     __slots__ = ("_ended", "_halvings")
 
     def __init__(self) -> None:
-        self._halvings: OrderedDict[str, int] = OrderedDict()
+        self._halvings = Latest[str, int](_MOST_FUNCTIONS)
         # Leases that ended so, and until when the usual time would have lasted.
-        self._ended: OrderedDict[LeaseId, tuple[str, float]] = OrderedDict()
+        self._ended = Latest[LeaseId, tuple[str, float]](_MOST_ENDED)
 
     def of(self, function: str, usual_s: float) -> float:
         """The time that the function's sessions have; `usual_s` for most."""
@@ -327,12 +322,7 @@ class ClaimPatience:
     def in_vain(self, function: str, lease: LeaseId, now_s: float, usual_s: float) -> None:
         """Nobody has claimed this lease in time."""
         self._ended[lease] = function, now_s + usual_s - self.of(function, usual_s)
-        if len(self._ended) > _MOST_ENDED:
-            self._ended.popitem(last=False)
-        halvings = self._halvings.pop(function, 0)
-        self._halvings[function] = min(halvings + 1, MOST_HALVINGS)
-        if len(self._halvings) > _MOST_FUNCTIONS:
-            self._halvings.popitem(last=False)
+        self._halvings[function] = min(self._halvings.get(function, 0) + 1, MOST_HALVINGS)
 
     def claimed(self, function: str, times: int = 1) -> None:
         halvings = self._halvings.get(function, 0) - times

@@ -4,12 +4,12 @@ And what models use of a GPU while they run, which changes rarely.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
+from common.latest import Latest
 from gpu_manager.devices.gpu_device import GpuDevice
 from scheduler.api import (
     METRICS,
@@ -51,7 +51,7 @@ class RunReports:
         self._timer: asyncio.TimerHandle | None = None
         # What was counted while a model had its GPU to itself is not replaced by what was counted
         # beside others.
-        self._alone: OrderedDict[ModelId, bool] = OrderedDict()
+        self._alone = Latest[ModelId, bool](_MOST_MODELS)
 
     def ran(self, kind: RunKind, run_s: float, peak_bytes: int) -> None:
         """Add a measured call, or its part of the calls with which it ran as one."""
@@ -69,8 +69,6 @@ class RunReports:
         if len(metrics) != len(METRICS) or (self._alone.get(model, False) and not alone):
             return
         self._alone[model] = alone
-        if len(self._alone) > _MOST_MODELS:
-            self._alone.popitem(last=False)
         features = dict(zip(METRICS, metrics, strict=True))
         busy, memory = device.utilisation(), device.memory_utilisation()
         if busy is not None:

@@ -4,7 +4,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,22 +29,15 @@ from torch_shim.wire.protocol import MAX_PIECE_BYTES, REQUESTS, FrameKind
 
 @dataclass(slots=True)
 class ClientAnswer:
-    """The fields of an answer, with descriptors and sockets that are closed after sending."""
+    """The fields of an answer, with descriptors that are closed after sending."""
 
     fields: dict[str, Any]
-    copies: Sequence[int] = ()
-    ends: Sequence[socket.socket] = field(default=())
+    descriptors: Sequence[int] = ()
     body: bytes | None = None  # a piece of data: then the frame is CONTENT
 
-    @property
-    def descriptors(self) -> list[int]:
-        return [*self.copies, *(end.fileno() for end in self.ends)]
-
     def close(self) -> None:
-        for copy in self.copies:
-            os.close(copy)
-        for end in self.ends:
-            end.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
 class ManagerSpace(NamedTuple):
@@ -146,8 +139,7 @@ class ShimRequests:
         session, local = self._session, self._local
         match frame.kind:
             case FrameKind.ACQUIRE:
-                answer, ends = await self._acquiring.acquire(session, fields, local=local)
-                return ClientAnswer(answer, ends=ends)
+                return ClientAnswer(*await self._acquiring.acquire(session, fields, local=local))
             case FrameKind.WHERE:
                 return ClientAnswer(self._acquiring.locate(session, fields.token))
             case FrameKind.PING:

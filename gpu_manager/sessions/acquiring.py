@@ -48,8 +48,7 @@ _ATTEMPTS = 3  # workers may die between the grant of a lease and its first use
 _GRANT_DELAY_S = 2.0
 # A token's expiry limits the claim of its lease, but not the use of its request's id.
 _NEVER_EXPIRED_S = float("-inf")
-# The number of leases elsewhere remembered for a session; older ones are forgotten.
-REMEMBERED = 64
+_AT_ONCE_S = 1.0  # who asks again within this time has not stopped waiting
 # After this time a lease elsewhere counts as claimed, even without a report: the other node ends it
 # when the session there ends, or if no session claims it.
 UNREPORTED_S = 30.0
@@ -99,7 +98,7 @@ class Acquiring:
 
     async def acquire(
         self, session: ClientSession, asked: Acquire, *, local: bool
-    ) -> tuple[dict[str, Any], list[socket.socket]]:
+    ) -> tuple[dict[str, Any], list[int]]:
         """Wait for a lease; return the answer, and for local shims the ends of new channels."""
         if len(set(asked.models)) < len(asked.models):
             raise BadFrame("models has a digest twice")
@@ -126,7 +125,7 @@ class Acquiring:
             "workers": {digest: worker.id for digest, worker in by_digest},
             "fresh": [worker.id for worker in fresh],
         }
-        return answer, ends
+        return answer, [end.detach() for end in ends]
 
     def stop(self) -> None:
         self._stopping = True
@@ -197,8 +196,6 @@ class Acquiring:
             addresses=addresses_for_token(addresses),
         )
         session.elsewhere[placement.lease, request] = time.monotonic()
-        if len(session.elsewhere) > REMEMBERED:
-            del session.elsewhere[next(iter(session.elsewhere))]
         token = self._tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
@@ -296,9 +293,15 @@ class Acquiring:
             raise LeaseOver(f"its request's next lease ended at once: {error}") from error
 
     async def _new_lease(self, wanted: _Wanted) -> Grant:
-        """Acquire a new lease for the session, join one that it holds, or take one over."""
+        """Acquire a new lease for the session, join one that it holds, or take one over.
+
+        The threads of a process ask for a model's lease by one question, which has the time of one
+        call. When that is over, the next thread asks, whose call has waited for the same question.
+        """
         session, asked_s = wanted.session, self._loop.time()
-        since_s = session.expired_questions.asked_since_s(wanted.models, asked_s)
+        since_s, expired_s = session.expired.pop(wanted.models, (asked_s, asked_s))
+        if asked_s > expired_s + _AT_ONCE_S:
+            since_s = asked_s
         request = replace(self._request(wanted, asked_s), arrived_s=since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
@@ -312,7 +315,7 @@ class Acquiring:
             try:
                 placement = await self._placed_or_taken(wanted, request)
             except RequestExpired:
-                session.expired_questions.expired(wanted.models, since_s, self._loop.time())
+                session.expired[wanted.models] = since_s, self._loop.time()
                 raise
             if isinstance(placement, Lease):
                 workers = self._leases.loaded_now(placement, wanted.models)

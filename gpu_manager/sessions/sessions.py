@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cache_manager.model.ids import ModelId
+from common.latest import Latest
 from gpu_manager.credentials import FunctionIdentity
 from gpu_manager.node.leases import SessionKey
 from scheduler.api import LeaseId, RequestId
@@ -14,31 +15,8 @@ from torch_shim.wire.image_digests import new_nonce
 
 T = TypeVar("T")
 
-# Who asks again within this time has not stopped waiting.
-_AT_ONCE_S = 1.0
-_MOST_MODELS = 32
-
-
-class ExpiredQuestions:
-    """The questions of one session that expired a moment ago.
-
-    The threads of a process ask for a model's lease by one question, which has the time of one
-    call. When that is over, the next thread asks, whose call has waited for the same question.
-    """
-
-    def __init__(self) -> None:
-        self._expired: dict[tuple[ModelId, ...], tuple[float, float]] = {}
-
-    def asked_since_s(self, models: tuple[ModelId, ...], now_s: float) -> float:
-        """Since when a question for these models that is asked now has been asked."""
-        since_s, expired_s = self._expired.pop(models, (now_s, now_s))
-        return since_s if now_s <= expired_s + _AT_ONCE_S else now_s
-
-    def expired(self, models: tuple[ModelId, ...], since_s: float, now_s: float) -> None:
-        """A question that was asked since then got no lease in its time."""
-        self._expired[models] = since_s, now_s
-        if len(self._expired) > _MOST_MODELS:
-            del self._expired[next(iter(self._expired))]
+# Remembered of a session: questions, and leases elsewhere.
+_MOST_QUESTIONS, REMEMBERED = 32, 64
 
 
 @dataclass(slots=True)
@@ -50,10 +28,15 @@ class ClientSession:
     nonce: str = field(default_factory=new_nonce)
     # One for each connection: notifies the client of the end of a lease of its session.
     connections: list[Callable[[LeaseId], None]] = field(default_factory=list)
-    expired_questions: ExpiredQuestions = field(default_factory=ExpiredQuestions)
+    # Questions for leases that got none in their time: since when each was asked, and its end.
+    expired: Latest[tuple[ModelId, ...], tuple[float, float]] = field(
+        default_factory=lambda: Latest(_MOST_QUESTIONS)
+    )
     # Leases on other nodes that it may not have claimed there, with the request that has each, and
-    # the time of the answer; oldest first.
-    elsewhere: dict[tuple[LeaseId, RequestId], float] = field(default_factory=dict)
+    # the time of the answer.
+    elsewhere: Latest[tuple[LeaseId, RequestId], float] = field(
+        default_factory=lambda: Latest(REMEMBERED)
+    )
 
 
 class ClientSessions:

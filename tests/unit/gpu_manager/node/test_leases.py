@@ -133,7 +133,7 @@ def test_last_call_is_cut_short_only_when_nobody_wants_its_answer(why: EndReason
         EndReason.WORKER_LOST,
     )
 
-    assert (TIMES.grace(why) > 2.0) == wanted
+    assert (lease().grace_s(TIMES, why) > 2.0) == wanted
 
 
 def test_unclaimed_lease_ends_soon_when_others_wait() -> None:

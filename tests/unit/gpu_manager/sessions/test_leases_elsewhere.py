@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpu_manager.sessions import acquiring
+from gpu_manager.sessions import acquiring, sessions
 from scheduler.model.events import LoadFailed, RequestArrived
 from scheduler.wire.lease_tokens import LeaseTokens
 from tests.kit.nodes.manager_client import ManagerClient, ManagerRefused, SealedWeights, weights
@@ -71,7 +71,7 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
     """Its function may compute there while it has lost its own node's manager."""
 
     if why == "many answers followed":
-        monkeypatch.setattr(acquiring, "REMEMBERED", 0)
+        monkeypatch.setattr(sessions, "REMEMBERED", 0)
     it = await a_scheduler()
     async with joined(tmp_path, it.url, leases=PATIENT) as near:
         client, image = await sent_away(it, near)
@@ -88,9 +88,9 @@ async def test_lease_elsewhere_stays_when_the_session_that_was_sent_there_ends(
             elif why == "its answer is old":
                 monkeypatch.setattr(acquiring, "UNREPORTED_S", 0.0)
 
-            sessions = len(near.manager.sessions)
+            before = len(near.manager.sessions)
             client.close()
-            await eventually(lambda: len(near.manager.sessions) < sessions)
+            await eventually(lambda: len(near.manager.sessions) < before)
             await asyncio.sleep(0.1)
 
             assert answer["lease"] in leases_of(it)

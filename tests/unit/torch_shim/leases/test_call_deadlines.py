@@ -99,7 +99,7 @@ async def test_thread_that_asks_on_for_another_one_has_waited_as_long_as_the_que
 ) -> None:
     """Threads of one process share a question, which has the time of the call that asks it."""
     # A busy machine may hold a thread up between two questions.
-    monkeypatch.setattr("gpu_manager.sessions.sessions._AT_ONCE_S", 60.0)
+    monkeypatch.setattr("gpu_manager.sessions.acquiring._AT_ONCE_S", 60.0)
     # What the manager asks for the session, before it becomes a time of the scheduler's clock.
     asked: list[Request] = []
     ask = Attachment.acquire
