@@ -105,13 +105,13 @@ FEATURES = (
         (
             "tests/unit/gpu_manager/data",
             "tests/unit/gpu_manager/worker/data",
-            "tests/kit/nodes/in_memory_data.py",
+            "tests/kit/nodes/in_memory_data",
             "tests/unit/torch_shim/data",
         ),
     ),
     Feature(
         "streams",
-        ("gpu_manager/runtimes/stream.py",),
+        ("gpu_manager/runtimes/stream",),
         ("gpufaas/embedded_node.py",),
         r"stream",
     ),
