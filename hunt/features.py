@@ -105,7 +105,7 @@ FEATURES = (
         (
             "tests/unit/gpu_manager/data",
             "tests/unit/gpu_manager/worker/data",
-            "tests/kit/nodes/in_memory_data.py",
+            "tests/kit/nodes/in_memory_data",
             "tests/unit/torch_shim/data",
         ),
     ),
