@@ -69,6 +69,15 @@ async def test_call_asks_for_its_own_lease_after_a_while(it: Leasing) -> None:
     assert it.ends() == ["c1~ask"]
 
 
+async def test_call_asks_for_the_models_that_were_known_when_it_came(it: Leasing) -> None:
+    await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    it.function.learned.forget()  # as another call was refused, before this one asks
+    assert (await waiting).lease.id == 2
+    assert [request.models for request in it.leases.asked] == 2 * [(ModelId("openfaas-fn/bert"),)]
+
+
 async def test_question_passes_to_the_next_call_that_waits(it: Leasing) -> None:
     first = await it.acquire("c0")
     it.leases.open.clear()
