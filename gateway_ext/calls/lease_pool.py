@@ -537,7 +537,7 @@ class PooledLease:
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
         stands_s = self.terms.slice_s if self.recalled else self.terms.seconds
-        return not self.calls_left or now_s >= self.began_s + stands_s
+        return self.calls_left <= 0 or now_s >= self.began_s + stands_s
 
     def has_room(self, now_s: float) -> bool:
         """Whether one more call may run under it; of a second batch, where calls gather."""

@@ -167,6 +167,13 @@ async def test_lease_is_given_back_after_its_last_call(it: Leasing) -> None:
     assert it.leases.released == [1]
 
 
+async def test_lease_for_one_call_goes_back_after_the_call_that_took_it_over(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(60.0, 1)
+    await it.acquire("c0")
+    it.done(await it.acquire("c1"))  # it was granted for `c1~ask`
+    assert it.leases.released == [2]
+
+
 async def test_lease_is_given_back_after_its_time(it: Leasing) -> None:
     it.leases.terms = StandingTerms(0.01, 100)
     lease = await it.acquire("c0")
