@@ -234,6 +234,9 @@ class Invoke:
             else:  # the server stops, and answers by itself
                 self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
             raise
+        except Exception as error:
+            self._ended(call, call.sent_status or _SERVER_ERROR, f"{type(error).__name__}: {error}")
+            raise
         self._ended(call, call.sent_status)
 
     def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
