@@ -234,6 +234,9 @@ class Invoke:
             else:  # the server stops, and answers by itself
                 self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
             raise
+        except Exception as error:
+            self._ended(call, call.sent_status or _SERVER_ERROR, f"{type(error).__name__}: {error}")
+            raise
         self._ended(call, call.sent_status)
 
     def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
@@ -312,10 +315,13 @@ class InnerAnswer:
 
     async def _end(self) -> None:
         """Nobody reads the rest; return when the call holds nothing any more."""
-        if self.task is not None and not self.task.done():
-            await asyncio.sleep(0)  # a task that has not begun would record no end
-            self.task.cancel()
-            await asyncio.wait([self.task])
+        task = self.task
+        if task is not None and not task.done():
+            try:
+                await asyncio.sleep(0)  # a task that has not begun would record no end
+            finally:  # also if the reader is cancelled a second time meanwhile
+                task.cancel()
+            await asyncio.wait([task])
 
 
 async def close_body(body: AsyncGenerator[bytes, None]) -> None:

@@ -168,6 +168,7 @@ class LeasePool:
         queue = self.queues.get(kind)
         if queue is None:
             queue = self.queues[kind] = _Queue(kind)
+        call.wish = call.needs()  # now: the function's models may change while it waits
         loop = asyncio.get_running_loop()
         if self._looking is None:
             self._looking = loop.call_later(LOOK_S, self._look)
@@ -201,7 +202,7 @@ class LeasePool:
 
     def _ask(self, queue: "_Queue", call: "CallLease") -> None:
         queue.unasked.pop(call, None)
-        request = call.wish()
+        request = call.wish
         if queue.has_leases:
             # A question says what is needed, and not for which call.
             request = replace(request, id=RequestId(f"{request.id}~ask"))
@@ -379,14 +380,15 @@ class CallLease:
 
     __slots__ = (
         "asked_s", "call", "has_lease", "hit", "instance", "lease", "named", "passed_over",
-        "question", "request", "served", "trace", "_pool",
+        "question", "request", "served", "trace", "wish", "_pool",
     )  # fmt: skip
 
-    # From `take` on; `served` while the call waits, `lease` behind that.
+    # From `take` on; `wish` and `served` while the call waits, `lease` behind that.
     instance: str
     asked_s: float
     request: RequestId
     trace: TraceContext
+    wish: Request
     served: asyncio.Future[SchedulerError | None]
     lease: "PooledLease"
 
@@ -435,7 +437,7 @@ class CallLease:
         queue = self._pool.queues.get(_kind(function))
         return queue.free[-1].instance if queue is not None and queue.free else ""
 
-    def wish(self) -> Request:
+    def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
         call, function = self.call, self.call.function
         options, wait_s, part = function.options, function.most_wait_s, call.part
@@ -535,7 +537,7 @@ class PooledLease:
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
         stands_s = self.terms.slice_s if self.recalled else self.terms.seconds
-        return not self.calls_left or now_s >= self.began_s + stands_s
+        return self.calls_left <= 0 or now_s >= self.began_s + stands_s
 
     def has_room(self, now_s: float) -> bool:
         """Whether one more call may run under it; of a second batch, where calls gather."""

@@ -323,9 +323,10 @@ class LeaseClient:
         question.answered(granted)
 
     def _refuse(self, refused: Refused) -> None:
+        error = error_of(refused.refusal)  # of a name that is not known: the question stays asked
         question = self._questions.pop(refused.call, None)
         if question is not None:
-            question.answered(error_of(refused.refusal))
+            question.answered(error)
 
 
 # A leader may die while a release that it took still waits for its node's stream, this long; and

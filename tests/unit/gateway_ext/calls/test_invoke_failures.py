@@ -338,6 +338,22 @@ async def test_direct_call_times_out_before_and_in_the_answer() -> None:
                 await anext(answer.body)
 
 
+async def test_direct_call_ends_with_its_caller_that_is_cancelled_twice() -> None:
+    async with a_gateway() as gateway, a_function(says(delay_s=30)) as slow:
+        function = gateway.deploy(a_deployment(), slow)
+        calling = asyncio.create_task(
+            gateway.invoke.direct("POST", b"/function/echo", b"", [], b"")
+        )
+        await eventually(lambda: bool(slow.got))
+        calling.cancel()
+        await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await eventually(lambda: not function.inflight)
+        assert 'code="499"' in gateway.meters.text().decode()  # it was not answered
+
+
 async def test_direct_call_ends_with_its_caller_and_its_end_is_recorded() -> None:
     async with a_gateway() as gateway, a_function(says(delay_s=30)) as slow:
         function = gateway.deploy(a_deployment(), slow)

@@ -46,3 +46,12 @@ async def test_body_that_breaks_off_breaks_the_call_off(error: Exception | None)
             await read_all(gateway, body)
         await eventually(lambda: not fake.writers)
         assert (function.inflight, kept_connections(gateway.client)) == (0, 0)
+
+
+async def test_call_whose_body_fails_unforeseen_is_counted_as_ended() -> None:
+    async with a_gateway() as gateway, a_function(echoes) as fake:
+        gateway.deploy(a_deployment(), fake)
+        with pytest.raises(OSError, match="the disk"):
+            await read_all(gateway, Streamed(12, pieces(0, OSError("the disk"))))
+        ended = 'gateway_function_invocation_total{code="500",function_name="echo.openfaas-fn"} 1.0'
+        assert ended in gateway.meters.text().decode()

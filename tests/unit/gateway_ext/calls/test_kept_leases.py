@@ -69,6 +69,15 @@ async def test_call_asks_for_its_own_lease_after_a_while(it: Leasing) -> None:
     assert it.ends() == ["c1~ask"]
 
 
+async def test_call_asks_for_the_models_that_were_known_when_it_came(it: Leasing) -> None:
+    await it.acquire("c0")
+    waiting = asyncio.create_task(it.acquire("c1"))
+    await asyncio.sleep(0)
+    it.function.learned.forget()  # as another call was refused, before this one asks
+    assert (await waiting).lease.id == 2
+    assert [request.models for request in it.leases.asked] == 2 * [(ModelId("openfaas-fn/bert"),)]
+
+
 async def test_question_passes_to_the_next_call_that_waits(it: Leasing) -> None:
     first = await it.acquire("c0")
     it.leases.open.clear()
@@ -156,6 +165,13 @@ async def test_lease_is_given_back_after_its_last_call(it: Leasing) -> None:
         it.done(await it.acquire(f"c{number}"))
     assert it.asked == ["c0"]
     assert it.leases.released == [1]
+
+
+async def test_lease_for_one_call_goes_back_after_the_call_that_took_it_over(it: Leasing) -> None:
+    it.leases.terms = StandingTerms(60.0, 1)
+    await it.acquire("c0")
+    it.done(await it.acquire("c1"))  # it was granted for `c1~ask`
+    assert it.leases.released == [2]
 
 
 async def test_lease_is_given_back_after_its_time(it: Leasing) -> None:

@@ -14,6 +14,7 @@ from scheduler.model.errors import (
     NoGpus,
     QueueFull,
     RequestExpired,
+    SchedulerError,
     SchedulerUnreachable,
 )
 from scheduler.model.events import LeaseUsed
@@ -33,6 +34,7 @@ from scheduler.wire.caller_stream import (
     read_down,
 )
 from scheduler.wire.codec import VERSION, pack
+from scheduler.wire.refusals import CallRefusal, refusal
 from tests.kit.cores.builders import gpu, request
 from tests.kit.network.held_up import hold_up_between_requests
 from tests.kit.nodes.fake_node import FakeNode, fake_node
@@ -84,6 +86,23 @@ async def test_client_reports_a_missing_gpu_or_right() -> None:
         async with WaitingCaller([world.url], "wrong", patience_s=0.2) as client:
             with pytest.raises(SchedulerUnreachable, match="404"):
                 await client.acquire(request("r0"))
+
+
+async def test_question_is_asked_again_when_its_refusal_has_no_known_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of_a_later_version(error: SchedulerError) -> CallRefusal:
+        monkeypatch.setattr(callers, "refusal", refusal)
+        return CallRefusal("Newer", str(error))
+
+    monkeypatch.setattr(callers, "refusal", of_a_later_version)
+    async with (
+        a_world(attach_grace_s=0.0) as world,
+        world.service.lead(1),
+        world.leases() as client,
+    ):
+        with pytest.raises(NoGpus):
+            await client.acquire(request("r0"))
 
 
 async def test_client_gives_up_when_no_scheduler_answers() -> None:
