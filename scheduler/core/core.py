@@ -27,6 +27,14 @@ from scheduler.policies.placement_policy import Policy
 _Layer = TypeVar("_Layer", bound=Layer)
 
 
+def _unhandled(event: Event) -> None:
+    """Callers and nodes may send what belongs to a feature that this core does without."""
+    raise BadEvent("feature that takes", type(event).__name__)
+
+
+_UNHANDLED: Handler = _unhandled, False
+
+
 class Core:
     """Requests, GPUs and models in; placements out."""
 
@@ -71,7 +79,7 @@ class Core:
         """Take one event in; the caller carries out the actions in their order."""
         cluster = self.cluster
         cluster.now, cluster.out = now, []
-        handler, decides = self._handlers[type(event)]
+        handler, decides = self._handlers.get(type(event), _UNHANDLED)
         try:
             handler(event)
         except BadEvent as error:  # for example a late report from a lost GPU

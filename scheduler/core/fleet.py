@@ -223,6 +223,8 @@ class Fleet:
         profiles, gpu_type, given = self._cluster.profiles, gpu.spec.gpu_type, event.configuration
         together = event.together
         if given is not None:
+            if min(given) < 1:  # policies weigh what was measured
+                raise BadEvent("configuration", tuple(given))
             ran = given._replace(batch=event.batch * together)
             profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)
         if given is None or given.vgpus == 1:

@@ -8,7 +8,7 @@ from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event
-from scheduler.model.values import LeaseUse, StandingTerms
+from scheduler.model.values import LeaseUse, Request, StandingTerms
 from scheduler.policies.placement_policy import Policy
 
 # What one kind of event does, and whether the policy runs after it.
@@ -41,11 +41,11 @@ class Layer:
 
     # -- which requests come in, and which of them the policy sees --------------------------------
 
-    def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
-        """Why this request may not come in; it may have been `promised` a lease before.
+    def check(self, request: Request) -> None:
+        """BadEvent if no request can be like this one; nothing is known of it yet."""
 
-        BadEvent if no request can be like it.
-        """
+    def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
+        """Why this request may not come in; it may have been `promised` a lease before."""
         return None
 
     def wait_s(self, function: str) -> float | None:

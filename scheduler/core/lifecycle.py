@@ -65,6 +65,8 @@ class Lifecycle:
         cluster, request = self.cluster, event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
+        for layer in self.hooks["check"]:
+            layer.check(request)
         accepted = cluster.requests.get(request.id)
         if accepted is not None:
             self._repeat(accepted)

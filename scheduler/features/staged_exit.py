@@ -16,7 +16,7 @@ from scheduler.core.lifecycle import Lifecycle
 from scheduler.model.actions import Demote, DemoteStored, EndContext, SetTimer
 from scheduler.model.errors import BadEvent
 from scheduler.model.events import ContextKept, Event, StageDue
-from scheduler.model.values import CoreSettings
+from scheduler.model.values import CoreSettings, Request
 
 # A model that may not leave when its time is over is looked at again after this long at least; so
 # is one in a store, whose node may refuse to move it.
@@ -171,10 +171,9 @@ class StagedExit(Layer):
         own = self._own.get(model)
         return self._rule if own is None else exits.make(own)
 
-    def refusal(self, pending: Pending, *, promised: bool) -> None:
-        exit_rule = pending.request.exit_rule
-        if exit_rule and not exits.is_rule(exit_rule):
-            raise BadEvent("exit rule", exit_rule)
+    def check(self, request: Request) -> None:
+        if request.exit_rule and not exits.is_rule(request.exit_rule):
+            raise BadEvent("exit rule", request.exit_rule)
 
     def accepted(self, pending: Pending) -> None:
         """Its function may name a rule of its own, or an empty one: that of the cluster."""

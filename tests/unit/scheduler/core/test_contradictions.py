@@ -4,8 +4,8 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.model.actions import Dispatch
-from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, NodeSnapshot
-from scheduler.model.values import GpuSpec, LeaseId, SlotId, SlotSpec
+from scheduler.model.events import GpuJoined, GpuSnapshot, LiveLease, NodeSnapshot, RunFinished
+from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 from tests.kit.cores.builders import GIB, a_core, gpu, holding, model, request
 from tests.kit.cores.core_world import World, only, placements, refused
 
@@ -26,6 +26,14 @@ def test_stored_tiers_are_replaced_when_a_node_reports_again() -> None:
     world.send(NodeSnapshot(G0.node, (GpuSnapshot(G0),)))
     dispatch = only(Dispatch, world.arrive(request("r0")))
     assert dispatch.estimate.load_s == 9.0
+
+
+@pytest.mark.parametrize("policy", ["esg", "gain", "togo"])
+def test_run_is_refused_when_its_configuration_has_a_part_of_nothing(policy: str) -> None:
+    world = World(a_core(policy, gpus=[gpu("g0", vcpus=8)], models=(model("bert"),)))
+    ran = RunFinished(SlotId("g0"), BERT, 1, 0.1, configuration=Configuration(1, 0, 1))
+    assert refused(world.send(ran)) == ["no configuration (1, 0, 1)"]
+    assert placements(world.arrive(request("r0"))) == [("r0", "g0")]
 
 
 def test_gpu_is_refused_when_it_names_a_slot_twice() -> None:

@@ -230,6 +230,9 @@ def test_unknown_rule_is_refused() -> None:
     world = a_world()
     actions = world.arrive(replace(request("bad", BERT), exit_rule="soon"), at=0.0)
     assert refused(actions) == ["no exit rule 'soon'"]
+    stranger = replace(request("bad", ModelId("t/stranger")), exit_rule="soon")
+    assert refused(world.arrive(stranger, at=0.0)) == ["no exit rule 'soon'"]
+    assert "t/stranger" not in world.core.cluster.profiles.known()  # it pushes no other one out
 
 
 def test_stages_of_no_time_are_passed_through() -> None:
