@@ -287,8 +287,9 @@ class ManagerSession:
         """
         with self._lock:
             _ = self.control
-            while len(self.images) >= _MOST_IMAGES:
-                self.images.pop(next(iter(self.images)), None)
+            if len(self.images) >= _MOST_IMAGES:  # others may forget one meanwhile
+                for digest in list(self.images)[: 1 - _MOST_IMAGES]:
+                    self.images.pop(digest, None)
             return self.images
 
     def peers(self) -> list[WorkerPeer]:
