@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -135,17 +135,20 @@ class RemoteCall:
     bound: Bound
     rng: bytes | None
     channel: DataChannel
-    stay: StayingOutputs
+    stay: StayingOutputs = field(init=False)
     answered: bool = False
 
     @property
     def peer(self) -> WorkerPeer:
         return self.held.lease.peer
 
-    def end(self) -> None:
-        """Give the channel back, and the lease if this was its last call."""
+    def give_up(self) -> None:
+        """Name again, unless the call was answered, what the function needs no more."""
         if not self.answered:
             self.stay.give_up()
+
+    def end(self) -> None:
+        """Give the channel back, and the lease if this was its last call."""
         self.held.session.give(self.held.lease, self.channel)
         self.held.end_call(answered=self.answered)
 
@@ -163,9 +166,10 @@ def _bind(
         held.lease.over = True
         return None
     held.begin_call()
-    stay = StayingOutputs(program.habits, held.lease.peer, partial(run_there, lease_for))
-    call = RemoteCall(program, args, held, bound, rng, channel, stay)
+    call = RemoteCall(program, args, held, bound, rng, channel)
     ends.callback(call.end)
+    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, lease_for))
+    ends.callback(call.give_up)
     return call
 
 

@@ -287,8 +287,9 @@ class ManagerSession:
         """
         with self._lock:
             _ = self.control
-            while len(self.images) >= _MOST_IMAGES:
-                self.images.pop(next(iter(self.images)), None)
+            if len(self.images) >= _MOST_IMAGES:  # others may forget one meanwhile
+                for digest in list(self.images)[: 1 - _MOST_IMAGES]:
+                    self.images.pop(digest, None)
             return self.images
 
     def peers(self) -> list[WorkerPeer]:
@@ -337,11 +338,9 @@ class ManagerSession:
                 self._workers[str(answer.fields["gpu"]), digest] = worker
         return ModelLease(answer.fields["lease"], digest, self._peer(worker), self.name)
 
-    def acquire_here(
-        self, digest: str, batch: int, token: str | None, *, lease: int | None = None
-    ) -> ModelLease:
+    def acquire_here(self, digest: str, batch: int, token: str) -> ModelLease:
         """Acquire the lease of a token for this node; BadFrame where the node names another one."""
-        acquired = self.acquire(digest, batch, token, lease=lease)
+        acquired = self.acquire(digest, batch, token)
         if not isinstance(acquired, ModelLease):
             raise BadFrame(f"node {acquired.node!r:.80} instead of the lease on this one")
         return acquired

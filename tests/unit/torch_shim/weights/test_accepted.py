@@ -2,12 +2,17 @@
 
 import asyncio
 import secrets
+import sys
+import threading
+from typing import Any
 
 import pytest
 
 from common.addresses import UnixAddress
 from tests.kit.nodes.manager_client import manager
 from torch_shim.leases.managers import Nodes
+from torch_shim.wire import manager_session
+from torch_shim.wire.manager_session import ManagerSession
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -40,3 +45,33 @@ async def test_no_more_than_so_many_are_known_of_one_session() -> None:
         assert 1 < len(kept) < 9_999  # it must not grow for ever
         assert "9999" in kept
         nodes.close()
+
+
+class Connected(ManagerSession):
+    control: Any = None  # nobody is asked
+
+
+def test_weights_are_remembered_while_other_threads_forget_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forget() -> None:
+        while not ended.is_set():
+            for number in range(7):
+                session.images.pop(str(number), None)
+
+    monkeypatch.setattr(manager_session, "_MOST_IMAGES", 2)
+    session, ended = Connected("unix:@gpufaas-nobody", ""), threading.Event()
+    others = [threading.Thread(target=forget) for _ in range(2)]
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for other in others:
+            other.start()
+        for number in range(10_000):
+            session.connected_images()[str(number % 7)] = None
+    finally:
+        ended.set()
+        sys.setswitchinterval(usual_s)
+        for other in others:
+            other.join()
+    assert len(session.images) <= 2
