@@ -72,7 +72,7 @@ def test_worker_without_a_feature_notes_its_orders_and_goes_on(manager: FrameSoc
     hear(manager)
     files = open_files()
     with Path(os.devnull).open("rb") as file:
-        order = orders.HandOver(1, "node.data", 8)
+        order = orders.HandOver(1, "h", 8)
         manager.send(FrameKind.ORDER, order, (), [file.fileno()])
     noted = orders.read(manager.receive())
     assert isinstance(noted, orders.Note)
