@@ -157,6 +157,10 @@ class Delivery:
         return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
 
 
+# What functions send to workers.
+_REQUESTS = frozenset(kind for kind in FrameKind if FrameKind.ARENA <= kind < FrameKind.DONE)
+
+
 class ChannelServer:
     """Serves one channel of one session on its own thread."""
 
@@ -229,6 +233,10 @@ class ChannelServer:
         handler = self._handlers.get(frame.kind)
         if handler is None:
             frame.close_descriptors()
+            if frame.kind in _REQUESTS:  # of a feature that the worker does not have
+                detail = f"nothing here answers {frame.kind.name}"
+                self._wire.send(FrameKind.FAILED, [FailureKind.BAD_FRAME, detail, {}])
+                return
             raise BadFrame(f"{frame.kind.name} on a data channel")
         try:
             handler(frame)

@@ -110,10 +110,15 @@ class _WorkerLife:
     def _tell_model(self, order: Any, frame: Frame) -> None:
         """Have the order's model carry it out, unless that has left; nothing refers to it then."""
         model = self._models.get(order.model)
-        if model is not None:
-            model.orders[type(order)](order, frame)
+        carry_out = None if model is None else model.orders.get(type(order))
+        if carry_out is not None:
+            carry_out(order, frame)
             return
         frame.close_descriptors()
+        if model is not None:
+            text = f"nothing here carries out {type(order).__name__}"
+            self._tell(orders.Note(text, ""))
+            return
         if isinstance(order, orders.EndCalls):
             self._tell(orders.CallsEnded(order.model, order.lease, 0.0))
         for feature in self._features:

@@ -33,15 +33,14 @@ _made_streams = itertools.count(0x5000)
 class FakeRuntimeLibrary(threading.local):
     """`libcudart`: pins pages, and keeps each thread's last error until somebody asks for it."""
 
-    def __init__(self, *, read_only: bool = False, refuses: bool = False) -> None:
-        self.read_only = read_only
+    def __init__(self, *, refuses: bool = False) -> None:
         self.refuses = refuses
         self.pinned: dict[int, int] = {}
         self.last_error = 0
 
     def cudaHostRegister(self, address: Any, size: Any, flags: Any) -> int:
         start, end = address.value, address.value + size.value
-        if self.refuses or (flags.value & 8 and not self.read_only):
+        if self.refuses or flags.value & 8:  # pages that may not be written
             return self._failed(NOT_SUPPORTED)
         if any(start < at + more and at < end for at, more in self.pinned.items()):
             return self._failed(ALREADY_PINNED)
@@ -50,12 +49,6 @@ class FakeRuntimeLibrary(threading.local):
 
     def cudaHostUnregister(self, address: Any) -> int:
         return self._failed(NOT_PINNED) if self.pinned.pop(address.value, None) is None else 0
-
-    def cudaDeviceGetAttribute(self, value: Any, attribute: Any, _device: Any) -> int:
-        if attribute.value != 113:
-            return self._failed(INVALID)
-        ctypes.cast(value, ctypes.POINTER(ctypes.c_int))[0] = int(self.read_only)
-        return 0
 
     def cudaStreamCreateWithFlags(self, stream: Any, flags: Any) -> int:
         if flags.value != 1:

@@ -18,6 +18,7 @@ from tests.kit.worlds.caller import (
     step,
 )
 from torch_shim.errors import ConnectionLost
+from torch_shim.wire.messages import Take
 from torch_shim.wire.programs import Ref, digest_of
 from torch_shim.wire.protocol import FrameKind, pack_frame
 
@@ -206,6 +207,17 @@ def test_arena_is_refused_when_it_is_a_file_or_a_socket(worker: LocalWorker) -> 
         caller.ask(FrameKind.ARENA, [4096], descriptors=[pair[0].fileno()])
     with worker.connect() as caller, open(__file__, "rb") as file, pytest.raises(CallFailed):  # noqa: PTH123 - its descriptor
         caller.ask(FrameKind.ARENA, [os.fstat(file.fileno()).st_size], descriptors=[file.fileno()])
+
+
+def test_channel_goes_on_when_a_request_is_a_features_that_is_not_here(
+    worker: LocalWorker,
+) -> None:
+    with worker.connect() as caller:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        with pytest.raises(CallFailed, match="TAKE"):
+            caller.ask(FrameKind.TAKE, Take(1, "", 0, 8), descriptors=[nothing])
+        os.close(nothing)
+        assert caller.call(DOUBLE, torch.ones(4)).outputs[0].tolist() == [2.0] * 4
 
 
 def test_channel_closes_when_a_frame_is_nonsense(worker: LocalWorker) -> None:
