@@ -168,8 +168,10 @@ async def until_ended(
 
     async def kill_if_frozen() -> None:
         nonlocal why
-        why = await until_frozen(process.pid, answers, times)
-        kill()
+        seems = await until_frozen(process.pid, answers, times)
+        if process.returncode is None:  # it may have ended meanwhile, and cannot be killed then
+            why = seems
+            kill()
 
     await until_first(process.wait(), kill_if_frozen())
     status = await process.wait()

@@ -38,8 +38,8 @@ class StateReader:
         while not self._stopped.is_set():
             try:
                 state = self._gateway.get("/ui/state")
-                if not isinstance(state, dict):
-                    raise CommandError(f"{self._gateway.url} answers a state that is no object")
+                if not isinstance(state, dict) or "scheduler" not in state:
+                    raise CommandError(f"{self._gateway.url} answers what is no state of a page")
                 self._latest = (state, "")
             except CommandError as error:
                 self._latest = (self._latest[0], str(error))

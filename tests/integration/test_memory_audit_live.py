@@ -33,10 +33,11 @@ def uses(it: EmbeddedNode) -> tuple[ProcessUse, ...] | None:
 
 
 def uses_by_wrong_books(it: EmbeddedNode) -> tuple[ProcessUse, ...] | None:
-    """What is found when the ledger has granted the models nothing."""
+    """What is found when the models were granted nothing."""
     (gpu,) = it.manager.node.gpus.values()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu.ledger, "models", dict)
+        for resident in gpu.residents.values():
+            patch.setattr(resident.memory, "granted_bytes", 0)
         return process_uses(gpu)
 
 

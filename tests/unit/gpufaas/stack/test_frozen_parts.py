@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from asyncio.subprocess import Process
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from common.liveness import LivenessTimes
-from gpufaas.stack.supervisor import Supervisor
+from gpufaas.stack.supervisor import Supervisor, until_ended
 from tests.kit.processes.stopped_process import stop
 from tests.kit.waiting import eventually
 from tests.unit.gpufaas.stack.toy_parts import alive, at_once, noting, part, pids
@@ -61,3 +63,40 @@ time.sleep(60)
         await eventually((tmp_path / "set").exists)
         stop(pids(tmp_path)[0])
     assert ended.exists()
+
+
+class EndsByItself:
+    """What is known of a process with this pid; once it has ended it cannot be killed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.ended = asyncio.Event()
+
+    async def wait(self) -> int | None:
+        await self.ended.wait()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is not None:
+            raise ProcessLookupError
+        raise AssertionError("it was killed before it ended")
+
+
+async def test_part_that_ends_as_it_is_found_frozen_has_ended_by_itself(tmp_path: Path) -> None:
+    async with Supervisor(LOG) as supervisor:
+        await supervisor.start(part(tmp_path, noting(tmp_path, "time.sleep(60)")))
+        await eventually(lambda: len(pids(tmp_path)) == 1)
+        found = EndsByItself(pids(tmp_path)[0])
+        stop(found.pid)
+
+        async def answers() -> bool:
+            try:
+                await asyncio.Event().wait()
+            finally:  # nobody asks any more: it has been found frozen
+                found.returncode = 3
+                found.ended.set()
+            return False
+
+        why = await until_ended(cast(Process, found), answers, SOON, found.kill)
+    assert why == "ended with status 3"

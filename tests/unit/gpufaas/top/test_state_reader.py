@@ -10,7 +10,9 @@ from gpufaas.remote.http_request import http_url
 from gpufaas.top.live_state import StateReader
 from tests.kit.waiting import wait_until
 
-STATE: Any = {"queue": 1, "gpus": [{"id": "g0"}]}
+STATE: Any = {"scheduler": {"ok": True}, "queue": 1}
+NEXT: Any = {**STATE, "queue": 2}
+NO_STATE = "http://gateway answers what is no state of a page"
 
 
 class FakeGateway(GatewayApi):
@@ -32,13 +34,14 @@ class FakeGateway(GatewayApi):
     ("answer", "trouble"),
     [
         (CommandError("no gateway answers"), "no gateway answers"),
-        ([5], "http://gateway answers a state that is no object"),
+        ([5], NO_STATE),
+        ({"status": "ok"}, NO_STATE),  # of another server
     ],
 )
 def test_state_stays_with_the_trouble_until_there_is_another(answer: Any, trouble: str) -> None:
     seen: list[tuple[Any, str]] = []
     reader = StateReader(
-        FakeGateway(STATE, answer, {"queue": 2}),
+        FakeGateway(STATE, answer, NEXT),
         lambda: seen.append(reader.latest()),
         every_s=0.01,
     )
@@ -48,4 +51,4 @@ def test_state_stays_with_the_trouble_until_there_is_another(answer: Any, troubl
         wait_until(lambda: len(seen) > 2, "three answers")
     finally:
         reader.stop()
-    assert seen[:3] == [(STATE, ""), (STATE, trouble), ({"queue": 2}, "")]
+    assert seen[:3] == [(STATE, ""), (STATE, trouble), (NEXT, "")]
