@@ -177,7 +177,7 @@ class JobNode:
 
 
 def _known(it: EmbeddedNode) -> list[ModelId]:
-    return list(it.core.cluster.profiles.known())
+    return list(it.core.cluster.profiles.known)
 
 
 @contextmanager

@@ -193,12 +193,12 @@ class Forgetting:
 
     def forget_when_due(self) -> None:
         cluster = self._cluster
-        if len(cluster.profiles.known()) > self._due_models:
+        if len(cluster.profiles.known) > self._due_models:
             self._forget_models()
             # Where too many are needed, the next look is due when there are as many more.
-            count = max(self._most_models, len(cluster.profiles.known()))
+            count = max(self._most_models, len(cluster.profiles.known))
             self._due_models = count + count // _SLACK_SHARE
-        elif cluster.bundle_count > self._due_bundles:
+        elif len(cluster.bundles) > self._due_bundles:
             self._forget_bundles()
 
     def _forget_models(self) -> None:
@@ -206,7 +206,7 @@ class Forgetting:
         cluster = self._cluster
         needed = {model for pending in self._cluster.requests.values() for model in pending.models}
         needed |= {model for lease in cluster.leases.values() for model in lease.models}
-        profiles = cluster.profiles.known()
+        profiles = cluster.profiles.known
         # The latest are spared: their node is about to report where it has their weights.
         oldest = islice(profiles, len(profiles) - self._most_models // _SLACK_SHARE)
         unneeded = (
@@ -219,7 +219,6 @@ class Forgetting:
                 layer.forgotten(model)
 
     def _forget_bundles(self) -> None:
-        self._cluster.keep_bundles(
-            dict.fromkeys(pending.bundle for pending in self._cluster.requests.values())
-        )
-        self._due_bundles = max(self._due_bundles, 2 * self._cluster.bundle_count)
+        cluster = self._cluster
+        cluster.keep_bundles(dict.fromkeys(p.bundle for p in cluster.requests.values()))
+        self._due_bundles = max(self._due_bundles, 2 * len(cluster.bundles))

@@ -87,31 +87,28 @@ class Profiles:
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
-        self._profiles: dict[ModelId, Profile] = {}
+        # Every model that was declared, requested or reported, the least recently used first.
+        self.known: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
         self.interference = Interference()
         self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
         """The model's profile; a new model's profile has the defaults."""
-        profile = self._profiles.get(model)
+        profile = self.known.get(model)
         if profile is None:
-            profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
+            profile = self.known[model] = Profile(self._settings.default_memory_bytes)
         return profile
 
-    def known(self) -> Mapping[ModelId, Profile]:
-        """Every model that was declared, requested or reported, the least recently used first."""
-        return self._profiles
-
     def used(self, model: ModelId) -> None:
-        profile = self._profiles.pop(model, None)
+        profile = self.known.pop(model, None)
         if profile is not None:
-            self._profiles[model] = profile
+            self.known[model] = profile
 
     def forget(self, model: ModelId) -> None:
         """Forget a model that nothing needs; `forgotten` counts them."""
         self.forgotten += 1
-        del self._profiles[model]
+        del self.known[model]
         self._changed.discard(model)
 
     def take_changed(self) -> set[ModelId]:
@@ -121,7 +118,7 @@ class Profiles:
 
     def restore(self, model: ModelId, profile: Profile) -> None:
         """Take over an earlier scheduler's profile, unless more is known already."""
-        self._profiles.setdefault(model, profile)
+        self.known.setdefault(model, profile)
 
     def declare(self, spec: ModelSpec) -> None:
         """Take over a declaration; measured values stay."""
@@ -152,7 +149,7 @@ class Profiles:
 
     def weights_bytes(self, model: ModelId) -> int:
         """The size of the stored image; while it is unknown, what the model needs on a GPU."""
-        profile = self._profiles.get(model)  # to ask for it does not make a model known
+        profile = self.known.get(model)  # to ask for it does not make a model known
         if profile is None:
             return self._settings.default_memory_bytes
         return profile.weights_bytes or profile.memory_bytes
@@ -204,7 +201,7 @@ class Profiles:
 
     def alone_s(self, model: ModelId, batch: int, gpu_type: str) -> float | None:
         """Seconds of one run that has its GPU to itself, as measured, else declared; or None."""
-        profile = self._profiles.get(model)
+        profile = self.known.get(model)
         if profile is None:
             return None
         for key in ((batch, gpu_type), (batch, ANY_GPU_TYPE)):
@@ -215,7 +212,7 @@ class Profiles:
 
     def metrics(self, model: ModelId) -> Metrics | None:
         """What the model uses of a GPU; None if that was not measured."""
-        profile = self._profiles.get(model)
+        profile = self.known.get(model)
         return metrics_of(profile.features) if profile is not None and profile.features else None
 
     def mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:

@@ -41,7 +41,7 @@ class _Idle:
 
     @property
     def gaps(self) -> IdleGaps:
-        profile = self._cluster.profiles.known().get(self._model)
+        profile = self._cluster.profiles.known.get(self._model)
         return IdleGaps() if profile is None else profile.gaps
 
     def held_bytes(self, stage: Tier) -> int:

@@ -430,7 +430,7 @@ class Tenancy(Layer):
             return True
         for pending in over or chosen:
             self._lifecycle.take(pending)
-            cluster.queued += 1
+            cluster.contending += 1
             self._divert(pending, stuck=not over)
         return False
 

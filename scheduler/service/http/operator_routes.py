@@ -324,7 +324,7 @@ def add_models(reads: APIRouter, orders: APIRouter, office: Callable[[], Office]
     @reads.get("/models", tags=["models"], summary="Every model, and the GPUs that hold it")
     async def models() -> list[ModelShown]:
         leader = office()
-        return [_shown(leader, model) for model in sorted(leader.core.cluster.profiles.known())]
+        return [_shown(leader, model) for model in sorted(leader.core.cluster.profiles.known)]
 
     @reads.get("/models/{model:path}", tags=["models"], summary="One model, with its times")
     async def one_model(model: str) -> ModelShown:
@@ -352,7 +352,7 @@ def _obey(
 
 def _named(office: Office, name: str) -> ModelId:
     """Find a model by its id, the beginning of the id or of its last part, or a function."""
-    profiles = office.core.cluster.profiles.known()
+    profiles = office.core.cluster.profiles.known
     if name in profiles:
         return ModelId(name)
     matches = [
@@ -371,7 +371,7 @@ def _named(office: Office, name: str) -> ModelId:
 
 def _shown(office: Office, model: ModelId) -> ModelShown:
     cluster, now_s = office.core.cluster, office.clock.now_s()
-    profile = cluster.profiles.known()[model]
+    profile = cluster.profiles.known[model]
     caches = cluster.index.holders(model).values()
     residents = ((cache, cache.residents[model]) for cache in caches)
     lanes = (cluster.waiting.lanes.get(bundle) for bundle in cluster.bundles_of(model))

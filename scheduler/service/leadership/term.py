@@ -106,7 +106,7 @@ class Office:
         if recorder is not None:
             known = {
                 model: model_record(profile, 0)
-                for model, profile in self.core.cluster.profiles.known().items()
+                for model, profile in self.core.cluster.profiles.known.items()
             }
             recorder.begins(replace(beginning, models=known))
         self.driver = Driver(self.core, self.clock, log, self._observe, recall, recovered.take)

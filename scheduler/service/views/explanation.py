@@ -93,7 +93,7 @@ def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -
     """What a request has used so far, at the present sizes of its models."""
     gpu_us = byte_us = 0
     cost = 0.0
-    profiles = core.cluster.profiles.known()
+    profiles = core.cluster.profiles.known
     for decided in record.decided:
         action = decided.action
         happened = of_lease(record, action.lease) if isinstance(action, Dispatch) else None

@@ -66,7 +66,7 @@ async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invent
 
         assert await a_lease(leasing, function, "c0") is None
 
-        assert not cluster.profiles.known()
+        assert not cluster.profiles.known
         assert all(not gpu.cache.residents for gpu in cluster.gpus.values())
         assert not function.learned.known
 
