@@ -79,9 +79,10 @@ FEATURES = (
     ),
     Feature(
         "neighbours",
-        ("scheduler/cluster/side_by_side", "scheduler/estimates/slowdowns"),
+        ("scheduler/features/neighbours",),
         (_SCHEDULER,),
-        r"neighbour|slowdown|beside",
+        r"neighbour|slowdown",
+        ("tests/unit/scheduler/features/neighbours",),
     ),
     Feature(
         "stages",

@@ -24,7 +24,7 @@ _PATTERNS = (
     "scheduler/sim/simulation_tally.py",
 )
 # Rooms' own files look into their folders; what a meter collects, now and then, is named tuples.
-_LEFT_OUT = frozenset({"__init__.py", "resource_metrics.py", "use_buckets.py"})
+_LEFT_OUT = frozenset({"__init__.py", "use_buckets.py"})
 
 
 def sources() -> list[str]:

@@ -1,17 +1,13 @@
 """GPUs, their slots and the leases in force on them."""
 
-from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency import GpuCache
 from scheduler.cluster.request_queue import Pending, RequestQueue, Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
-
-# Of a slot whose leases run at once: what a run's time is compared with may have ended before it.
-_MOST_ENDED = 64
 
 
 class Relisting(Protocol):
@@ -130,14 +126,6 @@ class Gpu:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
 
-class EndedRun(NamedTuple):
-    """What a lease that has ended had on its slot, and when."""
-
-    models: tuple[ModelId, ...]
-    begun_s: float
-    ended_s: float
-
-
 class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
 
@@ -145,8 +133,7 @@ class Slot:
     `idle` says whether there is room for one more lease; the cluster keeps it up to date.
     `computing` counts the leases that have, or wait for, a part in its compute, those included of
     other slots of its GPU that occupy it too, and `copying` those beside its runs. Its leases run
-    in turns, or `at_once`: then `free_s` is when there should be room for one more, and `ended` are
-    the latest of those that have ended.
+    in turns, or `at_once`: then `free_s` is when there should be room for one more.
     """
 
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
@@ -154,7 +141,6 @@ class Slot:
         self.gpu = gpu
         self.capacity = spec.leases
         self.at_once = spec.at_once and len(gpu.spec.slot_specs()) == 1
-        self.ended: deque[EndedRun] = deque(maxlen=_MOST_ENDED)
         self.computing = 0
         self.copying = 0
         self.idle = False

@@ -15,7 +15,7 @@ from scheduler.cluster.request_queue import (
     RequestQueue,
     Visits,
 )
-from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
 from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
@@ -360,6 +360,28 @@ class ClusterState:
         gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
         return self.profiles.runs_s(bundle.models, batch, gpu_type, neighbours)
 
+    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
+        """The slot's runs, and how many times as long each takes from when these run too."""
+        runs = slot.runs_beside()
+        if not runs:
+            return []
+        slowdown, gpu_type = self.profiles.slowdown, slot.gpu.spec.gpu_type
+        slowed = []
+        for lease in runs:
+            others = tuple([other.models for other in runs if other is not lease])
+            before = slowdown(lease.models, gpu_type, others)
+            after = slowdown(lease.models, gpu_type, (*others, models))
+            slowed.append((lease, after / before))
+        return slowed
+
+    def prolonged(
+        self, models: tuple[ModelId, ...], slot: Slot
+    ) -> Iterator[tuple[ActiveLease, float]]:
+        """The slot's runs, and by how many seconds these models would prolong each."""
+        for lease, factor in self.slowed(models, slot):
+            left_s = max(0.0, lease.due_s - max(self.now, lease.there_s))
+            yield lease, max(0.0, factor - 1.0) * left_s
+
     # -- slots ----------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
@@ -482,7 +504,6 @@ class ClusterState:
         else:
             slot.computing -= 1
             if slot.at_once:
-                slot.ended.append(EndedRun(lease.models, lease.there_s, now))
                 slot.free_s = slot.room_s(now)
             else:
                 _freed(slot, lease, now)

@@ -7,7 +7,7 @@ from cache_manager.model.ids import ModelId, NodeId, Tier
 from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
-from scheduler.model.events import Event
+from scheduler.model.events import Event, RunFinished
 from scheduler.model.values import LeaseUse, Request, StandingTerms
 from scheduler.policies.placement_policy import Policy
 
@@ -133,6 +133,10 @@ class Layer:
 
     def ended(self, lease: ActiveLease) -> None:
         """A lease is over, and its models are in use by others alone."""
+
+    def ran_alone(self, slot: Slot, event: RunFinished) -> bool:
+        """Whether a run had its GPU to itself, and shows how long such a run takes alone."""
+        return True
 
     # -- models -----------------------------------------------------------------------------------
 

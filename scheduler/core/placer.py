@@ -5,7 +5,6 @@ from operator import itemgetter
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency import LoadPlan
-from scheduler.cluster import side_by_side
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
@@ -139,7 +138,8 @@ class Placer:
             cluster.index.use(slot.gpu.cache, model, +1)
         lease.run_s = run_s
         if slot.at_once and run_s and not lease.beside:
-            side_by_side.prolong(cluster, lease.models, slot, now)
+            for other, prolonged_s in cluster.prolonged(lease.models, slot):
+                other.due_s += prolonged_s
         cluster.occupy(lease, load_s)
         for layer in self._lifecycle.hooks["granted"]:
             layer.granted(lease)

@@ -1,12 +1,10 @@
 """Every model's known size and times: declared, measured, or a default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.estimates.resource_metrics import Metrics, mean_of, metrics_of
-from scheduler.estimates.slowdowns import Interference
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
 
 # Run times kept of one model, by batch and GPU type, and as many by configuration: a caller may
@@ -80,17 +78,14 @@ class Profile:
 
 
 class Profiles:
-    """The profiles of all models; every report corrects one (exponentially weighted).
-
-    `interference` is what runs beside others taught.
-    """
+    """The profiles of all models; every report corrects one (exponentially weighted)."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
         # Every model that was declared, requested or reported, the least recently used first.
         self.known: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
-        self.interference = Interference()
+        self._predict: Slowdown = _none_slows
         self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
@@ -99,6 +94,10 @@ class Profiles:
         if profile is None:
             profile = self.known[model] = Profile(self._settings.default_memory_bytes)
         return profile
+
+    def predict_slowdowns(self, predict: "Slowdown") -> None:
+        """Ask this from now on how long models run beside others; without it, as long as alone."""
+        self._predict = predict
 
     def used(self, model: ModelId) -> None:
         profile = self.known.pop(model, None)
@@ -210,16 +209,6 @@ class Profiles:
                 return run_s
         return None
 
-    def metrics(self, model: ModelId) -> Metrics | None:
-        """What the model uses of a GPU; None if that was not measured."""
-        profile = self.known.get(model)
-        return metrics_of(profile.features) if profile is not None and profile.features else None
-
-    def mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:
-        """What these models use that run one after the other; None if one was not measured."""
-        measured = [metrics for model in models if (metrics := self.metrics(model)) is not None]
-        return mean_of(measured) if measured and len(measured) == len(models) else None
-
     def _nearest_run_s(
         self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
     ) -> float:
@@ -290,20 +279,14 @@ class Profiles:
     ) -> float:
         """Of one model: it takes turns with itself, and the rest is as it was learned."""
         turns = 0.0
-        others: list[Metrics] = []
-        own = self.metrics(model)
+        others: list[tuple[ModelId, ...]] = []
         for lease in neighbours:
             if model in lease:
                 turns += 1.0 / len(lease)
-                continue
-            metrics = self.mean_metrics(lease)
-            if metrics is None:
-                own = None
             else:
-                others.append(metrics)
-        if own is None or not others:
-            return 1.0 + turns
-        return self.interference.slowdown(gpu_type, own, others) + turns
+                others.append(lease)
+        predicted = self._predict(model, gpu_type, others) if others else 1.0
+        return predicted + turns
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -368,3 +351,11 @@ class Profiles:
         if known is None:
             return measured
         return known + self._settings.report_weight * (measured - known)
+
+
+# How many times as long a model's run takes on this type of GPU beside leases of other models.
+Slowdown = Callable[[ModelId, str, Sequence[tuple[ModelId, ...]]], float]
+
+
+def _none_slows(*_: object) -> float:
+    return 1.0

@@ -8,9 +8,9 @@ from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
-from scheduler.estimates.resource_metrics import METRICS
+from scheduler.features.neighbours import Neighbours
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished, SlotFreed
-from scheduler.model.values import ANY_GPU_TYPE, ModelSpec, Request, SlotId
+from scheduler.model.values import ANY_GPU_TYPE, METRICS, ModelSpec, Request, SlotId
 from tests.kit.cores.builders import a_core, gpu, model, request
 from tests.kit.cores.core_world import World
 
@@ -77,7 +77,7 @@ def trained() -> World:
 
 def slowdowns(world: World) -> list[float]:
     """Of the runs beside others that taught something."""
-    learned = world.core.cluster.profiles.interference.learned[ANY_GPU_TYPE]
+    learned = world.core.layer(Neighbours).interference.learned[ANY_GPU_TYPE]
     return [slowdown for _, _, slowdown in learned.rows]
 
 
@@ -110,7 +110,7 @@ def test_slot_in_turns_learns_nothing_and_takes_every_run_as_one_alone() -> None
     run_beside(world, 0, 2.0, 5.0)
     profiles = world.core.cluster.profiles
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) > 1.0
-    assert not profiles.interference.learned
+    assert not world.core.layer(Neighbours).interference.learned
 
 
 def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> None:
@@ -121,7 +121,7 @@ def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> Non
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == 3.0
     assert profiles.usual_run_s(A) == 3.0
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) is None
-    assert not profiles.interference.learned
+    assert not world.core.layer(Neighbours).interference.learned
     runs(world, "alone", A, 1.0)
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0
     run_beside(world, 1, 3.0, 5.0)
@@ -134,7 +134,7 @@ def test_run_of_a_lease_that_is_not_known_teaches_nothing() -> None:
     world.send(RunFinished(G0, A, 1, 2.5))
     profiles = world.core.cluster.profiles
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0  # as declared
-    assert not profiles.interference.learned
+    assert not world.core.layer(Neighbours).interference.learned
 
 
 def test_policy_is_told_what_a_request_suffers_and_does_beside_what_runs() -> None:
@@ -166,3 +166,10 @@ def test_what_runs_ends_later_when_a_request_joins_that_disturbs_it() -> None:
     due_s = lease.due_s
     world.arrive(request("r1", B))
     assert lease.due_s == due_s + 4.0
+
+
+def test_prediction_is_one_for_a_type_of_gpu_of_which_nothing_was_learned() -> None:
+    learned = trained().core.layer(Neighbours)
+    assert learned.slowdown(A, ANY_GPU_TYPE, [(B,)]) == pytest.approx(2.0, abs=0.1)
+    assert learned.slowdown(A, "another type", [(B,)]) == 1.0
+    assert learned.slowdown(A, ANY_GPU_TYPE, [(B,), (ModelId("not measured"),)]) == 1.0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.estimates.slowdowns import RidgeRegression, Row
+from scheduler.features.neighbours import RidgeRegression, Row
 
 RIDGE = 1e-3
 inputs = st.floats(-1.0, 1.0)

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from scheduler.estimates.resource_metrics import METRICS, mean_of, scaled
-from scheduler.estimates.slowdowns import Interference
+from scheduler.features.neighbours import Interference, mean_of, scaled
+from scheduler.model.values import METRICS
 
 ONE = tuple([0.25 for _ in METRICS])
 OTHER = tuple([0.75 for _ in METRICS])

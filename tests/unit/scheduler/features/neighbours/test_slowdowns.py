@@ -5,8 +5,15 @@ from random import Random
 
 import pytest
 
-from scheduler.estimates.resource_metrics import METRICS, Metrics, metrics_of
-from scheduler.estimates.slowdowns import LEAST, LEAST_OBSERVED, MOST, Slowdowns
+from scheduler.features.neighbours import (
+    LEAST,
+    LEAST_OBSERVED,
+    MOST,
+    Metrics,
+    Slowdowns,
+    metrics_of,
+)
+from scheduler.model.values import METRICS
 
 
 def drawn(count: int) -> list[Metrics]:

@@ -1,9 +1,201 @@
-"""How many times as long a model's run takes beside others, learned for each type of GPU."""
+"""Neighbours: what runs at once on one GPU do to each other, learned for each type of GPU."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import NamedTuple
 
-from scheduler.estimates.resource_metrics import METRICS, Metrics
+from cache_manager.model.ids import ModelId
+from scheduler.cluster.slots import ActiveLease, Slot
+from scheduler.core.layer import Layer
+from scheduler.core.lifecycle import Lifecycle
+from scheduler.model.events import RunFinished
+from scheduler.model.values import METRICS, CoreSettings, SlotId
+
+# A run is reported with others, so long after its end at most.
+_REPORTED_S = 0.1
+# A run counts as one alone if others ran for no more than this part of its time, and as one
+# beside them if they ran for at least that part; those between teach nothing.
+_ALONE, _BESIDE = 0.05, 0.5
+# Runs of the same models beside the same ones make one observation at first, and then one for each
+# such time, which doubles up to a bound: none of the others should be forgotten for them.
+_SPACING_S, _MOST_SPACING_S = 0.1, 30.0
+_MOST_PAIRS = 4_096
+# What a run's time is compared with may have ended before it: so many leases of each slot.
+_MOST_ENDED = 64
+
+Metrics = tuple[float, ...]  # one number for each of METRICS
+
+
+class Neighbours(Layer):
+    """Learns from runs that had neighbours, on slots whose leases run at once."""
+
+    def __init__(self, lifecycle: Lifecycle, settings: CoreSettings) -> None:
+        self.interference = Interference()
+        self._cluster = lifecycle.cluster
+        self._pairs: dict[tuple[ModelId, ...], _PairRuns] = {}
+        self._ended: dict[SlotId, deque[_EndedRun]] = {}
+        self._cluster.profiles.predict_slowdowns(self.slowdown)
+        lifecycle.switch_on(self)
+
+    def ended(self, lease: ActiveLease) -> None:
+        slot = lease.slot
+        if not slot.at_once or lease.beside:
+            return
+        if slot.id not in self._ended:
+            slots = self._cluster.slots  # others have left
+            self._ended = {name: runs for name, runs in self._ended.items() if name in slots}
+            self._ended[slot.id] = deque(maxlen=_MOST_ENDED)
+        self._ended[slot.id].append(_EndedRun(lease.models, lease.there_s, self._cluster.now))
+
+    def ran_alone(self, slot: Slot, event: RunFinished) -> bool:
+        """If it did not, learn what that taught."""
+        if not slot.at_once:
+            return True
+        parts = self._ran_beside(slot, event.model, event.run_s * event.together)
+        if parts is None:
+            return False
+        share = sum(parts.values())
+        if share <= _ALONE:
+            return True
+        if share >= _BESIDE:
+            self._learn(slot, event, parts)
+        return False
+
+    def slowdown(
+        self, model: ModelId, gpu_type: str, neighbours: Sequence[tuple[ModelId, ...]]
+    ) -> float:
+        """How many times as long a run of the model should take beside these leases."""
+        own, others = self.metrics(model), [self._mean_metrics(models) for models in neighbours]
+        measured = [metrics for metrics in others if metrics is not None]
+        if own is None or len(measured) < len(others):
+            return 1.0
+        return self.interference.slowdown(gpu_type, own, measured)
+
+    def metrics(self, model: ModelId) -> Metrics | None:
+        """What the model uses of a GPU; None if that was not measured."""
+        profile = self._cluster.profiles.known.get(model)
+        return metrics_of(profile.features) if profile is not None and profile.features else None
+
+    def _mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:
+        """What these models use that run one after the other; None if one was not measured."""
+        measured = [metrics for model in models if (metrics := self.metrics(model)) is not None]
+        return mean_of(measured) if measured and len(measured) == len(models) else None
+
+    def _ran_beside(
+        self, slot: Slot, model: ModelId, whole_s: float
+    ) -> dict[tuple[ModelId, ...], float] | None:
+        """What ran beside a run that has just been reported, and for which part of its time.
+
+        None if its lease is not known. Leases of the same model are left out: its calls take turns.
+        """
+        now = self._cluster.now
+        own: ActiveLease | None = None
+        for lease in slot.leases.values():
+            if (
+                model in lease.models
+                and not lease.beside
+                and (own is None or lease.there_s < own.there_s)
+            ):
+                own = lease
+        if own is None:
+            return None
+        begun_s = max(own.there_s, now - whole_s - _REPORTED_S)
+        span_s = now - begun_s
+        if span_s <= 0.0:
+            return None
+        parts: dict[tuple[ModelId, ...], float] = {}
+        for lease in slot.leases.values():
+            runs = not (lease is own or lease.beside or lease.loading)
+            if runs and model not in lease.models:
+                _add(parts, lease.models, (now - max(begun_s, lease.there_s)) / span_s)
+        for ended in self._ended.get(slot.id, ()):
+            if model not in ended.models:
+                both_s = ended.ended_s - max(begun_s, ended.begun_s)
+                _add(parts, ended.models, both_s / span_s)
+        return parts
+
+    def _learn(
+        self, slot: Slot, event: RunFinished, parts: dict[tuple[ModelId, ...], float]
+    ) -> None:
+        profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
+        alone_s = profiles.alone_s(event.model, event.batch * event.together, gpu_type)
+        own = self.metrics(event.model)
+        if not alone_s or own is None:
+            return
+        neighbours: list[Metrics] = []
+        for models, part in parts.items():
+            metrics = self._mean_metrics(models)
+            if metrics is None:
+                return
+            neighbours.append(scaled(metrics, part))
+        slowed = event.run_s * event.together / alone_s
+        mean = self._pair(event.model, parts).mean_when_due(slowed, self._cluster.now)
+        if mean is not None:
+            self.interference.observe(gpu_type, own, neighbours, mean)
+
+    def _pair(self, model: ModelId, parts: dict[tuple[ModelId, ...], float]) -> "_PairRuns":
+        name = (model, *sorted([other for models in parts for other in models]))
+        pair = self._pairs.get(name)
+        if pair is None:
+            if len(self._pairs) >= _MOST_PAIRS:
+                self._pairs.clear()
+            pair = self._pairs[name] = _PairRuns()
+        return pair
+
+
+def _add(parts: dict[tuple[ModelId, ...], float], models: tuple[ModelId, ...], part: float) -> None:
+    if part > 0.0:
+        parts[models] = parts.get(models, 0.0) + part
+
+
+class _EndedRun(NamedTuple):
+    """What a lease that has ended had on its slot, and when."""
+
+    models: tuple[ModelId, ...]
+    begun_s: float
+    ended_s: float
+
+
+class _PairRuns:
+    """Runs since the last observation of a pair, and when the next one is due."""
+
+    def __init__(self) -> None:
+        self.next_s = 0.0
+        self.spacing_s = _SPACING_S
+        self.total = 0.0
+        self.number = 0
+
+    def mean_when_due(self, slowdown: float, now: float) -> float | None:
+        """Count a run; the mean of those that were counted, if it is time for an observation."""
+        self.total += slowdown
+        self.number += 1
+        if now < self.next_s:
+            return None
+        mean = self.total / self.number
+        self.total, self.number = 0.0, 0
+        self.next_s = now + self.spacing_s
+        self.spacing_s = min(_MOST_SPACING_S, 2.0 * self.spacing_s)
+        return mean
+
+
+def metrics_of(features: Mapping[str, float]) -> Metrics | None:
+    """A profile's metrics in their order; None unless all are there, finite and not negative."""
+    metrics = tuple([features.get(name, -1.0) for name in METRICS])
+    return metrics if all(isfinite(value) and value >= 0 for value in metrics) else None
+
+
+def scaled(metrics: Metrics, part: float) -> Metrics:
+    """The metrics of what runs for a part of the time."""
+    return tuple([part * value for value in metrics])
+
+
+def mean_of(several: Sequence[Metrics]) -> Metrics:
+    """The metrics of models that run one after the other, each as long."""
+    if len(several) == 1:
+        return several[0]
+    return tuple([sum(values) / len(several) for values in zip(*several, strict=True)])
+
 
 # What a model costs its neighbours is not learned from fewer runs than this.
 LEAST_OBSERVED = 8
@@ -15,7 +207,6 @@ _WORTH = 0.5
 # How good the predictions are is looked at after so many further runs.
 _REVIEW = 8
 _RIDGE = 1e-3
-
 
 Row = tuple[float, ...]
 
