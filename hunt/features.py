@@ -86,10 +86,9 @@ FEATURES = (
     ),
     Feature(
         "stages",
-        ("scheduler/workflows",),
-        (_SCHEDULER,),
-        r"workflow|\bdag\b|\bslo|\besg",
-        ("tests/unit/scheduler/workflows",),
+        ("scheduler/policies/esg",),  # no root: policies are found
+        (),
+        r"\besg",
     ),
     Feature(
         "merging",

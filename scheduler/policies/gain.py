@@ -19,6 +19,7 @@ from scheduler.policies.weighing import (
     PRICES,
     BatchOption,
     Gain,
+    StageProfile,
     batch_cost,
     batch_options,
     fits,
@@ -30,7 +31,6 @@ from scheduler.policies.weighing import (
     slack_s,
     wait_at_s,
 )
-from scheduler.workflows.stage_profiles import StageProfile
 
 _OVERDUE = "overtaken too often"
 _LEAST_S = 1e-9  # a time that was measured as nothing
