@@ -381,13 +381,9 @@ class View:
         fits = self._cluster.index.fits(slot.gpu.cache, needs, spare_waiting=False)
         return first if fits else None
 
-    def local_hit(self, slot: Slot, within: int = 0) -> Pending | None:
-        """The first request of the slot's local queue whose models are all there.
-
-        If `within` is not 0, only so many requests of the queue are looked at, the first ones.
-        """
-        hit = self._first_resident(slot.local, slot) if slot.local.count else None
-        return hit if hit is None or not within or slot.local.ahead_of(hit) < within else None
+    def local_hit(self, slot: Slot) -> Pending | None:
+        """The first request of the slot's local queue whose models are all there."""
+        return self._first_resident(slot.local, slot) if slot.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
 
