@@ -89,6 +89,7 @@ FEATURES = (
         ("scheduler/policies/esg",),  # no root: policies are found
         (),
         r"\besg",
+        ("tests/scenarios/esg_batches_a_stage_in_its_time.txt",),
     ),
     Feature(
         "merging",
