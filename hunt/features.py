@@ -67,7 +67,11 @@ FEATURES = (
     ),
     Feature(
         "staged exit",
-        ("scheduler/features/staged_exit", "cache_manager/exits"),
+        (
+            "scheduler/features/staged_exit",
+            "cache_manager/exits/adaptive",
+            "cache_manager/exits/fixed",
+        ),
         (_SCHEDULER,),
         r"staged|exit_rule|exit-rule|\bstage_",
     ),

@@ -16,7 +16,6 @@ from common.numerals import natural
 from scheduler.cluster.request_queue import Pending, RequestQueue
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
@@ -322,10 +321,7 @@ class Glances:
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
         """When the model, or the empty process that it left, may leave if nobody uses it."""
-        exits = self._core.layer(StagedExit)
-        if not exits.active:
-            return None
-        return self._since_1970(exits.due_s(gpu.spec.node, gpu.spec.id, model))
+        return self._since_1970(self._core.leaves_s(gpu.spec.node, gpu.spec.id, model))
 
     def _lease(self, lease: ActiveLease) -> Glance:
         """A lease in force; what is unknown is None, for example of an earlier leader's lease."""
