@@ -112,7 +112,7 @@ def cluster(office: Office, name: str, store: str) -> ClusterShown:
         accuracy=_accuracy(latest),
         nodes=status.nodes,
         gpus=status.gpus,
-        functions={model: office.bill.users(model) for model in sorted(held)},
+        functions={model: office.users(model) for model in sorted(held)},
     )
 
 
