@@ -18,6 +18,7 @@ class Feature(NamedTuple):
 _GATEWAY = "gateway_ext/gateway.py"
 _COMMANDS = "gpufaas/cli.py"
 _SCHEDULER = "scheduler/composition.py"
+_SERVICE = "scheduler/service/scheduler_service.py"
 _WORKER = "gpu_manager/worker/life.py"
 _MANAGER = "gpu_manager/daemon.py"
 
@@ -52,22 +53,26 @@ FEATURES = (
     Feature(
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
-        (_SCHEDULER, _COMMANDS),
+        (_SCHEDULER, _SERVICE, _COMMANDS),
         r"tenan|quota|priority|owner",
         ("tests/unit/scheduler/features/tenants",),
         ("quota",),
     ),
     Feature(
         "billing",
-        ("scheduler/features/billing", "scheduler/service/bill", "gpufaas/commands/bill"),
-        (_SCHEDULER, _COMMANDS),
+        ("scheduler/features/billing", "gpufaas/commands/bill"),
+        (_SERVICE, _COMMANDS),
         r"\bbill|charge|gib_seconds|\bprice",
         ("tests/unit/scheduler/features/billing",),
         ("bill",),
     ),
     Feature(
         "staged exit",
-        ("scheduler/features/staged_exit", "cache_manager/exits"),
+        (
+            "scheduler/features/staged_exit",
+            "cache_manager/exits/adaptive",
+            "cache_manager/exits/fixed",
+        ),
         (_SCHEDULER,),
         r"staged|exit_rule|exit-rule|\bstage_",
     ),

@@ -73,7 +73,7 @@ from scheduler.wire.cluster_status import (
     Status,
 )
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
-from scheduler.wire.node_link import NodeLink, hand_over, placement_of
+from scheduler.wire.node_link import NodeLink, hand_over, live_lease_of, placement_of
 
 
 class NodeReports(Protocol):

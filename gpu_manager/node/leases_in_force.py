@@ -34,6 +34,7 @@ from scheduler.api import (
     Prepare,
     RequestId,
     SlotFreed,
+    live_lease_of,
 )
 
 log = logging.getLogger(__name__)
@@ -123,16 +124,7 @@ class LeasesInForce:
         and thereby say which request is theirs.
         """
         stands_s = 0.0 if order.stands is None else order.stands.seconds
-        live = LiveLease(
-            order.lease,
-            order.slot,
-            order.models,
-            order.requests,
-            order.more_slots,
-            order.configuration,
-            order.own,
-        )
-        lease = Lease(live, order.gpu, self._loop.time(), order.function, stands_s)
+        lease = Lease(live_lease_of(order), order.gpu, self._loop.time(), order.function, stands_s)
         if not self._add(lease, ", ".join(order.requests)):
             return
         self.note_loaded()

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TypeVar
 
 from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease
@@ -74,6 +75,11 @@ class Core:
     def leases(self) -> Mapping[LeaseId, ActiveLease]:
         """Every lease in force."""
         return self.cluster.leases
+
+    def leaves_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
+        """When an idle model may leave this GPU, or without one the node's store; None: never."""
+        times = [layer.leaves_s(node, gpu, model) for layer in self.lifecycle.hooks["leaves_s"]]
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in; the caller carries out the actions in their order."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cache_manager.model.ids import ModelId, NodeId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
@@ -148,6 +148,10 @@ class Layer:
 
     def store_reported(self, node: NodeId, stored: Mapping[ModelId, Tier]) -> None:
         """This is all that a node's store has."""
+
+    def leaves_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
+        """When an idle model may leave this GPU, or without one the node's store; None: never."""
+        return None
 
     def forgotten(self, model: ModelId) -> None:
         """Nothing needs this model, and no node has it."""

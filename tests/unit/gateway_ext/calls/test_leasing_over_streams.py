@@ -13,9 +13,9 @@ from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
+from scheduler import settings
 from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
-from scheduler.service import settings
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.cores.builders import request

@@ -193,7 +193,7 @@ def test_requests_share_a_lease_when_a_batch_saves_time(most_batch: int, many: i
 
 
 @pytest.mark.parametrize(("lead_s", "first"), [(8.0, "calm"), (0.0, "flood")])
-def test_calm_namespace_goes_first_when_another_one_floods_the_queue(
+def test_calm_tenant_goes_first_when_another_one_floods_the_queue(
     lead_s: float, first: str
 ) -> None:
     world = world_of((gpu("g0"), HOT), parameters={"lead_s": lead_s})

@@ -21,7 +21,7 @@ from scheduler.recording import VERSION, Beginning, beginning_line, digest, pars
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counting import SchedulerCounters
-from scheduler.service.settings import Settings
+from scheduler.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
 from scheduler.wire.codec import encoded

@@ -18,10 +18,10 @@ from scheduler.features.billing.use_buckets import (
     UseBuckets,
     UseKey,
 )
+from scheduler.features.billing.use_records import BILLS, mark_lost, read_use, write_use
 from scheduler.model.errors import DatastoreError, Fenced
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
-from scheduler.store.use_records import BILLS, mark_lost, read_use, write_use
 
 LOG = logging.getLogger("tests.bill")
 BEGIN_S = 20_000 * DAY_S

@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 
 from scheduler.client.operator_client import OperatorClient
+from scheduler.features.billing.bill import Bill
 from scheduler.features.billing.charges import CHARGES, LOADING
 from scheduler.model.errors import MalformedRequest
 from scheduler.service.access import ApiRole, token
-from scheduler.service.bill import Billing
 from scheduler.service.leadership import election
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Settings
+from scheduler.settings import Billing, Settings
 from scheduler.store.memory_store import MemoryStore
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.attaching import attach_in_process
@@ -46,7 +46,7 @@ async def test_bill_names_who_used_a_gpu_and_adds_up() -> None:
     async with leading() as world:
         await serve(world, "r")
         assert world.office is not None
-        world.office.bill.collect()
+        world.office.feature(Bill).collect()
         found = (await world.get("/bill?by=namespace&last_s=60")).body
         (row,) = found["rows"]
         used, gpus = row["used"], found["gpus"]
@@ -59,6 +59,15 @@ async def test_bill_names_who_used_a_gpu_and_adds_up() -> None:
         text = (await world.get("/metrics")).body
         assert 'gpufaas_scheduler_billed_gpu_seconds_total{function="team/reader"}' in text
         assert 'billed_byte_seconds_total{function="team/reader",stage="used"}' in text
+
+
+async def test_feed_has_the_gpu_time_of_functions() -> None:
+    async with leading() as world:
+        await serve(world, "r")
+        assert world.office is not None
+        world.office.feature(Bill).collect()
+        found = (await world.get("/feed")).body
+        assert list(found["gpu_seconds"]) == list(found["billed"]) == ["team/reader"]
 
 
 async def test_explanation_says_what_the_call_used() -> None:
@@ -113,7 +122,8 @@ async def test_bill_is_written_at_the_end_of_a_term_and_read_by_the_next_leader(
             running = tasks.create_task(service.run(store))
             await eventually(partial(leads, service))
             office = service.office()
-            billed.append({key for _, each in office.bill.buckets.since(0) for key in each.rows})
+            buckets = office.feature(Bill).buckets
+            billed.append({key for _, each in buckets.since(0) for key in each.rows})
             attach_in_process(office.driver, fake_node("n0", gpu("g0", node="n0")))
             placed = await office.driver.acquire(request("r", "bert"))
             office.driver.release(placed.lease)

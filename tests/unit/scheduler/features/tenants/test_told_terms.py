@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import pytest
 
 from scheduler.features.tenants.tenancy import Tenancy
+from scheduler.features.tenants.terms import KEPT_S, TermsBook
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token
-from scheduler.service.terms import KEPT_S, TermsBook
 from scheduler.wire.caller_stream import FunctionTerms, ToldTerms, read_up
 from scheduler.wire.codec import pack
 from tests.kit.cores.builders import request
@@ -83,7 +83,7 @@ async def test_stream_ends_when_the_terms_of_a_namespace_are_told() -> None:
 
 
 def a_book() -> TermsBook:
-    return TermsBook(lambda _, __: None, {})
+    return TermsBook(lambda _, __: None)
 
 
 @virtually

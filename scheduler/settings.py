@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.model.values import StandingTerms
-from scheduler.service.bill import Billing
 
 _DAY_S = 86_400.0
 # For how many calls a lease may be kept: enough that the time ends it first.
@@ -73,6 +72,30 @@ class Etcd:
     def models_keep_s(self) -> float:
         """The same in seconds; 0 days mean for ever."""
         return self.models_keep_days * _DAY_S if self.models_keep_days else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """How the bill is kept, and the prices, in `currency`; without prices no cost is shown.
+
+    Hours are kept for two days, then their days for `keep_days`. What was counted is written
+    every `write_s`; a crash loses what was counted since. Prices are for one second of a slot (not
+    while it was kept and nobody waited), and
+    for one GiB for one second: in GPU memory `used` by a lease or `idle`, an empty process's
+    (`context`), in a node's memory (`host`) or on its `disk`. `gpu_types` has factors for the
+    prices of GPUs of these types.
+    """
+
+    write_s: float = 5.0
+    keep_days: float = 90.0
+    currency: str = ""
+    gpu_second: float = 0.0
+    used_gib_second: float = 0.0
+    idle_gib_second: float = 0.0
+    context_gib_second: float = 0.0
+    host_gib_second: float = 0.0
+    disk_gib_second: float = 0.0
+    gpu_types: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.features.tenants import terms
+from scheduler.features.tenants.quotas import Quotas
 from scheduler.features.tenants.tenancy import Tenancy
+from scheduler.features.tenants.terms import TERMS, KeptTerms, TermsBook, owner_terms
 from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailable
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.recording import RecordedStep, parsed
-from scheduler.service import terms
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership import election
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Settings
-from scheduler.service.terms import KeptTerms, TermsBook
+from scheduler.settings import Settings
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
-from scheduler.store.recovery import recover
-from scheduler.store.stored_records import terms_key
+from scheduler.store.recovery import sound_records
+from scheduler.store.stored_records import key
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
@@ -64,12 +65,12 @@ class Failing(MemoryStore):
 
 
 def kept_in(store: MemoryStore, fence: Fence | None = None) -> tuple[KeptTerms, TermsBook]:
-    book = TermsBook(lambda _, __: None, {})
+    book = TermsBook(lambda _, __: None)
     return KeptTerms(store, book, lambda: fence, LOG), book
 
 
 async def stored(store: MemoryStore) -> Mapping[str, OwnerTerms]:
-    return (await recover(store, LOG)).terms
+    return await sound_records(store, TERMS, owner_terms, LOG)
 
 
 async def test_terms_are_read_back_as_they_were_set() -> None:
@@ -86,7 +87,7 @@ async def test_terms_are_read_back_as_they_were_set() -> None:
 async def test_bad_record_is_left_out() -> None:
     store = MemoryStore()
     for owner, value in {"a": b"[", "b": b'{"weight":0.0}', "c": b'{"leases":2}'}.items():
-        await store.put(terms_key(owner), value)
+        await store.put(key(TERMS, owner), value)
     assert await stored(store) == {"c": OwnerTerms(leases=2)}
 
 
@@ -124,8 +125,8 @@ async def test_store_holds_what_is_in_force_when_it_is_back_from_an_outage() -> 
         with pytest.raises(StoreUnavailable):
             await kept.set("team", TWO)
         assert book.of_operators == {"team": ONE}
-        await store.delete(terms_key("team"))  # as a datastore that has lost its data
-        await store.put(terms_key("former"), b"{}")
+        await store.delete(key(TERMS, "team"))  # as a datastore that has lost its data
+        await store.put(key(TERMS, "former"), b"{}")
         await until(5)
         assert await stored(store) == {"former": OwnerTerms()}
         store.back()
@@ -160,7 +161,7 @@ async def test_next_leader_begins_with_the_terms_and_records_them(
         running = asyncio.create_task(service.run(store))
         await eventually(partial(leads, service))
         if number == 0:
-            await service.set_terms("team", TWO)
+            await service.feature(Quotas).set("team", TWO)
         assert service.office().core.layer(Tenancy).owners.terms == {"team": TWO}
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -1,29 +1,26 @@
-"""The terms of owners: set by operators, told by callers, in force, and shown with what is used."""
+"""The terms of owners: set by operators, told by callers, in force, and kept in the datastore."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
 from logging import Logger
 from typing import NamedTuple
 
-from msgspec.structs import asdict
+from msgspec import json
 
-from cache_manager.model.ids import ModelId
 from common.tasks import BackgroundTasks
-from scheduler.core.core import Core
-from scheduler.features.tenants.owners import Owner
-from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
-from scheduler.store.stored_records import TERMS, terms_key
+from scheduler.store.recovery import sound_records
+from scheduler.store.stored_records import key
 from scheduler.wire.caller_stream import ToldTerms
-from scheduler.wire.codec import encoded
+from scheduler.wire.codec import encoded, read
 
+TERMS = "terms/"
+_TERMS = json.Decoder(OwnerTerms)
 OPERATOR, FUNCTION = "operator", "function"
 # Functions whose own terms are kept; those of further ones are left out.
 MOST_FUNCTIONS = 20_000
@@ -33,7 +30,7 @@ KEPT_S = 60.0
 
 log = logging.getLogger(__name__)
 
-Apply = Callable[[str, OwnerTerms | None], None]
+Apply = Callable[[str, OwnerTerms | None], object]
 
 
 class TermsInForce(NamedTuple):
@@ -50,17 +47,13 @@ class TermsBook:
     terms come from callers (gateways); of several callers the one that told last decides.
     """
 
-    def __init__(self, apply: Apply, of_operators: Mapping[str, OwnerTerms]) -> None:
+    def __init__(self, apply: Apply) -> None:
         self._apply = apply
         self._streams: Counter[str] = Counter()
         self._is_full = False
         self.of_operators: dict[str, OwnerTerms] = {}
         self._own: dict[str, dict[str, OwnerTerms]] = {}
         self._in_force: dict[str, OwnerTerms] = {}
-        # Of owners that have terms: how many requests each quota has refused in this term.
-        self.refused: dict[str, Counter[str]] = {}
-        for owner, terms in of_operators.items():
-            self.set(owner, terms)
 
     def set(self, owner: str, terms: OwnerTerms | None) -> None:
         """An operator sets the terms of an owner; None: no longer."""
@@ -109,10 +102,6 @@ class TermsBook:
         told[caller] = terms
         self._update(function)
 
-    def count_refusal(self, owner: str, quota: str) -> None:
-        if owner in self._in_force:
-            self.refused.setdefault(owner, Counter())[quota] += 1
-
     def get(self, owner: str) -> TermsInForce | None:
         """The terms in force of an owner; None if it has none."""
         terms = self._in_force.get(owner)
@@ -155,7 +144,6 @@ class TermsBook:
             return
         if terms is None:
             del self._in_force[owner]
-            self.refused.pop(owner, None)
         else:
             self._in_force[owner] = terms
         self._apply(owner, terms)
@@ -185,7 +173,10 @@ class KeptTerms:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep terms stored, after outages of the datastore too, while the context lasts."""
+        """Read the terms; keep them stored, after outages of the datastore too."""
+        kept = await sound_records(self._store, TERMS, owner_terms, self._log)
+        for owner, terms in kept.items():
+            self._book.set(owner, terms)
         forget_health = self._store.on_health_change(self._health_changed)
         tasks = BackgroundTasks(self._log, "keeping the terms of owners")
         tasks.start(self._mend())
@@ -205,10 +196,11 @@ class KeptTerms:
             of_operators = self._book.of_operators
             if terms is not None and owner not in of_operators and len(of_operators) >= MOST_OWNERS:
                 raise MalformedRequest(f"at most {MOST_OWNERS} owners have terms")
-            key = terms_key(owner)
-            puts = {} if terms is None else {key: encoded(terms)}
+            stored_key = key(TERMS, owner)
+            puts = {} if terms is None else {stored_key: encoded(terms)}
+            deletes = (stored_key,) if terms is None else ()
             try:
-                await self._store.write(puts, (key,) if terms is None else (), self._fence())
+                await self._store.write(puts, deletes, self._fence())
             except Fenced as error:
                 raise NotLeading(None) from error
             except (DatastoreError, asyncio.CancelledError):
@@ -238,89 +230,16 @@ class KeptTerms:
     async def _write_differences(self) -> None:
         stored = (await self._store.list(TERMS)).values
         in_force = {
-            terms_key(owner): encoded(terms) for owner, terms in self._book.of_operators.items()
+            key(TERMS, owner): encoded(terms) for owner, terms in self._book.of_operators.items()
         }
-        changed = [key for key, value in in_force.items() if stored.get(key) != value]
-        changed += [key for key in stored if key not in in_force]
+        changed = [name for name, value in in_force.items() if stored.get(name) != value]
+        changed += [name for name in stored if name not in in_force]
         for begin in range(0, len(changed), MAX_CHANGES):
             part = changed[begin : begin + MAX_CHANGES]
-            puts = {key: in_force[key] for key in part if key in in_force}
-            await self._store.write(puts, [key for key in part if key not in puts], self._fence())
+            puts = {name: in_force[name] for name in part if name in in_force}
+            deletes = [name for name in part if name not in puts]
+            await self._store.write(puts, deletes, self._fence())
 
 
-@dataclass(frozen=True, slots=True)
-class TermsShown:
-    """The terms of an owner; None: no limit."""
-
-    weight: float
-    priority: int
-    gpu_s: float | None
-    window_s: float
-    resident_bytes: int | None
-    leases: int | None
-    waiting: int | None
-
-
-@dataclass(slots=True)
-class OwnerUse:
-    """What an owner uses at this moment; `gpu_s` is the GPU time in the window of its quota.
-
-    `held_back` requests wait until another one of the owner has ended, until a quota has room, or
-    until others had their turn; `refused` ones were refused in this term, by quota.
-    """
-
-    gpu_s: float = 0.0
-    resident_bytes: int = 0
-    leases: int = 0
-    waiting: int = 0
-    held_back: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerRow:
-    """One owner; `set_by` is `operator`, `function` (its annotations), or empty: nobody."""
-
-    owner: str
-    set_by: str
-    terms: TermsShown
-    use: OwnerUse
-
-
-def owner_rows(book: TermsBook, core: Core, now: float, most: int | None = None) -> list[OwnerRow]:
-    """Every owner that has terms, or the first ones by name."""
-    return [owner_row(book, core, now, owner) for owner in islice(book, most)]
-
-
-def owner_row(book: TermsBook, core: Core, now: float, owner: str) -> OwnerRow:
-    """One owner, with or without terms."""
-    in_force = book.get(owner)
-    terms = OwnerTerms() if in_force is None else in_force.terms
-    use = _use(core, owner, now)
-    use.refused = dict(book.refused.get(owner, ()))
-    set_by = "" if in_force is None else in_force.set_by
-    return OwnerRow(owner, set_by, TermsShown(**asdict(terms)), use)
-
-
-def _use(core: Core, name: str, now: float) -> OwnerUse:
-    """What the core has counted of it; without anybody's terms it counts nothing."""
-    tenancy, index = core.layer(Tenancy), core.cluster.index
-    owners = tenancy.owners
-    use = OwnerUse()
-    owner: Owner | None
-    if is_function(name):
-        owner = function = owners.functions.get(name)
-        models: Iterable[ModelId] = () if function is None else function.models
-        functions = [] if function is None else [function]
-    else:
-        owner = space = owners.spaces.get(name)
-        models = index.parts.models_of(name)
-        functions = [] if space is None else list(space.functions.values())
-    use.resident_bytes = sum(
-        cache.residents[model].bytes for model in models for cache in index.holders(model).values()
-    )
-    if owner is not None:
-        use.gpu_s = owner.seen_s(now)
-        use.leases, use.waiting = owner.leases, owner.waiting
-        use.held_back = sum(entry.held + entry.paused for entry in functions)
-    return use
+def owner_terms(value: bytes) -> OwnerTerms:
+    return check_terms(read(_TERMS, value))

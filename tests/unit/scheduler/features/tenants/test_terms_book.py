@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from scheduler.features.tenants import terms
+from scheduler.features.tenants.terms import FUNCTION, OPERATOR, TermsBook, TermsInForce
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import RANGES, OwnerTerms, check_owner, check_terms, is_function
-from scheduler.service import terms
-from scheduler.service.terms import FUNCTION, OPERATOR, TermsBook, TermsInForce
 
 F = "team/f"
 ONE, TWO, THREE = (OwnerTerms(leases=number) for number in (1, 2, 3))
@@ -26,7 +26,10 @@ class Told:
 
 def a_book(**of_operators: OwnerTerms) -> tuple[TermsBook, Told]:
     told = Told()
-    return TermsBook(told, of_operators), told
+    book = TermsBook(told)
+    for owner, set_terms in of_operators.items():
+        book.set(owner, set_terms)
+    return book, told
 
 
 def test_core_is_told_at_the_beginning_what_operators_set() -> None:

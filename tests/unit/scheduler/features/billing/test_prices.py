@@ -3,6 +3,7 @@
 import pytest
 
 from cache_manager.model.ids import ModelId
+from scheduler.features.billing.bill import bill, cost
 from scheduler.features.billing.charges import (
     CHARGES,
     GPU_TIME,
@@ -12,7 +13,7 @@ from scheduler.features.billing.charges import (
     KEPT_FROM_OTHERS,
 )
 from scheduler.features.billing.use_buckets import HOUR_S, Period, UseBucket, UseBuckets, UseKey
-from scheduler.service.bill import Billing, bill
+from scheduler.settings import Billing
 
 GIB_SECOND = (1 << 30) * 1_000_000
 
@@ -39,20 +40,20 @@ def two_functions() -> UseBuckets:
 
 def test_cost_is_by_second_and_gib_second_and_gpu_type() -> None:
     billing = Billing(gpu_second=0.5, idle_gib_second=0.25, gpu_types={"H200": 2.0})
-    assert billing.cost(amounts(10, 4, 100), "H200") == pytest.approx(2 * (5 + 1))
-    assert billing.cost(amounts(10, 4, 100), "L4") == pytest.approx(6)
+    assert cost(billing, amounts(10, 4, 100), "H200") == pytest.approx(2 * (5 + 1))
+    assert cost(billing, amounts(10, 4, 100), "L4") == pytest.approx(6)
 
 
 def test_slot_that_was_kept_from_nobody_costs_nothing() -> None:
     kept = amounts(10)
     kept[KEPT], kept[KEPT_FROM_OTHERS] = 6_000_000, 1_000_000
-    assert Billing(gpu_second=0.5).cost(kept, "L4") == pytest.approx(0.5 * (10 - 6 + 1))
+    assert cost(Billing(gpu_second=0.5), kept, "L4") == pytest.approx(0.5 * (10 - 6 + 1))
 
 
 def test_hour_costs_nothing_when_more_was_kept_than_it_has_gpu_time() -> None:
     kept = amounts(1)
     kept[KEPT] = 6_000_000
-    assert Billing(gpu_second=0.5).cost(kept, "L4") == 0.0
+    assert cost(Billing(gpu_second=0.5), kept, "L4") == 0.0
 
 
 def test_bill_adds_up_by_function_namespace_and_model() -> None:
