@@ -19,6 +19,8 @@ import torch
 from gpu_manager.call_errors import CallRefused, CannotBorrow, OutOfMemory, clear_frames
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.lent_memory import Borrowed, LentStorage, Loan, read_file
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.devices.worker_device import WorkRecorder
 from gpu_manager.emulated.compute_threads import (
     ComputeThread,
@@ -29,8 +31,6 @@ from gpu_manager.emulated.compute_threads import (
 from gpu_manager.emulated.lent_files import LentFile, LentFiles
 from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory, SharedPool
 from gpu_manager.emulated.process_memory import ProcessMemory
-from gpu_manager.transfers.device_link import DeviceLink
-from gpu_manager.transfers.schedule import TransferRank
 
 Result = TypeVar("Result")
 
@@ -52,6 +52,7 @@ class CpuArithmetic:
         library: MemoryPool | None = None,
         owner: str = "",
         all_threads: int | None = None,
+        link: DeviceLink | None = None,
     ) -> None:
         """Emulate a context that takes this time and memory.
 
@@ -59,7 +60,7 @@ class CpuArithmetic:
         need the library of a pool. The link has a queue for each owner. `all_threads` compute for
         the whole GPU, by default as many as torch uses.
         """
-        self.link = DeviceLink()
+        self.link = link or DeviceLink()
         self._owner = owner
         self._context_s = context_s
         self._context_bytes = context_bytes
@@ -83,10 +84,12 @@ class CpuArithmetic:
         if self._shared is None:
             assert self._library is not None, "a worker for several models has the pool's library"
             self._shared = SharedPool(self._library)
-        memory, threads = PooledMemory(self._shared, model), self._all_threads
-        found = CpuArithmetic(memory=memory, owner=str(model), all_threads=threads)
-        found.link = self.link
-        return found
+        return CpuArithmetic(
+            memory=PooledMemory(self._shared, model),
+            owner=str(model),
+            all_threads=self._all_threads,
+            link=self.link,
+        )
 
     def warm(self) -> None:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""

@@ -17,6 +17,7 @@ from functools import partial
 
 from cache_manager.model.ids import Tier
 from cache_manager.tier_index import Demotion, TierIndex
+from gpu_manager.devices.paths import DiskPath
 from gpu_manager.errors import (
     ProofRefused,
     ReadingGivenUp,
@@ -26,7 +27,6 @@ from gpu_manager.errors import (
     WeightStoreError,
     WeightStoreFull,
 )
-from gpu_manager.transfers.path import TransferPath, disk_speed
 from gpu_manager.weights.host_images import (
     ArrivingImage,
     HostImage,
@@ -180,12 +180,12 @@ class WeightStore:
         index: TierIndex,
         spill: SpillDirectory | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        disk: TransferPath | None = None,
+        disk: DiskPath | None = None,
         readers: Executor | None = None,
     ) -> None:
         """`index` is the empty index of host memory; `now_s` is its clock.
 
-        `disk` is the path that images from disk take, if the disk is emulated. `readers` read them.
+        `disk` is the path that images from disk take. `readers` read them.
         """
         self.counts = StoreCounts()
         self._budget_bytes = index.budget_bytes
@@ -200,7 +200,7 @@ class WeightStore:
             spill.tenants = self._owners.tenants
         self._demoter = Demoter(self._images, spill, self.counts)
         self._counting = threading.Lock()  # taken after every other lock
-        self._disk = disk or TransferPath(disk_speed(0.0))
+        self._disk = disk or DiskPath()
         self._arriving: dict[str, ArrivingImage] = {}
         self._requesting = threading.Lock()  # taken before every other lock, and never for long
         self._readers = readers or ThreadPoolExecutor(_MOST_READINGS, "read-weights")

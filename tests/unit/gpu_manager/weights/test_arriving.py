@@ -22,7 +22,6 @@ from gpu_manager.errors import (
     WeightsChanged,
     WeightStoreError,
 )
-from gpu_manager.transfers.path import TransferPath
 from gpu_manager.weights.host_images import ArrivingImage, ImageRequest
 from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.weights.spill_directory import SpillDirectory
@@ -84,7 +83,7 @@ def told(pipe: int) -> list[int]:
 
 
 def feed(request: ImageRequest) -> int:
-    return ImageFeed(request, TABLE.total_bytes, TransferPath()).follow()
+    return ImageFeed(request, TABLE.total_bytes).follow()
 
 
 def test_each_piece_can_be_read_before_the_next_one_is(tmp_path: Path, gate: PathGate) -> None:
@@ -349,7 +348,7 @@ def test_image_in_memory_is_told_at_the_pace_of_its_path(gate: PathGate) -> None
     request = store.request(digest, TABLE)
     assert request.arriving is None
     arrival = Arrival(
-        TABLE.total_bytes, ImageFeed(request, TABLE.total_bytes, gate.path()).follow()
+        TABLE.total_bytes, ImageFeed(request, TABLE.total_bytes, gate.transfer).follow()
     )
     gate.let(1)
     assert arrival.wait_for(1) == PIECE
@@ -372,7 +371,7 @@ def test_empty_image_arrives(tmp_path: Path, table: ImageTable) -> None:
     os.close(descriptor)
     store = WeightStore(TierIndex("lru", 1 << 30), spill)
     request = store.request(digest, table)
-    pipe = ImageFeed(request, 0, TransferPath()).follow()
+    pipe = ImageFeed(request, 0).follow()
 
     assert told(pipe) == [VERIFIED]
     request.wait().release()
