@@ -138,4 +138,4 @@ def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
     ]
     yield gauge(metrics.WEIGHTS, kinds)
     yield gauge(metrics.WEIGHTS_BUDGET, [((), status.budget_bytes)])
-    yield gauge(metrics.WEIGHTS_EVICTED, [((), status.counts.evicted)])
+    yield gauge(metrics.WEIGHTS_EVICTED, [((), status.evicted)])
