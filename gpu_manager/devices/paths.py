@@ -49,6 +49,10 @@ class DiskPath:
         return Transfer()
 
 
+def _at_once() -> None:
+    """Wait for nothing."""
+
+
 class WorkerLink(NamedTuple):
     """What the workers of a GPU get of its paths, and who is told what they have moved."""
 
@@ -86,33 +90,23 @@ class GpuPaths:
 class DeviceLink:
     """Both directions between a process and its GPU; all its models share them. Thread-safe."""
 
-    is_limited = False  # bytes take the time of an emulated path
-
     def connect(self, numbers: Sequence[float], descriptors: Sequence[int]) -> Sequence[int]:
         """Use these paths from now on, if they are any; return the other descriptors."""
         del numbers
         return descriptors
 
-    def pass_input(self, owner: str, size_bytes: int) -> None:
-        """Return when so many bytes of a call's input have passed an emulated path."""
-
-    def pass_output(
-        self, owner: str, size_bytes: int, rank: TransferRank = TransferRank.CALL
-    ) -> None:
-        """Return when so many bytes for the host have."""
-
     def copying_input(
-        self, size_bytes: int, wait: Callable[[], None]
+        self, size_bytes: int, wait: Callable[[], None] = _at_once, owner: str = ""
     ) -> AbstractContextManager[None]:
-        """A real GPU is given a call's input meanwhile, for which `wait` waits."""
-        del size_bytes, wait
+        """A call's input is copied meanwhile; `wait` waits for what a real GPU has been given."""
+        del size_bytes, wait, owner
         return _NOTHING
 
     def copying_output(
-        self, size_bytes: int, rank: TransferRank = TransferRank.CALL
+        self, size_bytes: int, rank: TransferRank = TransferRank.CALL, owner: str = ""
     ) -> AbstractContextManager[None]:
-        """A real GPU gives so many bytes back meanwhile, until they are there."""
-        del size_bytes, rank
+        """So many bytes are copied to the host meanwhile, and are there at the end."""
+        del size_bytes, rank, owner
         return _NOTHING
 
     def load_blocks(

@@ -166,32 +166,29 @@ class CpuArithmetic:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
         try:
-            copied = found.clone().untyped_storage()
+            with self.link.copying_input(size_bytes, owner=self._owner):
+                return found.clone().untyped_storage()
         except (MemoryError, RuntimeError) as error:
             self._check_shortage(error)
             raise
-        self._pass_input(size_bytes)
-        return copied
 
     def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
         """The area's bytes themselves; they take the time of a copy to a GPU."""
-        self._pass_input(size_bytes)
-        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        return found.untyped_storage()
+        with self.link.copying_input(size_bytes, owner=self._owner):
+            found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+            return found.untyped_storage()
 
     def refill(
         self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
     ) -> None:
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
-            ctypes.memmove(storage.data_ptr(), source, size_bytes)
-            self._pass_input(size_bytes)
+            with self.link.copying_input(size_bytes, owner=self._owner):
+                ctypes.memmove(storage.data_ptr(), source, size_bytes)
 
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pages of a file, for only anonymous memory counts as the device's."""
         size = storage.nbytes()
-        if self.link.is_limited:
-            self.link.pass_output(self._owner, size, TransferRank.BACKGROUND)
         descriptor = os.memfd_create("gpufaas-parked", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
@@ -199,11 +196,12 @@ class CpuArithmetic:
         finally:
             os.close(descriptor)
         parked = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        return parked.copy_(storage, non_blocking=False)
+        with self.link.copying_output(size, TransferRank.BACKGROUND, self._owner):
+            return parked.copy_(storage, non_blocking=False)
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        self._pass_input(storage.nbytes())
-        return self.duplicate(storage)
+        with self.link.copying_input(storage.nbytes(), owner=self._owner):
+            return self.duplicate(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         try:
@@ -288,20 +286,16 @@ class CpuArithmetic:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        if self.link.is_limited:
-            self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
-        for part, place in zip(parts, places, strict=True):
-            if part.numel():
-                target = ctypes.addressof(ctypes.c_char.from_buffer(place))
-                ctypes.memmove(target, part.data_ptr(), part.numel())
+        size_bytes = sum(part.numel() for part in parts)
+        with self.link.copying_output(size_bytes, rank, self._owner):
+            for part, place in zip(parts, places, strict=True):
+                if part.numel():
+                    target = ctypes.addressof(ctypes.c_char.from_buffer(place))
+                    ctypes.memmove(target, part.data_ptr(), part.numel())
 
     def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
         """Take the new mapping into account."""
         self.limit(self._limit_bytes)
-
-    def _pass_input(self, size_bytes: int) -> None:
-        if self.link.is_limited:
-            self.link.pass_input(self._owner, size_bytes)
 
     def _check_shortage(self, error: Exception) -> None:
         """Raise OutOfMemory if the error is one of the ways in which memory can be short."""

@@ -75,33 +75,21 @@ class PathLink(DeviceLink):
             TransferPath(speed, ProcessGate(gate)) for gate in descriptors[:_GATES]
         )
         self._is_connected = True
-        self.is_limited = speed.bytes_per_s > 0.0
         return descriptors[_GATES:]
 
-    def pass_input(self, owner: str, size_bytes: int) -> None:
-        self.to_gpu.transfer(owner, TransferRank.CALL, self._sums[0]).move(size_bytes)
-
-    def pass_output(
-        self, owner: str, size_bytes: int, rank: TransferRank = TransferRank.CALL
-    ) -> None:
-        self.to_host.transfer(owner, rank, self._sums[1]).move(size_bytes)
-
     def copying_input(
-        self, size_bytes: int, wait: Callable[[], None]
+        self, size_bytes: int, wait: Callable[[], None] = lambda: None, owner: str = ""
     ) -> AbstractContextManager[None]:
-        """Loads make way for an input that is longer than a block, and it is waited for."""
-        self._sums[0].add(TransferRank.CALL, size_bytes)
-        if not self.to_gpu.has_turns or size_bytes <= self.to_gpu.block_bytes:
-            return _NOTHING  # it is over before a load could make way
-        return _announced(self.to_gpu, TransferRank.CALL, wait)
+        """Real loads make way for an input that is longer than a block, and it is waited for."""
+        path, rank = self.to_gpu, TransferRank.CALL
+        passes = self._passes_now(path, owner, rank, self._sums[0], size_bytes)
+        return _NOTHING if passes else _announced(path, rank, wait)
 
     def copying_output(
-        self, size_bytes: int, rank: TransferRank = TransferRank.CALL
+        self, size_bytes: int, rank: TransferRank = TransferRank.CALL, owner: str = ""
     ) -> AbstractContextManager[None]:
-        self._sums[1].add(rank, size_bytes)
-        if not self.to_host.has_turns or size_bytes <= self.to_host.block_bytes:
-            return _NOTHING
-        return self.to_host.present(rank)
+        passes = self._passes_now(self.to_host, owner, rank, self._sums[1], size_bytes)
+        return _NOTHING if passes else self.to_host.present(rank)
 
     def load_blocks(
         self, owner: str, size_bytes: int, urgency: LoadUrgency
@@ -116,6 +104,17 @@ class PathLink(DeviceLink):
         self._told_s = now_s
         to_gpu, to_host = self._sums
         return to_gpu.take(), to_host.take()
+
+    def _passes_now(
+        self, path: TransferPath, owner: str, rank: TransferRank, sums: MovedSums, size_bytes: int
+    ) -> bool:
+        """Count bytes, and let them pass an emulated path; False if others have to make way."""
+        if path.is_limited:
+            path.transfer(owner, rank, sums).move(size_bytes)
+            return True
+        sums.add(rank, size_bytes)
+        # What is no longer than a block is over before a load could make way.
+        return not path.has_turns or size_bytes <= path.block_bytes
 
 
 @contextmanager
