@@ -123,9 +123,9 @@ FEATURES = (
     ),
     Feature(
         "transfers",
-        ("gpu_manager/transfers",),
-        (_MANAGER,),
+        ("gpu_manager/transfers", "gpu_manager/worker/transfers"),
+        (_MANAGER, _WORKER),
         r"transfer|\bpath",
-        ("tests/unit/gpu_manager/transfers",),
+        ("tests/unit/gpu_manager/worker/transfers",),
     ),
 )

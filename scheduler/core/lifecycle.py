@@ -196,9 +196,7 @@ class Lifecycle:
             lease = self.cluster.leases[pending.lease]
             lease.requests.remove(pending)
             self._end_unneeded(lease, reason)
-        elif pending.standing is Standing.PAUSED:
-            self._early.unpause(pending)
-        else:
+        elif pending.standing is not Standing.PAUSED:
             self.take(pending)
         self.finish(pending, outcome, reason)
 
@@ -479,7 +477,6 @@ class Lifecycle:
         if pending is None:
             out.append(Refuse(event, "this request has ended"))
         elif pending.standing is Standing.PAUSED:
-            self._early.unpause(pending)
             self._to_the_front(pending)
         elif lease is not None and lease.may_return:
             if pending not in lease.wanted:
@@ -619,42 +616,36 @@ class Lifecycle:
 
 
 class EarlyReturns:
-    """By lease: the requests that have none now, and those that have or want another one."""
+    """By lease: the requests that gave it back early, until they end."""
 
     def __init__(self) -> None:
-        self._paused: dict[LeaseId, list[Pending]] = {}
-        self._returned: dict[LeaseId, list[Pending]] = {}
+        self._by_lease: dict[LeaseId, list[Pending]] = {}
 
     def pause(self, pending: Pending) -> None:
         """It has given its lease back, and may want another one."""
-        assert pending.lease is not None
         pending.standing = Standing.PAUSED
-        self._paused.setdefault(pending.lease, []).append(pending)
-
-    def unpause(self, pending: Pending) -> None:
-        """It wants another lease, or has ended."""
-        assert pending.lease is not None
-        _drop(self._paused, pending.lease, pending)
+        self._note(pending)
 
     def returns(self, pending: Pending) -> None:
         """It wants another lease than the one that it gave back."""
-        assert pending.lease is not None
-        pending.gave_back.append(pending.lease)
-        self._returned.setdefault(pending.lease, []).append(pending)
+        pending.gave_back.append(self._note(pending))
 
     def ended(self, pending: Pending) -> None:
-        for lease in pending.gave_back:
-            _drop(self._returned, lease, pending)
+        for lease in (*pending.gave_back, pending.lease or _NO_LEASE):
+            others = self._by_lease.get(lease, [])
+            if pending in others:
+                others.remove(pending)
+                if not others:
+                    del self._by_lease[lease]
 
     def of(self, lease: LeaseId, request: RequestId | None) -> list[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
-        requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
+        requests = self._by_lease.get(lease, ())
         return [pending for pending in requests if request is None or pending.id == request]
 
-
-def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
-    others = table.get(lease, [])
-    if pending in others:
-        others.remove(pending)
-        if not others:
-            del table[lease]
+    def _note(self, pending: Pending) -> LeaseId:
+        assert pending.lease is not None
+        requests = self._by_lease.setdefault(pending.lease, [])
+        if pending not in requests:
+            requests.append(pending)
+        return pending.lease

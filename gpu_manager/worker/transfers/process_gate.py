@@ -8,6 +8,7 @@ of its own.
 
 import fcntl
 
+from gpu_manager.devices.loads import TransferRank
 from gpu_manager.kernel_locks import (
     kill_lock_holder,
     lock,
@@ -16,7 +17,6 @@ from gpu_manager.kernel_locks import (
     try_lock,
     unlock,
 )
-from gpu_manager.transfers.schedule import TransferRank
 
 # The bytes that are locked: the place next in line, the path, and one for each rank.
 _NEXT, _PATH, _RANKS = 0, 1, 2

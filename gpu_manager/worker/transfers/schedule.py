@@ -7,19 +7,12 @@ for `PATIENCE` blocks has one block, but never before a rank that has just come 
 """
 
 from collections import OrderedDict, deque
-from enum import IntEnum
 from typing import NamedTuple
+
+from gpu_manager.devices.loads import TransferRank
 
 # Blocks of higher ranks that may pass before one of a lower rank that waits.
 PATIENCE = 8
-
-
-class TransferRank(IntEnum):
-    """How urgent a transfer is; the lowest number is the most urgent."""
-
-    CALL = 0  # inputs and results of a call in flight
-    AWAITED = 1  # a load that a request waits for
-    BACKGROUND = 2  # prefetches, and what leaves a GPU
 
 
 class QueuedTransfer:

@@ -5,10 +5,10 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_manager.transfers.schedule import (
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.worker.transfers.schedule import (
     PATIENCE,
     QueuedTransfer,
-    TransferRank,
     TransferSchedule,
 )
 

@@ -10,13 +10,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from gpu_manager.transfers.process_gate import NoGate, ProcessGate
-from gpu_manager.transfers.schedule import (
-    Block,
-    QueuedTransfer,
-    TransferRank,
-    TransferSchedule,
-)
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import DiskPath, Transfer, TransferAbandoned
+from gpu_manager.worker.transfers.process_gate import NoGate, ProcessGate
+from gpu_manager.worker.transfers.schedule import Block, QueuedTransfer, TransferSchedule
 
 # Blocks of an emulated path: a newcomer waits for one of them at most. Smaller ones cost more than
 # they give (docs/decisions/0031-transfers.md).
@@ -31,10 +28,6 @@ _LATE_S = 0.05
 _LOOKS, _LEAST_LOOK_S, _MOST_LOOK_S = 4, 0.00005, 0.001
 
 Clock = Callable[[], float]
-
-
-class TransferAbandoned(Exception):
-    """Nobody wants the rest of a transfer."""
 
 
 class PathSpeed(NamedTuple):
@@ -111,7 +104,7 @@ class MovedSums:
             return moved
 
 
-class TransferPath:
+class TransferPath(DiskPath):
     """One path. Without a speed and a gate bytes pass at once."""
 
     def __init__(
@@ -272,7 +265,7 @@ class TransferPath:
             self._gate.leave()
 
 
-class PathTransfer:
+class PathTransfer(Transfer):
     """One owner's bytes on a path; moved by one thread, and promoted by any."""
 
     def __init__(
@@ -294,7 +287,6 @@ class PathTransfer:
                 self._path.promote(self._queued, rank)
 
     def resume(self) -> None:
-        """Go on after a wait for something else: what comes next was not ready before."""
         self._ready_s = max(self._ready_s, self._path.now_s())
 
     def move(
@@ -303,11 +295,6 @@ class PathTransfer:
         moved: Callable[[int], object] = lambda _: None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Return when this many bytes more have passed; `moved` is told of each block.
-
-        `moved` must not block: others wait for the thread whose turn it is. TransferAbandoned is
-        raised before the next block of what is not wanted any more.
-        """
         with closing(self.blocks(size_bytes, is_wanted)) as blocks:
             for count in blocks:
                 moved(count)

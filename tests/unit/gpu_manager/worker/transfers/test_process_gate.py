@@ -12,10 +12,11 @@ from statistics import median, median_high
 
 import pytest
 
-from gpu_manager.transfers.gpu_paths import PathWatch
-from gpu_manager.transfers.path import PathSpeed, TransferAbandoned, TransferPath
-from gpu_manager.transfers.process_gate import ProcessGate, make_gate, path_holder
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import TransferAbandoned
+from gpu_manager.transfers import PathWatch
+from gpu_manager.worker.transfers.path import PathSpeed, TransferPath
+from gpu_manager.worker.transfers.process_gate import ProcessGate, make_gate, path_holder
 from tests.kit.places import ROOT
 from tests.kit.waiting import PATIENCE_S, wait_until
 
@@ -26,9 +27,9 @@ SPEED, BLOCK = 16 * MIB, 256 << 10  # a block takes 16 ms
 # Moves as many bytes as it hears of, in the rank that it hears; says when a block has passed.
 MOVER = f"""
 import sys
-from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.path import PathSpeed, TransferPath
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.worker.transfers.process_gate import ProcessGate
+from gpu_manager.worker.transfers.path import PathSpeed, TransferPath
+from gpu_manager.devices.loads import TransferRank
 path = TransferPath(PathSpeed({SPEED}, {BLOCK}), ProcessGate(int(sys.argv[1])))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -39,8 +40,8 @@ for line in sys.stdin:
 # Announces a call for ever, takes the path for ever, or locks everything but the path.
 HOSTILE = """
 import fcntl, sys, time
-from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.worker.transfers.process_gate import ProcessGate
+from gpu_manager.devices.loads import TransferRank
 gate = ProcessGate(int(sys.argv[1]))
 if sys.argv[2] == "announces":
     gate.announce(TransferRank.CALL)

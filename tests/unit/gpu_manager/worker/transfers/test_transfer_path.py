@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_manager.transfers.path import (
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import TransferAbandoned
+from gpu_manager.worker.transfers.path import (
     Moved,
     MovedSums,
     PathSpeed,
-    TransferAbandoned,
     TransferPath,
     disk_speed,
 )
-from gpu_manager.transfers.schedule import TransferRank
 from tests.kit.fakes.path_gate import PIECE_BYTES, PathGate
 from tests.kit.waiting import wait_until
 
@@ -125,7 +125,7 @@ class Movers:
 
     def __init__(self) -> None:
         self.gate = PathGate()
-        self.path = self.gate.path()
+        self.path = TransferPath(PathSpeed(1.0), None, lambda: 0.0, lambda _: self.gate.wait())
         self.passed: list[str] = []
         self.threads: list[threading.Thread] = []
 

@@ -2,9 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from math import inf
 
-from gpu_manager.transfers.schedule import TransferRank
+
+class TransferRank(IntEnum):
+    """How urgent a transfer is; the lowest number is the most urgent."""
+
+    CALL = 0  # inputs and results of a call in flight
+    AWAITED = 1  # a load that a request waits for
+    BACKGROUND = 2  # prefetches, and what leaves a GPU
 
 
 class LoadUrgency:
