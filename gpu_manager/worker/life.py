@@ -55,7 +55,7 @@ def live(
         os._exit(0)
 
 
-_FEATURES: tuple[type[WorkerFeature], ...] = (
+FEATURES: tuple[type[WorkerFeature], ...] = (
     Merging,
     PassedData,
 )
@@ -80,7 +80,7 @@ class _WorkerLife:
         self._garbage = SharedCollection()
         self._models: dict[int, HostedModel] = {}
         space = WorkerSpace(self._tell, self._setup.background)
-        self._features = [feature(space) for feature in _FEATURES]
+        self._features = [feature(space) for feature in FEATURES]
         threading.excepthook = self._broke
         threading.stack_size(_CHANNEL_STACK_BYTES)
 
@@ -332,8 +332,8 @@ class WorkerSetup:
             if placed is not None and order.digest not in executor.images:
                 placed.close()
             model.note_settled()
-        executor.single.share = order.gpu_share
-        executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
+        executor.share = order.gpu_share
+        executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         for part in model.parts:
             part.loaded(order)
         executor.memory.peak_bytes = device.used_bytes()
