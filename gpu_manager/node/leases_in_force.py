@@ -5,8 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from msgspec.structs import replace
-
 from common.tasks import BackgroundTasks
 from gpu_manager import metrics
 from gpu_manager.errors import NoWorker

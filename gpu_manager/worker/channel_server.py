@@ -8,11 +8,10 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,19 +19,18 @@ from gpu_manager.call_errors import CallRefused, ContextLost
 from gpu_manager.devices.lent_memory import make_file
 from gpu_manager.devices.loads import TransferRank
 from gpu_manager.devices.worker_device import Unshare, WorkerDevice
-from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer, read_call
 from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.features import AnswerFrame
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.channel_state import ChannelState
-from gpu_manager.worker.program.inputs import NO_AREA
+from gpu_manager.worker.program.inputs import NO_AREA, InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.messages import Done, Fetch
+from torch_shim.wire.messages import Call, Done, Fetch
 from torch_shim.wire.programs import unpack
 from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
 
@@ -90,39 +88,18 @@ class CallObservers(NamedTuple):
 class Delivery:
     """Puts the bytes of one answer where the function reads them.
 
-    With `files`, a large result goes to a file that the function gives back: `file_number`. After
-    an error the function does not have the answer, and the worker has to `take_back` the file.
+    With `files`, a large result goes to a file that the function gives back: `file_number`.
     """
 
     def __init__(
-        self,
-        device: WorkerDevice,
-        arena: memoryview | None,
-        files: ResultFiles | None,
-        take_back: Callable[[int], None],
+        self, device: WorkerDevice, arena: memoryview | None, files: ResultFiles | None
     ) -> None:
         self._device = device
         self._arena = arena
         self._files = files
-        self._take_back = take_back
         self.body: Sequence[bytearray] = ()
         self.descriptors: list[int] = []
         self.file_number = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors.clear()
-        if error is not None and self.file_number:
-            self._take_back(self.file_number)
 
     def __call__(self, answer: CallAnswer) -> None:
         """Copy a result's bytes, and say in the result where they lie."""
@@ -170,7 +147,6 @@ class ChannelServer:
         session: str,
         function: str,
         executor: Executor,
-        leases: AdmittedLeases,
         programs: Programs,
         reports: CallObservers,
     ) -> None:
@@ -178,11 +154,10 @@ class ChannelServer:
         self._session = session
         self._function = function
         self._executor = executor
-        self._leases = leases
         self._programs = programs
         self._reports = reports
         self._state = ChannelState(executor.sessions.open(session))
-        self._share: Unshare | None = None
+        self._unshare: Unshare | None = None  # of the arena
         self._trace = ""  # of the last call
         self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.ARENA: self._take_arena,
@@ -224,9 +199,10 @@ class ChannelServer:
             self._leave()
         self._wire.close()
         if last:
-            self._executor.forget_session(self._state.kept)
+            with self._executor.gate:
+                self._state.kept.clear()
         self._state.close()
-        self._share = self._executor.share(NO_AREA, self._share)
+        self._share(NO_AREA)
         self._handlers.clear()  # they hold this object: nothing should wait for the collector
 
     def _answer(self, frame: Frame) -> None:
@@ -267,12 +243,21 @@ class ChannelServer:
         (size_bytes,) = frame.meta
         arena = _map_arena(frame, size_bytes)
         self._state.take_arena(arena)
-        self._share = self._executor.share(arena, self._share)
+        self._share(arena)
         self._done()
+
+    def _share(self, area: memoryview) -> None:
+        """Prepare it instead of the former arena; not during a call, which may be recorded."""
+        with self._executor.gate:
+            if self._unshare is not None:
+                self._unshare()
+            self._unshare = self._executor.device.share(area) if len(area) else None
 
     def _share_block(self, frame: Frame) -> None:
         key, size_bytes = frame.meta
-        self._executor.share_block(self._state.kept, key, _map_arena(frame, size_bytes))
+        block = _map_arena(frame, size_bytes)
+        with self._executor.gate:
+            self._state.kept.blocks.add(key, block, self._executor.device.share)
         self._done()
 
     def _define(self, frame: Frame) -> None:
@@ -282,8 +267,10 @@ class ChannelServer:
 
     def _bind(self, frame: Frame) -> None:
         number, binding, tensors = frame.meta
-        program = self._state.program(number)
-        found = self._executor.bind(binding, tensors, program, self._state.kept)
+        program, executor = self._state.program(number), self._executor
+        with executor.gate:
+            reader = InputReader(executor.device, executor.images, self._state.kept)
+            found = reader.binding(binding, tensors, program.inputs)
         self._state.bind(number, found)
         self._done()
 
@@ -294,9 +281,18 @@ class ChannelServer:
     def _fetch(self, frame: Frame) -> None:
         asked: Fetch = frame.meta
         with self._delivery(gives_back=asked.gives_back) as delivery:
-            kept, room = self._state.kept, delivery.room
-            size = self._executor.fetch(kept, asked.key, asked.epoch, room)
+            with self._executor.gate:
+                size = self._deliver_kept(asked, delivery)
             self._send(FrameKind.DONE, Done(size, delivery.file_number), delivery)
+
+    def _deliver_kept(self, asked: Fetch, delivery: Delivery) -> int:
+        """Copy a kept storage, which the function has too from now on; return its size."""
+        held = self._state.kept.held(asked.key, asked.epoch)
+        size = held.storage.nbytes()
+        room = delivery.room(size)[:size]
+        self._executor.device.send([bytes_of(held.storage, 0, size)], [room])
+        self._state.kept.shared(asked.key)
+        return size
 
     def _done(self, answer: Done = Done()) -> None:  # noqa: B008 - it never changes
         self._wire.send(FrameKind.DONE, answer)
@@ -325,25 +321,34 @@ class ChannelServer:
                 self._send(FrameKind.LEFT, left, delivery)
 
     def _call(self, frame: Frame) -> None:
-        call = read_call(frame.meta, self._state)
-        self._trace = call.options.trace
-        self._leases.enter(call.lease, self._session, self._function)
-        try:
-            with self._delivery(gives_back=call.options.residents is not None) as delivery:
-                answer = self._executor.call(call, self._state, frame.body, delivery)
+        call: Call = frame.meta
+        with self._delivery(gives_back=call.options.residents is not None) as delivery:
+            asked = read_call(call, self._state, frame.body, delivery)
+            self._trace = call.options.trace
+            lease = self._executor.leases.enter(call.lease, self._session, self._function)
+            try:
+                answer = self._executor.call(asked._replace(terms=lease.terms))
                 self._send(FrameKind.RESULT, answer.sent(delivery.file_number), delivery)
-            session = self._leases.reported_session(call.lease, self._session)
-            self._reports.ran(call.lease, session, answer)
-        finally:
-            self._leases.leave(call.lease)
+                session = self._session if lease.divided else ""
+                self._reports.ran(call.lease, session, answer)
+            finally:
+                self._executor.leases.leave(call.lease)
 
-    def _delivery(self, *, gives_back: bool = False) -> Delivery:
+    @contextmanager
+    def _delivery(self, *, gives_back: bool = False) -> Iterator[Delivery]:
         """The delivery of one answer; its file is free again if the answer is not sent."""
-        files = self._state.kept.files if gives_back else None
-        return Delivery(self._executor.device, self._state.arena, files, self._take_back)
-
-    def _take_back(self, file_number: int) -> None:
-        self._executor.forget(self._state.kept, [-file_number])
+        kept = self._state.kept
+        files = kept.files if gives_back else None
+        delivery = Delivery(self._executor.device, self._state.arena, files)
+        try:
+            yield delivery
+        except BaseException:
+            if delivery.file_number:
+                self._executor.forget(kept, [-delivery.file_number])
+            raise
+        finally:
+            for descriptor in delivery.descriptors:
+                os.close(descriptor)
 
     def _send(self, kind: FrameKind, meta: Any, delivery: Delivery) -> None:
         self._wire.send(kind, meta, delivery.body, delivery.descriptors)

@@ -1,25 +1,30 @@
-"""The calls of one model, one at a time, and what they have in common."""
+"""The calls of one model, one at a time: inputs in, the program run, its result delivered."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu_manager.call_errors import CallRefused
+import torch
+
+from gpu_manager.call_errors import CallRefused, ShareRefused
 from gpu_manager.devices.lent_memory import IDLE_S, IdleTimer
-from gpu_manager.devices.worker_device import DeviceImage, Unshare, WorkerDevice
+from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
-from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Deliver, GraphCall
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Packer, computing
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.model_memory import AskRelief, ModelMemory
-from gpu_manager.worker.calls.single_call import SingleCalls
+from gpu_manager.worker.orders import LeaseTerms
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import Binding, ChannelState, KeptStorages
-from gpu_manager.worker.program.inputs import InputReader
-from gpu_manager.worker.program.tensor_specs import bytes_of
-from torch_shim.wire.messages import SentTensor
+from gpu_manager.worker.program.channel_state import KeptStorages, TensorInput
+from gpu_manager.worker.program.inputs import InputReader, Inputs
+from gpu_manager.worker.program.recorded_runs import ProgramRun
+from gpu_manager.worker.program.tensor_specs import versions_of
+from gpu_manager.worker.usage import ModelUsage
 from torch_shim.wire.protocol import FailureKind
 
+# Looks at what a run gave before it is delivered, and at whether it wrote to inputs or constants.
+Look = Callable[[Inputs, ProgramRun, bool], None]
 # Calls a function with some arguments when a call has the turn of its slots, model and process.
 InTurn = Callable[..., CallAnswer]
 # Answers a call when it has its turn, or has another call's turn answer it.
@@ -27,7 +32,7 @@ RunCall = Callable[[ChannelCall, InTurn], CallAnswer]
 
 
 class Executor:
-    """Runs the calls of one model, and keeps what they have in common."""
+    """Runs the calls of one model, each for whoever has the model's turn."""
 
     def __init__(
         self,
@@ -38,13 +43,18 @@ class Executor:
     ) -> None:
         """`together` is the process's: it lets in the calls of all models."""
         self.device = device
+        self.leases = leases
         self.images: dict[str, DeviceImage] = {}
         self.gate = threading.Lock()  # held while a call of the model runs
         self.memory = ModelMemory(device, self.gate, ask_relief, together)
         self.sessions = self.memory.sessions
-        self.single = SingleCalls(device, leases, self.memory, self.images)
+        self.usage = ModelUsage(emulated=device.device.type == "cpu")
+        self.run_s = 0.0  # that a call takes at least, on an emulated GPU, with all its share
+        self.share = 1.0  # of the GPU that the model has at most
+        self._slowed = 1.0  # times as long as that on the slots of the lease
+        self._defers = False  # emulated time passes after the call, while others of the model run
+        self._owed_s = 0.0
         self._together = together
-        self._leases = leases
         self._run: RunCall = self._run_singly
         self._trimming = IdleTimer(IDLE_S, self._trim_files)
 
@@ -53,41 +63,199 @@ class Executor:
 
         There was no call yet.
         """
-        self.memory.also_parks(park)
+        self.memory.parks.append(park)
         if run is not None:
             self._run = run
-
-    def share(self, area: memoryview, former: Unshare | None) -> Unshare | None:
-        """Prepare an area instead of the former one; not during a call, which may be recorded."""
-        with self.gate:
-            if former is not None:
-                former()
-            return self.device.share(area) if len(area) else None
-
-    def share_block(self, kept: KeptStorages, key: int, memory: memoryview) -> None:
-        """Prepare a block of a function's memory, so that calls may name it."""
-        with self.gate:
-            kept.blocks.add(key, memory, self.device.share)
-
-    def bind(
-        self,
-        number: int,
-        described: dict[int, SentTensor],
-        program: BuiltProgram,
-        kept: KeptStorages,
-    ) -> Binding:
-        with self.gate:
-            reader = InputReader(self.device, self.images, kept)
-            return reader.binding(number, described, program.inputs)
 
     def forget(self, kept: KeptStorages, keys: list[int]) -> None:
         with self.gate:
             kept.drop(keys)
         self._give_up_idle_files()
 
-    def forget_session(self, kept: KeptStorages) -> None:
-        with self.gate:
-            kept.clear()
+    def call(self, asked: ChannelCall) -> CallAnswer:
+        """Run a call; CallRefused where it cannot be answered."""
+        try:
+            return self._run(asked, self._in_turn)
+        finally:
+            self.memory.keep_within_limit()
+            self.device.after_call()
+            self._give_up_idle_files()
+
+    @property
+    def least_s(self) -> float:
+        """What a run takes at least on the lease's slots, on an emulated GPU."""
+        return self.run_s * self._slowed
+
+    def run(self, asked: ChannelCall, asked_s: float, look: Look | None = None) -> CallAnswer:
+        """Run a call and deliver its result; CallRefused where it cannot be answered."""
+        self.admit(asked)
+        begun_s = time.perf_counter()
+        inputs = self.memory.with_room(asked, lambda: self.inputs(asked))
+        times = [begun_s - asked_s, time.perf_counter() - begun_s, 0.0, 0.0]
+        return self.answer(asked, inputs, times, look)
+
+    def admit(self, asked: ChannelCall) -> None:
+        """Refuse it unless its lease is in force; forget what the function needs no more."""
+        self.leases.in_force(asked.lease)
+        residents = asked.options.residents
+        if residents is not None:
+            asked.channel.kept.drop(residents.dropped)
+
+    def inputs(self, asked: ChannelCall) -> Inputs:
+        channel, program = asked.channel, asked.program
+        named = asked.number, asked.inputs, asked.binding
+        prepared: Inputs | None = channel.prepared(*named)
+        area = asked.body if channel.arena is None else channel.arena
+        if prepared is not None:
+            return prepared.refilled(area)
+        how = {"borrows": program.borrows, "reads_only": program.reads_only}
+        reader = InputReader(self.device, self.images, channel.kept, area, **how)
+        inputs = reader.call(asked.inputs, program.inputs, asked.binding)
+        if inputs.refill is not None and channel.arena is not None:
+            channel.prepare(*named, inputs)
+        return inputs
+
+    def answer(
+        self, asked: ChannelCall, inputs: Inputs, times: list[float], look: Look | None = None
+    ) -> CallAnswer:
+        """Run the program and deliver what it gave, leaving images and constants as they were."""
+        program = asked.program
+        before = versions_of(program.constants)
+        changed: list[TensorInput] | None = None
+        try:
+            begun, begun_s = self.usage.begin(), time.perf_counter()
+            run = self._run_within_limit(asked, inputs)
+            written = inputs.changed()
+            refuse_reshaped(written)
+            rng = asked.options.rng
+            rng = None if rng is None else self.device.seeded(rng)
+            spent_s = time.perf_counter() - begun_s
+            times[2] = self.emulated_s(spent_s)
+            moved = inputs.received_bytes, _sum_of_bytes(run.outputs)
+            self.usage.ran(begun, program.counts, (spent_s, times[2]), moved)
+            if look is not None:
+                look(inputs, run, bool(written) or versions_of(program.constants) != before)
+            answer = self.delivered(asked, inputs, run, written, times, rng)
+            changed = written
+            return answer
+        finally:
+            self.tidy(program, before)
+            self.settle_all(asked, inputs, changed)
+
+    def delivered(
+        self,
+        asked: ChannelCall,
+        inputs: Inputs,
+        run: ProgramRun,
+        written: list[TensorInput],
+        times: list[float],
+        rng: bytes | None = None,
+        together: int = 1,
+    ) -> CallAnswer:
+        """Describe what a program gave, and copy it to where the function reads it."""
+        packer = Packer(
+            [*inputs.positions, run.positions],
+            asked.program.constants,
+            asked.channel.kept,
+            asked.options.keys,
+            asked.options.residents,
+        )
+        result = packer.pack(run.outputs, written, lasting=run.lasting)
+        answer = CallAnswer(result, inputs.end_bytes, rng, times, inputs.batch, together)
+        asked.deliver(answer)
+        return answer
+
+    def emulated_s(self, spent_s: float) -> float:
+        """On an emulated GPU, wait until the run has taken its time; how long it took."""
+        least_s = self.least_s
+        if least_s > spent_s:  # sleep(0) would give the core away
+            if self._defers:
+                self._owed_s += least_s - spent_s
+            else:
+                time.sleep(least_s - spent_s)
+        return max(spent_s, least_s)
+
+    def tidy(self, program: BuiltProgram, before: list[int]) -> None:
+        if program.constants and versions_of(program.constants) != before:
+            program.constants = program.fresh_constants()
+
+    def settle_all(
+        self, asked: ChannelCall, inputs: Inputs, changed: list[TensorInput] | None
+    ) -> None:
+        """After a call: what it wrote to is `changed`; None for a call that failed."""
+        if changed is None:
+            asked.channel.forget_prepared(asked.number)
+            self.settle(inputs.changed(), asked, finished=False)
+        elif changed:
+            self.settle(changed, asked, finished=True)
+
+    def settle(self, changed: list[TensorInput], asked: ChannelCall, *, finished: bool) -> None:
+        """After a program wrote to inputs: images are restored, kept storages have a new epoch.
+
+        A call that failed half-way leaves kept storages in no state that the shim knows of.
+        """
+        binding, kept = asked.binding, asked.channel.kept
+        for held in {id(entry.held): entry.held for entry in changed}.values():
+            if held.image is not None:
+                held.image.restore(*held.place)
+                if binding is not None:
+                    binding.gone = True
+            elif held.key and finished:
+                held.epoch += 1
+            elif held.key:
+                kept.drop([held.key])
+                if binding is not None and binding.keeps(held.key):
+                    binding.gone = True
+
+    def _run_singly(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
+        return in_turn(asked, self.run, asked, time.perf_counter())
+
+    def _in_turn(
+        self, asked: ChannelCall, work: Callable[..., CallAnswer], *arguments: Any
+    ) -> CallAnswer:
+        """Do the work of a call, or of several, when its slots, its model and its process are free.
+
+        What emulated slots take beyond the computing passes while the model's calls on other slots
+        compute.
+        """
+        with self._together.slots.turn(asked.terms.slots):
+            with self.gate, self._together.call(asked.needs):
+                self._use_terms(asked.terms)
+                answer = work(*arguments)
+                owed_s = self._owed_s
+            if owed_s:
+                time.sleep(owed_s)
+            return answer
+
+    def _use_terms(self, terms: LeaseTerms) -> None:
+        """Compute on a lease's slots from now on: with fewer of them it takes longer in proportion.
+
+        Of an emulated GPU, which has no other speed than its host's.
+        """
+        share = min(self.share, terms.share)
+        self._slowed, self._defers, self._owed_s = self.share / share, bool(terms.slots), 0.0
+        try:
+            self.device.serve(share, terms.vcpus)
+        except ShareRefused as refused:
+            raise CallRefused(FailureKind.OPERATOR, str(refused)) from refused
+
+    def _run_within_limit(self, asked: ChannelCall, inputs: Inputs) -> ProgramRun:
+        shapes = (asked.program.digest, *inputs.shapes)
+        mode, rng = asked.mode, asked.options.rng
+
+        def seeded() -> ProgramRun:
+            if rng is not None:
+                self._seed(rng)
+            with computing(self.device.device, mode):
+                return self.memory.graphs.run(asked.program, asked.binding, inputs, mode)
+
+        return self.memory.run(asked, inputs, shapes, seeded)
+
+    def _seed(self, state: bytes) -> None:
+        try:
+            self.device.seed(state)
+        except (RuntimeError, TypeError) as error:
+            raise CallRefused(FailureKind.BAD_FRAME, f"generator's state: {error}") from error
 
     def _give_up_idle_files(self) -> None:
         """Have the files that no function reads be given up, unless they are used again soon."""
@@ -99,48 +267,12 @@ class Executor:
             self.sessions.trim_files(time.monotonic() - IDLE_S)
         self._give_up_idle_files()
 
-    def fetch(
-        self, kept: KeptStorages, key: int, epoch: int, room: Callable[[int], memoryview]
-    ) -> int:
-        """Copy a kept storage to memory of its size, which `room` gives; return the size."""
-        with self.gate:
-            held = kept.find(key, epoch)
-            if held is None:
-                raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
-            size = held.storage.nbytes()
-            self.device.send([bytes_of(held.storage, 0, size)], [room(size)[:size]])
-            kept.shared(key)
-            return size
 
-    def call(
-        self, call: GraphCall, channel: ChannelState, body: memoryview, deliver: Deliver
-    ) -> CallAnswer:
-        """Run a call; CallRefused where it cannot be answered."""
-        asked = ChannelCall(call, channel, body, deliver, self._leases.terms(call.lease))
-        try:
-            return self._run(asked, self._in_turn)
-        finally:
-            self.memory.keep_within_limit()
-            self.device.after_call()
-            self._give_up_idle_files()
+def refuse_reshaped(written: Sequence[TensorInput]) -> None:
+    """CallRefused where an input that a program wrote to got another shape by that."""
+    if not all(entry.keeps_its_shape() for entry in written):
+        raise CallRefused(FailureKind.OPERATOR, "an input got another shape in place")
 
-    def _run_singly(self, asked: ChannelCall, in_turn: InTurn) -> CallAnswer:
-        asked_s = time.perf_counter()
-        return in_turn(asked, self.single.run, asked, asked_s)
 
-    def _in_turn(
-        self, asked: ChannelCall, work: Callable[..., CallAnswer], *arguments: Any
-    ) -> CallAnswer:
-        """Do the work of a call, or of several, when its slots, its model and its process are free.
-
-        What emulated slots take beyond the computing passes while the model's calls on other slots
-        compute.
-        """
-        with self._together.slots.turn(asked.terms.slots):
-            with self.gate, self._together.call(asked.call.needs):
-                self.single.use_terms(asked.terms)
-                answer = work(*arguments)
-                owed_s = self.single.take_owed_s()
-            if owed_s:
-                time.sleep(owed_s)
-            return answer
+def _sum_of_bytes(outputs: Sequence[Any]) -> int:
+    return sum(each.nbytes for each in outputs if isinstance(each, torch.Tensor))

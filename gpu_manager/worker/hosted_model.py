@@ -43,17 +43,17 @@ class HostedModel:
         self.device = device
         self.urgency = urgency
         self._clocks = together.clocks
-        self.leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
+        leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
         self.relief = MemoryRequests(number, tell)
-        self.executor = Executor(device, self.leases, self.relief.ask, together)
+        self.executor = Executor(device, leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
-        self._ran = CallSums(number, self.executor.single.usage, tell)
+        self._ran = CallSums(number, self.executor.usage, tell)
         space = ModelSpace(number, self.executor, self._note)
         self.parts = [feature.begin(space) for feature in features]
         self.orders: dict[type[orders.WorkerOrder], CarryOut] = {
-            orders.AdmitCalls: lambda order, _: self.leases.admit(order.admission),
-            orders.EndCalls: lambda order, _: self.leases.end(order.lease),
+            orders.AdmitCalls: lambda order, _: leases.admit(order.admission),
+            orders.EndCalls: lambda order, _: leases.end(order.lease),
             orders.AskComputed: lambda order, _: self._tell_computed(order.lease),
             orders.OpenChannel: self._open,
             orders.SetLimit: self._limit,
@@ -89,7 +89,7 @@ class HostedModel:
         """
         self._settled.wait()
         self._channels.clear()
-        self.leases.end_all()
+        self.executor.leases.end_all()
         self._ran.flush()
         images = list(self.executor.images.values())
         self.executor.images.clear()
@@ -115,7 +115,6 @@ class HostedModel:
             order.session,
             order.function,
             self.executor,
-            self.leases,
             self._programs,
             self._observers,
         )

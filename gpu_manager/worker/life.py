@@ -56,7 +56,7 @@ def live(
         os._exit(0)
 
 
-_FEATURES: tuple[type[WorkerFeature], ...] = (
+FEATURES: tuple[type[WorkerFeature], ...] = (
     Merging,
     PassedData,
     WorkerTransfers,
@@ -81,7 +81,7 @@ class _WorkerLife:
         self._garbage = SharedCollection()
         self._models: dict[int, HostedModel] = {}
         space = WorkerSpace(self._tell, self._setup.background)
-        self._features = [feature(space) for feature in _FEATURES]
+        self._features = [feature(space) for feature in FEATURES]
         links = [feature.link for feature in self._features if feature.link is not None]
         self._link = links[0] if links else DeviceLink()
         threading.excepthook = self._broke
@@ -325,8 +325,8 @@ class WorkerSetup:
             if placed is not None and order.digest not in executor.images:
                 placed.close()
             model.note_settled()
-        executor.single.share = order.gpu_share
-        executor.single.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
+        executor.share = order.gpu_share
+        executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         for part in model.parts:
             part.loaded(order)
         executor.memory.peak_bytes = device.used_bytes()

@@ -50,13 +50,13 @@ class LeaseClocks:
 
 
 @dataclass(slots=True)
-class _Lease:
+class AdmittedLease:
     """A lease in force here, or with calls under way."""
 
     terms: LeaseTerms = USUAL_TERMS
     owners: set[str] = field(default_factory=set)  # sessions, or a function; none: it has ended
     several: bool = False  # sessions of the function use it
-    divided: bool = False  # each session has its own part
+    divided: bool = False  # each session has its own part, and its calls are reported apart
     called: bool = False
     under_way: int = 0
 
@@ -81,14 +81,14 @@ class AdmittedLeases:
         self._patience_s = patience_s
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, AdmittedLease] = {}
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._clocks = clocks
 
     def admit(self, admission: Admission) -> None:
         """Let calls in; those of owners that were admitted before, too, if the lease is divided."""
         with self._lock:
-            lease = self._leases.setdefault(admission.lease, _Lease())
+            lease = self._leases.setdefault(admission.lease, AdmittedLease())
             before = lease.owners if admission.divided else set()
             lease.owners = before | {admission.owner}
             lease.several, lease.divided = admission.several, admission.divided
@@ -113,14 +113,14 @@ class AdmittedLeases:
         for lease in leases:
             self.end(lease)
 
-    def terms(self, lease: int) -> LeaseTerms:
+    def in_force(self, lease: int) -> AdmittedLease:
+        """The lease; CallRefused unless calls may begin under it."""
         found = self._leases.get(lease)
-        return USUAL_TERMS if found is None else found.terms
+        if found is None or not found.owners:
+            raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
+        return found
 
-    def check(self, lease: int) -> None:
-        self._in_force(lease)
-
-    def enter(self, lease: int, session: str, function: str) -> None:
+    def enter(self, lease: int, session: str, function: str) -> AdmittedLease:
         """A call of this function's session begins; every one that was let in must leave.
 
         Lease numbers are easy to guess, so a call under a lease that others own is refused: it
@@ -130,7 +130,7 @@ class AdmittedLeases:
             found = self._leases.get(lease)
             if found is None or not found.owners:
                 self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
-                found = self._in_force(lease)
+                found = self.in_force(lease)
             if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             found.under_way += 1
@@ -141,11 +141,7 @@ class AdmittedLeases:
                 found.owners = {session}
         if first:
             self._tell_claimed(lease, session)
-
-    def reported_session(self, lease: int, session: str) -> str:
-        """The session, if calls under its lease are reported for each session by itself."""
-        found = self._leases.get(lease)
-        return session if found is not None and found.divided else ""
+        return found
 
     def leave(self, lease: int) -> None:
         with self._lock:
@@ -162,12 +158,6 @@ class AdmittedLeases:
             return False
         self._leases.pop(lease, None)
         return True
-
-    def _in_force(self, lease: int) -> _Lease:
-        found = self._leases.get(lease)
-        if found is None or not found.owners:
-            raise CallRefused(FailureKind.LEASE, f"lease {lease} is not in force here")
-        return found
 
     def _is_known(self, lease: int) -> bool:
         found = self._leases.get(lease)

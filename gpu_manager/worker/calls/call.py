@@ -99,16 +99,24 @@ def _check_process(mode: Mode) -> None:
         raise ContextLost(f"the process computes with {in_force}", of_program=False)
 
 
-class GraphCall(NamedTuple):
-    """A call as it was asked for."""
+class ChannelCall(NamedTuple):
+    """A call as it came over a channel: what it asks for, and where its answer goes.
+
+    `deliver` copies the result's bytes to where they go, before any other call runs that could
+    write to them. `terms` are those of its lease.
+    """
 
     lease: int
-    number: int
+    number: int  # of the program, on the channel
     program: BuiltProgram
     binding: Binding | None
     inputs: list[Any]
     options: CallOptions
     mode: Mode
+    channel: ChannelState
+    body: memoryview
+    deliver: "Deliver"
+    terms: LeaseTerms = USUAL_TERMS
 
     @property
     def needs(self) -> CallNeeds:
@@ -116,14 +124,17 @@ class GraphCall(NamedTuple):
         return CallNeeds(mode.arithmetic, mode.default_dtype, self.options.rng is not None)
 
 
-def read_call(call: Call, channel: ChannelState) -> GraphCall:
+def read_call(
+    call: Call, channel: ChannelState, body: memoryview, deliver: "Deliver"
+) -> ChannelCall:
     """Find the program and binding that a CALL names, and the mode that it asks for."""
     number, options = call.program, call.options
     program = channel.program(number)
     bound = channel.binding(number, call.binding)
     if program.random and options.rng is None:
         raise CallRefused(FailureKind.BAD_FRAME, "a program that draws has a generator's state")
-    return GraphCall(call.lease, number, program, bound, call.inputs, options, read_mode(options))
+    asked = call.lease, number, program, bound, call.inputs, options, read_mode(options)
+    return ChannelCall(*asked, channel, body, deliver)
 
 
 def read_mode(options: CallOptions) -> Mode:
@@ -337,17 +348,3 @@ class CallAnswer(NamedTuple):
 
 # Copies a result's bytes to where the shim will read them.
 Deliver = Callable[[CallAnswer], None]
-
-
-class ChannelCall(NamedTuple):
-    """A call as it came over a channel, and where its answer goes.
-
-    `deliver` copies the result's bytes to where they go, before any other call runs that could
-    write to them. `terms` are those of its lease.
-    """
-
-    call: GraphCall
-    channel: ChannelState
-    body: memoryview
-    deliver: Deliver
-    terms: LeaseTerms = USUAL_TERMS

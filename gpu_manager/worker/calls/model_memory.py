@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from gpu_manager.call_errors import CallRefused, OutOfMemory
 from gpu_manager.devices.worker_device import WorkerDevice
-from gpu_manager.worker.calls.call import GraphCall
-from gpu_manager.worker.calls.calls_together import CallNeeds, CallsTogether
+from gpu_manager.worker.calls.call import ChannelCall
+from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.program.channel_state import SessionStorages
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import Graphs
@@ -50,7 +51,7 @@ class ModelMemory:
         self.limit_bytes = 0
         self.peak_bytes = 0
         self._device = device
-        self._parks: list[Callable[[], None]] = []
+        self.parks: list[Callable[[], None]] = []  # move to host memory what features have
         self._gate = gate
         self._ask_relief = ask_relief
         self._together = together
@@ -104,26 +105,49 @@ class ModelMemory:
         return result, need_bytes
 
     def run(
-        self, call: GraphCall, inputs: Inputs, shapes: tuple[Any, ...], work: Callable[[], Found]
+        self,
+        asked: ChannelCall,
+        inputs: Inputs,
+        shapes: tuple[Any, ...],
+        work: Callable[[], Found],
     ) -> Found:
-        """A call's work on the GPU, after room was made if it was short; once."""
-
-        def attempt() -> tuple[Found, int]:
-            return self.attempt(shapes, work)
-
-        try:
-            result, need_bytes = self.perhaps_alone(call.needs, attempt, inputs)
-        except OutOfMemory as short:
-            self.make_room(call, short)
-            inputs.refuse_if_written()
-            return self._second_attempt(lambda: self.perhaps_alone(call.needs, attempt, inputs))
+        """A call's work on the GPU, once; what it needs beyond the limit is asked for."""
+        attempt = partial(self.attempt, shapes, work)
+        result, need_bytes = self.with_room(asked, attempt, inputs)
         if need_bytes > self.limit_bytes:
             self._device.release()
-            self._relieve(call, OutOfMemory(need_bytes, "measured"))
+            self._relieve(asked, OutOfMemory(need_bytes, "measured"))
         return result
 
-    def perhaps_alone(
-        self, needs: CallNeeds, work: Callable[[], Found], inputs: Inputs | None = None
+    def with_room(
+        self, asked: ChannelCall, work: Callable[[], Found], inputs: Inputs | None = None
+    ) -> Found:
+        """Do it; once more if memory was short, and no input was written to, after room is made."""
+        try:
+            return self._perhaps_alone(asked, work, inputs)
+        except OutOfMemory as short:
+            self.sessions.clear_copies()
+            self.graphs.clear()
+            self.park()
+            self._relieve(asked, short)
+            if inputs is not None:
+                inputs.refuse_if_written()
+        try:
+            return self._perhaps_alone(asked, work, inputs)
+        except OutOfMemory as short:
+            raise self._too_much(short.need_bytes) from short
+
+    def park(self) -> None:
+        """Move what no function has to host memory, until a call needs it again."""
+        for held in self.sessions.sole():
+            if not held.parked:
+                held.storage, held.parked = self._device.park(held.storage), True
+        for park in self.parks:
+            park()
+        self._device.release()
+
+    def _perhaps_alone(
+        self, asked: ChannelCall, work: Callable[[], Found], inputs: Inputs | None
     ) -> Found:
         """Do it; once more without calls of other models if those have the memory that it needs."""
         try:
@@ -133,38 +157,9 @@ class ModelMemory:
                 raise
         if inputs is not None:
             inputs.refuse_if_written()
-        self._together.become_alone(needs)
+        self._together.become_alone(asked.needs)
         self._device.release_beside()
         return work()
-
-    def make_room(self, call: GraphCall, short: OutOfMemory) -> None:
-        """Give back everything that is kept for later, and ask for more."""
-        self.sessions.clear_copies()
-        self.graphs.clear()
-        self.park()
-        self._relieve(call, short)
-
-    def also_parks(self, park: Callable[[], None]) -> None:
-        """Have this move to host memory, too, what it has of the device's."""
-        self._parks.append(park)
-
-    def park(self) -> None:
-        """Move what no function has to host memory, until a call needs it again."""
-        for held in self.sessions.sole():
-            if not held.parked:
-                held.storage, held.parked = self._device.park(held.storage), True
-        for park in self._parks:
-            park()
-        self._device.release()
-
-    def _second_attempt(self, attempt: Callable[[], tuple[Found, int]]) -> Found:
-        try:
-            result, need_bytes = attempt()
-        except OutOfMemory as short:
-            raise self._too_much(short.need_bytes) from short
-        if need_bytes > self.limit_bytes:
-            raise self._too_much(need_bytes)
-        return result
 
     def _note(self, need_bytes: int) -> None:
         """Remember what a call took; what stays allocated afterwards is no other model's either."""
@@ -172,9 +167,9 @@ class ModelMemory:
         self.peak_bytes = max(self.peak_bytes, need_bytes, held_bytes)
         self._more_held = True
 
-    def _relieve(self, call: GraphCall, short: OutOfMemory) -> None:
-        with self._together.yielded(call.needs):  # their calls may end what has to leave
-            limit_bytes, retry = self._ask_relief(call.lease, short.need_bytes)
+    def _relieve(self, asked: ChannelCall, short: OutOfMemory) -> None:
+        with self._together.yielded(asked.needs):  # their calls may end what has to leave
+            limit_bytes, retry = self._ask_relief(asked.lease, short.need_bytes)
         if limit_bytes is not None:
             self.set_limit(limit_bytes)
         if not retry:

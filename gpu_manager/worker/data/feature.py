@@ -108,9 +108,7 @@ class DataInWorker(ModelFeature):
         if not 0 < len(handle) <= MOST_HANDLE_CHARACTERS or len(about) > MOST_ABOUT_BYTES:
             raise CallRefused(FailureKind.BAD_FRAME, "no handle of data, or too much about it")
         with self._gate:
-            held = kept.find(key, epoch)
-            if held is None:
-                raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
+            held = kept.held(key, epoch)
             tensor = PublishedTensor(held, about, self)
             if tensor.size_bytes > most_bytes or not self.published.add(handle, tensor):
                 raise CallRefused(FailureKind.NO_ROOM, "the worker has enough data of functions")

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from gpu_manager.worker.calls.call import ChannelCall, GraphCall
+from gpu_manager.worker.calls.call import ChannelCall
 from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.channel_state import Binding, TensorInput
 from gpu_manager.worker.program.tensor_specs import identity
@@ -21,18 +21,17 @@ _NESTED = "_vmap_increment_nesting"
 
 def why_singly(asked: ChannelCall) -> Singly | None:
     """Why a call can never run as one with others, as far as it shows before it runs."""
-    call = asked.call
-    if call.options.repeats:
+    if asked.options.repeats:
         return Singly.REPEATED
-    if call.options.rng is not None:
+    if asked.options.rng is not None:
         return Singly.RANDOM
-    if call.mode.arithmetic.deterministic or call.mode.arithmetic.cudnn_deterministic:
+    if asked.mode.arithmetic.deterministic or asked.mode.arithmetic.cudnn_deterministic:
         return Singly.EXACT
-    if call.program.random:
+    if asked.program.random:
         return Singly.RANDOM
-    if call.program.has_parts:
+    if asked.program.has_parts:
         return Singly.PARTS
-    if any(name.endswith(_NESTED) for name in call.program.operators):
+    if any(name.endswith(_NESTED) for name in asked.program.operators):
         return Singly.NESTED
     return None
 
@@ -47,14 +46,13 @@ class Likenesses:
 
     def of(self, asked: ChannelCall) -> Hashable:
         """Equal for calls that can run as one; None for one that is like no other."""
-        call = asked.call
         if why_singly(asked) is not None:
             return None
         return (
-            call.program.digest,
-            0 if call.binding is None else self._of_binding(call.binding),
-            call.mode,
-            _inputs(call),
+            asked.program.digest,
+            0 if asked.binding is None else self._of_binding(asked.binding),
+            asked.mode,
+            _inputs(asked),
             asked.terms,
         )
 
@@ -72,9 +70,9 @@ class Likenesses:
         return binding.likeness
 
 
-def _inputs(call: GraphCall) -> tuple[Hashable, ...]:
-    roughly = any(map(_is_kept, call.inputs)) and not call.program.merges_equal_shapes
-    return tuple(map(_roughly if roughly else _input, call.inputs))
+def _inputs(asked: ChannelCall) -> tuple[Hashable, ...]:
+    roughly = any(map(_is_kept, asked.inputs)) and not asked.program.merges_equal_shapes
+    return tuple(map(_roughly if roughly else _input, asked.inputs))
 
 
 def _input(sent: SentTensor | Number | str) -> Hashable:

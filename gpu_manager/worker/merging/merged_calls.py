@@ -12,8 +12,7 @@ import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
-from gpu_manager.worker.calls.single_call import refuse_reshaped
-from gpu_manager.worker.executor import InTurn, RunCall
+from gpu_manager.worker.executor import InTurn, RunCall, refuse_reshaped
 from gpu_manager.worker.features import ModelFeature, ModelSpace, TellManager, WorkerFeature
 from gpu_manager.worker.merging import merged_run
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
@@ -78,7 +77,7 @@ class MergedCalls(ModelFeature):
         self.most = USUAL_MOST  # calls in a group; below 2: calls are never merged
         self.pace = ComparisonPace()
         self.records = MergeRecords()
-        self._single = model.executor.single
+        self._executor = model.executor
         self._sums = MergeSums(model.number, self.counts, tell)
         self._likenesses = Likenesses()
         self._lines: dict[tuple[int, ...], CallLine] = {}  # by the slots of their leases
@@ -117,7 +116,7 @@ class MergedCalls(ModelFeature):
     def answer(self, first: CallInLine, line: CallLine) -> CallAnswer:
         """Answer a call that has the line's turn, and deliver the answer; perhaps others, too."""
         if not line.any_waiting():
-            return self._single.run(first.asked, first.asked_s)
+            return self._executor.run(first.asked, first.asked_s)
         plan = self._plan(first, line)
         if not isinstance(plan, Plan):
             like = first.likeness is not None
@@ -144,7 +143,7 @@ class MergedCalls(ModelFeature):
         there = 1 + line.count_like(first)
         if first.likeness is None:
             return why_singly(first.asked)
-        never = self.counts.why_never(first.asked.call.program.digest)
+        never = self.counts.why_never(first.asked.program.digest)
         if there == 1 or never is not None:
             return never
         most = min(self.most, first.asked.terms.batch or self.most)
@@ -157,14 +156,14 @@ class MergedCalls(ModelFeature):
         if why is not None:
             self.counts.singly[why] += 1
         if call.likeness is None:
-            return self._single.run(call.asked, call.asked_s)
+            return self._executor.run(call.asked, call.asked_s)
         record = self._record(call)
 
         def look(inputs: Inputs, run: ProgramRun, wrote: bool) -> None:  # noqa: FBT001 - a callback
             if record.outputs is None:
                 self._watch(call, record, inputs, run, wrote=wrote)
 
-        answer = self._single.run(call.asked, call.asked_s, look)
+        answer = self._executor.run(call.asked, call.asked_s, look)
         record.note_single(answer.times[2])
         return answer
 
@@ -172,7 +171,7 @@ class MergedCalls(ModelFeature):
         self, call: CallInLine, record: MergeRecord, inputs: Inputs, run: ProgramRun, *, wrote: bool
     ) -> None:
         """Note what a single call of this kind gives, or that such calls are never merged."""
-        program = call.asked.call.program
+        program = call.asked.program
         record.outputs = merged_run.layouts_of(run.outputs)
         written = {entry.position for entry in inputs.changed()}
         sent = {entry.position for entry in inputs.sent if entry.held.image is None}
@@ -202,7 +201,7 @@ class MergedCalls(ModelFeature):
         group = _Group(self._with_tensors_of_their_own(members), record)
         if group.size < SMALLEST:
             return []
-        program = calls[0].asked.call.program
+        program = calls[0].asked.program
         if not plan.compares and self._runs.is_ready(program, group.inputs):
             self._merge(group)
             return []
@@ -213,8 +212,8 @@ class MergedCalls(ModelFeature):
         """Admit a call and read its inputs; None where it is refused, and thereby done."""
         begun_s = time.perf_counter()
         try:
-            self._single.admit(call.asked)
-            inputs = self._single.inputs(call.asked)
+            self._executor.admit(call.asked)
+            inputs = self._executor.inputs(call.asked)
         except CallRefused as refused:
             self._done(call, refused)
             return None
@@ -225,7 +224,7 @@ class MergedCalls(ModelFeature):
         """The members without those that write to what another one writes to: they run alone."""
         independent, taken = [], set[int]()
         for member in members:
-            written = self._runs.written(member.waiting.asked.call.program.digest)
+            written = self._runs.written(member.waiting.asked.program.digest)
             held = {id(entry.held) for entry in member.inputs.sent if entry.position in written}
             if taken.isdisjoint(held):
                 independent.append(member)
@@ -241,7 +240,7 @@ class MergedCalls(ModelFeature):
             return
         if found is None:
             return
-        merged_s = self._single.emulated_s(time.perf_counter() - begun_s)
+        merged_s = self._executor.emulated_s(time.perf_counter() - begun_s)
         group.record.note_merged(group.size, merged_s)
         self.counts.groups += 1
         self.counts.calls += group.size
@@ -261,20 +260,20 @@ class MergedCalls(ModelFeature):
         try:
             written = member.inputs.changed()
             refuse_reshaped(written)
-            answer = self._single.delivered(
+            answer = self._executor.delivered(
                 asked, member.inputs, run, written, member.times, together=together
             )
             changed = written
         except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
-            self._single.settle_all(asked, member.inputs, None)
+            self._executor.settle_all(asked, member.inputs, None)
             self._done(member.waiting, error)
         else:
-            self._single.settle_all(asked, member.inputs, changed)
+            self._executor.settle_all(asked, member.inputs, changed)
             self._done(member.waiting, answer)
 
     def _compare(self, group: _Group) -> list[CallInLine]:
         """Run the calls as one, and some singly, which that answers; give the others."""
-        digest = group.members[0].waiting.asked.call.program.digest
+        digest = group.members[0].waiting.asked.program.digest
         try:
             found = self._run(group, self._runs.try_out)
         except REFUSALS as error:
@@ -282,7 +281,7 @@ class MergedCalls(ModelFeature):
             return []
         if found is None:
             return []
-        merged_s = max(found.spent_s, self._single.least_s)
+        merged_s = max(found.spent_s, self._executor.least_s)
         if found.loops:
             self.counts.forbid(digest, Singly.NO_RULE)
             self._singly(Singly.NO_RULE, group)
@@ -321,7 +320,7 @@ class MergedCalls(ModelFeature):
         begun_s = time.perf_counter()
         member.times[0] = begun_s - waiting.asked_s - member.times[1]
         try:
-            answer = self._single.answer(waiting.asked, member.inputs, member.times, look)
+            answer = self._executor.answer(waiting.asked, member.inputs, member.times, look)
         except BaseException as error:  # noqa: BLE001 - as in `_deliver`
             self._done(waiting, error)
             return 0.0, None
@@ -331,7 +330,7 @@ class MergedCalls(ModelFeature):
     def _is_equal(self, single: Sequence[Any], merged: Sequence[Any]) -> bool | None:
         """Whether both gave the same; None where there is no memory to compare them."""
         try:
-            found, _ = self._single.device.run(
+            found, _ = self._executor.device.run(
                 lambda: merged_run.differs(single, merged), measure=False
             )
         except OutOfMemory:
@@ -340,16 +339,16 @@ class MergedCalls(ModelFeature):
 
     def _run(self, group: _Group, how: Callable[..., Found]) -> Found | None:
         """What each call gets; None where the group cannot run and need not be tried again soon."""
-        call = group.members[0].waiting.asked.call
+        call = group.members[0].waiting.asked
         program, outputs = call.program, group.record.outputs
         assert outputs is not None, "a program is watched before it is merged"
         key = self._runs.key_of(program.digest, group.inputs)
         shapes = ("merged", how.__name__, program.digest, group.size, key)
         before = versions_of(program.constants)
-        memory, expected = self._single.memory, set[int]()
+        memory, expected = self._executor.memory, set[int]()
 
         def work() -> Found:
-            with computing(self._single.device.device, call.mode):
+            with computing(self._executor.device.device, call.mode):
                 return how(program, group.inputs, outputs)
 
         try:
@@ -363,7 +362,7 @@ class MergedCalls(ModelFeature):
             raise _blameless(lost) from lost
         finally:
             wrote = versions_of(program.constants) != before
-            self._single.tidy(program, before)
+            self._executor.tidy(program, before)
             wrote |= self._undo_writes(group, expected)
         if wrote:
             self.counts.forbid(program.digest, Singly.WRITES)
@@ -379,7 +378,7 @@ class MergedCalls(ModelFeature):
             changed = member.inputs.changed()
             if any(entry.position not in expected for entry in changed):
                 wrote = True
-                self._single.settle(changed, member.waiting.asked, finished=False)
+                self._executor.settle(changed, member.waiting.asked, finished=False)
                 detail = "inputs were written to by a merged run; send them again"
                 self._done(
                     member.waiting, CallRefused(FailureKind.MISSING, detail, {"missing": []})
@@ -388,7 +387,7 @@ class MergedCalls(ModelFeature):
 
     def _note_refusal(self, group: _Group, error: Exception, *, first: bool = False) -> None:
         """`first`: the group never ran before."""
-        program = group.members[0].waiting.asked.call.program
+        program = group.members[0].waiting.asked.program
         why = reason_of(error)
         if not first and not (isinstance(error, CannotMerge) and why is not Singly.DIFFERS):
             why = Singly.FAILED
@@ -402,7 +401,7 @@ class MergedCalls(ModelFeature):
 
     def _short(self, record: MergeRecord, size: int) -> None:
         record.note_short(size)
-        self._single.device.release()
+        self._executor.device.release()
 
     def _singly(self, why: Singly, group: _Group) -> None:
         self.counts.singly[why] += group.size

@@ -93,6 +93,13 @@ class KeptStorages:
         holding.move_to_end(key)
         return held
 
+    def held(self, key: int, epoch: int) -> InputStorage:
+        """The same; CallRefused if it is not here."""
+        held = self.find(key, epoch)
+        if held is None:
+            raise CallRefused(FailureKind.MISSING, f"key {key}", {"missing": [key]})
+        return held
+
     def keep(self, held: InputStorage) -> None:
         """Keep a copy under its key, at the cost of other copies if need be."""
         self.drop([held.key])

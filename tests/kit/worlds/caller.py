@@ -284,7 +284,7 @@ class LocalWorker:
         ours, theirs = socket.socketpair()
         frames = {kind: answer for part in self.parts for kind, answer in part.frames.items()}
         reports = CallObservers(self._note_run, self._note, self.lost.set, frames)
-        parts = self.executor, self.leases, self.programs, reports
+        parts = self.executor, self.programs, reports
         server = ChannelServer(theirs, session, "f", *parts)
         self.serve(server)
         return Caller(ours, arena_bytes)

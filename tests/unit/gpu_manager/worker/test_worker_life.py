@@ -37,7 +37,7 @@ LOAD = orders.LoadImage(
 def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[FrameSocket]:
     """The manager's end of a worker that has no feature, and loads nothing."""
     features: tuple[type[WorkerFeature], ...] = ()
-    monkeypatch.setattr(life, "_FEATURES", features)
+    monkeypatch.setattr(life, "FEATURES", features)
     monkeypatch.setattr(life.WorkerSetup, "load", lambda *_: None)
     monkeypatch.setattr(life.WorkerSetup, "_warm", lambda _: None)
     hook, stack_bytes = threading.excepthook, threading.stack_size()

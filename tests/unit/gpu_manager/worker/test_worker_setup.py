@@ -113,7 +113,7 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
     assert loaded.memory_bytes >= (1 << 20) + SIZE
     assert loaded.transfer[0] <= loaded.context[1]
     assert list(bench.executor.images) == ["d"]
-    assert bench.executor.single.run_s == 0.5
+    assert bench.executor.run_s == 0.5
 
 
 def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ByteBudget, ResultFiles
+from tests.kit.processes.open_files import open_files, opened_since
+from tests.kit.waiting import wait_until
 from tests.kit.worlds.caller import (
     Caller,
     CallFailed,
@@ -71,6 +73,23 @@ def test_file_of_another_session_is_not_used_when_it_is_free() -> None:
         one.ask(FrameKind.DROP, [-number])
         with worker.connect("b", 2 * MEBIBYTE) as other:
             assert content(call(other, 1.0, dropped=[-number]))[1] != identity
+
+
+def test_file_is_free_again_when_its_answer_cannot_be_sent() -> None:
+    worker = LocalWorker()
+    with worker.connect(arena_bytes=2 * MEBIBYTE) as caller:
+        leaving = worker.connect(arena_bytes=2 * MEBIBYTE)
+        number = leaving.define(DOUBLE)
+        described = [[2, 0, 4 * SIZE, 0, 0], "float32", [SIZE], [1], 0]
+        options = [None, None, [], None, "", None, [1 << 40, 1 << 60, {}, []]]
+        with worker.executor.gate:
+            leaving.wire.send(FrameKind.CALL, [7, number, None, [described], options])
+            leaving.wire.close()
+        wait_until(worker.executor.sessions.any_free_file, "the file is given back")
+        files = open_files()
+        call(caller, 1.0).close_descriptors()  # in the same file
+        wait_until(lambda: not opened_since(files), "nothing more is open")
+    worker.join()
 
 
 def test_idle_files_are_given_up_and_closed_sessions_leave_none() -> None:

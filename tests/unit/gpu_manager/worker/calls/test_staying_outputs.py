@@ -162,7 +162,7 @@ def test_function_gets_what_stayed_once_when_the_worker_ends() -> None:
     for _ in range(2):  # channels of one session
         ours, theirs = socket.socketpair()
         observers = CallObservers(lambda *_: None, lambda *_: None)
-        parts = ("s", "f", worker.executor, worker.leases, worker.programs, observers)
+        parts = ("s", "f", worker.executor, worker.programs, observers)
         servers.append(ChannelServer(theirs, *parts))
         worker.serve(servers[-1])
         callers.append(Caller(ours))

@@ -58,7 +58,7 @@ def test_end_is_told_after_the_last_call_when_several_are_under_way() -> None:
     leases.enter(1, "s", "f")
     leases.end(1)
     with pytest.raises(CallRefused):
-        leases.check(1)
+        leases.in_force(1)
     leases.leave(1)
     assert ended == []
     leases.leave(1)
@@ -112,12 +112,11 @@ def test_divided_lease_lets_in_each_session_that_was_admitted_and_reports_each()
     leases.admit(Admission(1, "team/f/a", divided=True))
     leases.admit(Admission(1, "team/f/b", divided=True))
     for session in ("team/f/a", "team/f/b"):
-        leases.enter(1, session, "team/f")
-        assert leases.reported_session(1, session) == session
+        assert leases.enter(1, session, "team/f").divided
     with pytest.raises(CallRefused, match="another session"):
         leases.enter(1, "team/f/c", "team/f")
     leases.admit(Admission(2, "team/f/a"))
-    assert leases.reported_session(2, "team/f/a") == ""
+    assert not leases.enter(2, "team/f/a", "team/f").divided
     assert claimed == []
 
 

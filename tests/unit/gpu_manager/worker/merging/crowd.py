@@ -50,7 +50,7 @@ class PayingRecord(MergeRecord):
 
 def merging_pays(worker: LocalWorker) -> LocalWorker:
     """Have running as one pay always, and be compared at once."""
-    worker.executor.single.run_s = RUN_S
+    worker.executor.run_s = RUN_S
     merged = worker.part(MergedCalls)
     merged.pace.pauses = 0.0
     merged.records = MergeRecords(PayingRecord)
