@@ -24,10 +24,9 @@ from torch_shim.wire.image_digests import (
     parts_of,
     possession_proof,
 )
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.manager_session import Content, ManagerSession
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat, map_privately_at, tensor_over
-from torch_shim.wire.worker_peer import Content
 
 log = logging.getLogger("gpufaas")
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from torch_shim.remote.inputs import NAME_OF
 from torch_shim.remote.program import RemoteProgram
+from torch_shim.remote.values import NAME_OF
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import NoTorchFunction, become_cuda
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Slice, Tuple

@@ -13,17 +13,17 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch_shim.advice import CodePlace
 from torch_shim.capture.encode import NotShippable, argument, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import example_of, modes_left, on_gpu, run_with_given, without_gpu
-from torch_shim.capture.root_modules import Root, Roots, root_of_inputs
+from torch_shim.capture.module_calls import Root, Roots, root_of_inputs
 from torch_shim.capture.traces.snapshots import CallState
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases import request_context
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.call_settings import as_state, turns
 from torch_shim.remote.program import RemoteProgram
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import as_state, turns
 from torch_shim.wire.protocol import FailureKind
 
 # Functions that write to running statistics without a version counter, and the enabling argument.

@@ -26,13 +26,12 @@ from torch_shim.data.worker_data import (
 )
 from torch_shim.errors import BadFrame, DataUnavailable, RemoteFailure, UnsuitableData, WireError
 from torch_shim.leases.managers import Nodes
-from torch_shim.remote import inputs
-from torch_shim.remote.inputs import NAME_OF
-from torch_shim.remote.results import LEAST_BYTES
+from torch_shim.remote import values
+from torch_shim.remote.values import LEAST_BYTES, NAME_OF
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.manager_session import ManagerSession, WorkerPeer
 from torch_shim.wire.messages import MOST_ABOUT_BYTES, MOST_PARTS, Count, SentOutput
 from torch_shim.wire.protocol import FrameKind, decoded, encode, places_behind
 from torch_shim.wire.shared_memory import (
@@ -44,7 +43,6 @@ from torch_shim.wire.shared_memory import (
     span_of,
     tensor_over,
 )
-from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -62,7 +60,7 @@ def connect(nodes: Callable[[], Nodes] | None) -> None:
     """Pass data by these sessions, from now on; None: this process has no GPU manager."""
     if nodes is not None:
         _connected[:] = [NodeRequests(nodes)]
-        inputs.takers[:] = [take_at_worker]
+        values.takers[:] = [take_at_worker]
 
 
 def put(value: Any, lifetime_s: float | None = None, *, wished: bool = False) -> str:

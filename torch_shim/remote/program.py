@@ -22,20 +22,16 @@ from torch_shim.leases import request_context
 from torch_shim.leases.leasing import SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES, error_of
-from torch_shim.remote.call_settings import (
-    arithmetic_to_send,
-    autocast_to_send,
-    dtype_to_send,
-    turns,
-)
-from torch_shim.remote.inputs import Bindings, Bound, Shipment
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
-from torch_shim.remote.results import (
+from torch_shim.remote.values import (
     LEAST_BYTES,
     AnswerLayout,
+    Bindings,
+    Bound,
     OutputHabits,
     OutputView,
     Results,
+    Shipment,
     StayingOutputs,
     alias,
     body_of,
@@ -47,6 +43,13 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import (
+    arithmetic_to_send,
+    autocast_to_send,
+    dtype_to_send,
+    turns,
+)
+from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import (
     Ellipse,
@@ -60,7 +63,6 @@ from torch_shim.wire.programs import (
 )
 from torch_shim.wire.protocol import FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat
-from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10

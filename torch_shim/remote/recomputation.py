@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.remote.call_settings import settings_in_force
-from torch_shim.remote.inputs import Bound
+from torch_shim.remote.values import Bound
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import settings_in_force
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import tensor_over
 

@@ -19,8 +19,8 @@ from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Operator, names
+from torch_shim.wire.manager_session import Fetched
 from torch_shim.wire.shared_memory import LentPages, ProtectedMemory, flat, tensor_over
-from torch_shim.wire.worker_peer import Fetched
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
 NO_BYTES = names(

@@ -7,9 +7,8 @@ import pytest
 from torch_shim.leases.leasing import SessionLease
 from torch_shim.remote.program import RemoteProgram
 from torch_shim.weights import ModelImage
-from torch_shim.wire.manager_session import ModelLease
+from torch_shim.wire.manager_session import ModelLease, WorkerPeer
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
-from torch_shim.wire.worker_peer import WorkerPeer
 
 
 class Session:

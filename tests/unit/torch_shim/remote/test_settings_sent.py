@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_shim.remote.call_settings import arithmetic_to_send
+from torch_shim.wire.arithmetic import arithmetic_to_send
 from torch_shim.wire.messages import Arithmetic
 
 
