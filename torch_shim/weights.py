@@ -187,9 +187,9 @@ class ProcessWeights:
     """The weights of this process's models, and every image memory. Each image is sent once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._memories: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
-        os.register_at_fork(before=self._before_fork)
+        self._renew()
+        os.register_at_fork(before=self._before_fork, after_in_child=self._renew)
 
     def lay_out_weights(self, tensors: Iterable[torch.Tensor], since: int) -> None:
         """Move these weights into an image memory, if all were created after the mark `since`."""
@@ -239,7 +239,7 @@ class ProcessWeights:
             return known
         return ModelImage(digest, places)
 
-    def after_fork(self) -> None:
+    def _renew(self) -> None:
         self._lock = threading.Lock()
 
     def _before_fork(self) -> None:
@@ -318,6 +318,9 @@ class ProcessWeights:
                     return self._deliver(descriptor, table, session)
             images[digest] = None
         return digest
+
+
+process_weights = ProcessWeights()
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:

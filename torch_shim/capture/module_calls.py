@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,29 +18,25 @@ from torch_shim.capture.traces.background import Abandoned, BackgroundTracer, at
 from torch_shim.collector_pause import without_collections
 from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import ProcessLeases, SessionLease
+from torch_shim.leases.leasing import ModelWeights, ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.patching import CPU, assigned, redirect
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import absent_bytes, write_epochs
 from torch_shim.tensors.handles import CudaTensor, become_cuda
-from torch_shim.weights import ModelImage, ProcessWeights
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.weights import process_weights
 
 if TYPE_CHECKING:
     from torch_shim.capture.root_calls import Capture
 
 
-class Root:
-    """Weights that are used together: those of a module that user code calls directly, or the
-    parameters among the inputs of a function that user code compiled."""
+class Root(ModelWeights):
+    """The weights of a module that user code calls directly, or the parameters among the inputs
+    of a function that user code compiled."""
 
     def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
-        self.name = name
-        self.tensors = tensors
-        self.lock = threading.Lock()
-        self.model: ModelImage | None = None
+        super().__init__(name, tensors)
         self.owner = self  # the root whose model contains these weights
         self.function: Any = None  # the `CompiledFunction` that answers its calls
         self.traced = False  # whether a call of it was traced
@@ -115,25 +110,11 @@ class Roots:
     """Tracks for each thread the root being called, and gives the roots' calls their leases."""
 
     def __init__(self, address: str | None, credential: str | None) -> None:
-        self._address = address
-        self._credential = credential or ""
-        self._leases: ProcessLeases | None = None
-        self._lock = threading.Lock()
-        self._weights = ProcessWeights()
+        self.has_manager = address is not None  # whether the environment names one
+        self._manager = address or "", credential or ""
+        self.leases = ProcessLeases(Nodes(*self._manager))
         self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
-
-    def nodes(self) -> Nodes:
-        return self._process_leases().nodes
-
-    def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
-        """Lay out weights for the node that were moved to the GPU after the mark `since`."""
-        if self._address is not None:
-            self._weights.lay_out_weights(weights_of(module), since)
-
-    @property
-    def current(self) -> Root | None:
-        return self.local.root
 
     def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
         """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
@@ -164,71 +145,25 @@ class Roots:
 
         If the request that caused this has been answered, take no lease for it.
         """
-        if self._address is None:
+        if not self.has_manager:
             return
         with contextlib.suppress(NoWeights):
             if request_context.served() and request_context.current() is None:
-                _bring(root, self._weights, self.nodes().own)
+                root.bring(self.leases.nodes.own)
             else:
-                self.lease_source(root)(1)
-
-    @property
-    def has_manager(self) -> bool:
-        """Whether the environment names a GPU manager."""
-        return self._address is not None
-
-    def lease_source(self, root: Root) -> Callable[[int], SessionLease]:
-        """Return a function from a batch size to a lease for one call of `root`.
-
-        That function raises NoWeights if `root` has no weights on the GPU.
-        """
-        bring = partial(_bring, root, self._weights)
-        return partial(self._process_leases().lease_for, bring=bring)
-
-    def forget(self, root: Root) -> None:
-        """Forget the model of `root`, which its node no longer has; the next call resends it."""
-        with root.lock:
-            model, root.model = root.model, None
-        if model is not None:
-            self.nodes().forget_image(model.digest)
+                self.leases.lease_for(1, root.bring)
 
     def close_sessions(self) -> None:
         """End all sessions and their leases; the next call opens new ones."""
         absent_bytes.bring_all()
-        with self._lock:
-            leases, self._leases = self._leases, None
-        if leases is not None:
-            leases.nodes.close()
+        former, self.leases = self.leases, ProcessLeases(Nodes(*self._manager))
+        former.nodes.close()
 
     def after_fork(self) -> None:
-        """Reset sessions, leases and weights in a forked child; the parent keeps its own."""
-        if self._leases is not None:
-            self._leases.nodes.close_copies()
-        self._leases = None
-        self._lock = threading.Lock()
-        self._weights.after_fork()
+        """Reset sessions and leases in a forked child; the parent keeps its own."""
+        self.leases.nodes.close_copies()
+        self.leases = ProcessLeases(Nodes(*self._manager))
         vars(self.local).clear()  # the thread that forked is inside no root's call here
-
-    def _process_leases(self) -> ProcessLeases:
-        """Return this process's leases, with its sessions; created at the first call."""
-        leases = self._leases
-        if leases is None:
-            with self._lock:
-                leases = self._leases
-                if leases is None:
-                    assert self._address is not None, "only where there is a manager"
-                    leases = self._leases = ProcessLeases(Nodes(self._address, self._credential))
-        return leases
-
-
-def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
-    model = root.model
-    if model is None or model.digest not in session.images:
-        with root.lock:
-            model = root.model
-            if model is None or model.digest not in session.images:
-                model = root.model = weights.build(root.tensors(), session, model)
-    return model
 
 
 Module = torch.nn.Module
@@ -276,7 +211,7 @@ class ModuleCalls:
         _install_checkpoints(self.roots)
         os.register_at_fork(after_in_child=self._after_fork)
         _installed.append(self)
-        return self.roots.nodes if self.roots.has_manager else None
+        return (lambda: self.roots.leases.nodes) if self.roots.has_manager else None
 
     def import_tracing(self) -> None:
         """Import Dynamo, and make what captures."""
@@ -413,7 +348,8 @@ class ModuleCalls:
             if not any(r() is module for r in self._moved):
                 self._moved = [r for r in self._moved if r() is not None]
                 self._moved.append(weakref.ref(module))
-            self.roots.lay_out_weights(module, since)
+            if self.roots.has_manager:
+                process_weights.lay_out_weights(weights_of(module), since)
         return moved
 
     def _after_fork(self) -> None:

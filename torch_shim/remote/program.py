@@ -9,7 +9,7 @@ when one of them fails.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 
 from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, WireError
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import SessionLease
+from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES, error_of
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
@@ -73,9 +73,6 @@ MOST_ARENA_RESULTS = 4 << 20
 
 _programs = itertools.count(1)
 
-# Returns a lease for a batch size, and a new one when the former has ended.
-LeaseFor = Callable[[int], SessionLease]
-
 
 class RemoteProgram:
     """A program that workers run, with what its earlier calls have shown."""
@@ -95,7 +92,7 @@ class RemoteProgram:
         self.bindings = Bindings()
         self.layout: AnswerLayout | None = None  # of the last answer
 
-    def run(self, args: Sequence[Any], lease_for: LeaseFor) -> list[Any]:
+    def run(self, args: Sequence[Any], leases: ModelLeases) -> list[Any]:
         """Return the outputs that a worker computes.
 
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
@@ -107,13 +104,13 @@ class RemoteProgram:
                 with ExitStack() as ends:
                     call: RemoteCall | None = None
                     try:
-                        call = _bind(self, args, lease_for, batch, ends)
+                        call = _bind(self, args, leases, batch, ends)
                         if call is None:
                             continue
                         outputs, times = _answer(call, trace, repeats=tries.crashes > 0)
-                        _remember(call, outputs, lease_for)
+                        _remember(call, outputs, leases)
                     except (RemoteFailure, WireError) as error:
-                        if not tries.may_follow(error, call):
+                        if not tries.may_follow(error, call, leases):
                             raise
                     else:
                         if timing is not None:
@@ -156,10 +153,10 @@ class RemoteCall:
 
 
 def _bind(
-    program: RemoteProgram, args: Sequence[Any], lease_for: LeaseFor, batch: int, ends: ExitStack
+    program: RemoteProgram, args: Sequence[Any], leases: ModelLeases, batch: int, ends: ExitStack
 ) -> RemoteCall | None:
     """Return a call on a channel of a lease's worker; None if the lease has ended."""
-    held = lease_for(batch)
+    held = leases.lease_for(batch)
     bound = program.bindings.find(args, held.model, program.never_bound)
     _bring_from_others(args, bound, held.lease.peer)
     rng = ends.enter_context(turns.state(drawn_from=program.random))
@@ -170,7 +167,7 @@ def _bind(
     held.begin_call()
     call = RemoteCall(program, args, held, bound, rng, channel)
     ends.callback(call.end)
-    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, lease_for))
+    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, leases))
     ends.callback(call.give_up)
     return call
 
@@ -317,12 +314,12 @@ def _note_kept(peer: WorkerPeer, output: torch.Tensor, part: OutputPart, key: in
     return not stays
 
 
-def _remember(call: RemoteCall, outputs: list[Any], lease_for: LeaseFor) -> None:
+def _remember(call: RemoteCall, outputs: list[Any], leases: ModelLeases) -> None:
     """Have large outputs remember the call, which may have to be repeated for them."""
     stay, program = call.stay, call.program
     if stay.large and stay.repeatable and not program.random:
         made = [(number, outputs[number]) for number in stay.large]
-        remember(partial(program.run, lease_for=lease_for), call.args, call.bound, made)
+        remember(partial(program.run, leases=leases), call.args, call.bound, made)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:
@@ -352,7 +349,8 @@ def _batch(args: Sequence[Any]) -> int:
 
 # The one rule for trying again. A call has no side effects before its answer has been read, so it
 # may be repeated: with a new lease where the worker refuses the lease, with all that it lacks where
-# the worker has lost something, and once where a connection broke.
+# the worker has lost something, once with the weights where the node has lost those, and once where
+# a connection broke.
 
 _MOST_RESENDS = 5  # of what a worker has lost
 _MOST_CRASHES = 2
@@ -368,31 +366,36 @@ class Tries:
 
     def __init__(self) -> None:
         self.crashes = 0
+        self._resent_image = False
         self._resends = 0
         self._crashed_s = 0.0
         self._excused = False
         self._managers = 0
         self._by_worker: Counter[str] = Counter()
 
-    def may_follow(self, error: RemoteFailure | WireError, call: RemoteCall | None) -> bool:
+    def may_follow(
+        self, error: RemoteFailure | WireError, call: RemoteCall | None, leases: ModelLeases
+    ) -> bool:
         """Whether another try may follow after this error, of a call that has a channel or not."""
-        if call is None:
-            if isinstance(error, WireError):
-                self.lose_manager(error)
-                return True
-            return False
         if isinstance(error, WireError):
-            call.held.session.mark_lost(call.held.lease)
-            self.lose_worker(call.peer.name, error)
-            return True
-        if error.failure == FailureKind.LEASE:
-            call.held.lease.over = True
-            return True
-        if error.failure != FailureKind.MISSING or self._resends >= _MOST_RESENDS:
+            if call is None:
+                self.lose_manager(error)
+            else:
+                call.held.session.mark_lost(call.held.lease)
+                self.lose_worker(call.peer.name, error)
+        elif error.failure == FailureKind.UNKNOWN_MODEL and not self._resent_image:
+            self._resent_image = True  # the manager has been restarted
+            leases.forget_image()
+        elif call is None:
             return False
-        self._resends += 1
-        call.peer.kept.forget(error.facts.get("missing", []))
-        call.channel.forget(call.program.number)
+        elif error.failure == FailureKind.LEASE:
+            call.held.lease.over = True
+        elif error.failure == FailureKind.MISSING and self._resends < _MOST_RESENDS:
+            self._resends += 1
+            call.peer.kept.forget(error.facts.get("missing", []))
+            call.channel.forget(call.program.number)
+        else:
+            return False
         return True
 
     def lose_worker(self, worker: str, error: WireError) -> None:
@@ -461,7 +464,7 @@ class _Unsuitable(Exception):
     """An argument that a program cannot express, or that is not on the GPU."""
 
 
-def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
+def run_there(leases: ModelLeases, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
     """Return a handle to an operator's result on the worker; None if it has to run here."""
     name = _OPERATORS.get(getattr(func, "__name__", ""))
     if name is None:
@@ -479,7 +482,7 @@ def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: 
     program = _program(Program(shifted, (), (step,), Tuple([Ref(shifted)])))
     try:
         with NoTorchFunction():
-            (result,) = program.run(tensors, lease_for)
+            (result,) = program.run(tensors, leases)
     except RemoteFailure as failure:
         if failure.failure == FailureKind.LOST:
             raise error_of(failure) from failure
