@@ -37,8 +37,9 @@ from torch.utils import _pytree as pytree
 
 from torch_shim.capture.encode import numpy_draws
 from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
+from torch_shim.capture.roots import pauses
 from torch_shim.capture.traces import dynamo_settings, snapshots, tensor_classes
-from torch_shim.capture.traces.background import ReadsChanged, pauses
+from torch_shim.capture.traces.background import ReadsChanged
 from torch_shim.capture.traces.dynamo_settings import end_graph, traces
 from torch_shim.cuda_api.cuda_module import hidden
 from torch_shim.kernels import substitution

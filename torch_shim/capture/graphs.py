@@ -13,7 +13,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch_shim.advice import CodePlace
 from torch_shim.capture.encode import NotShippable, argument, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import example_of, modes_left, on_gpu, run_with_given, without_gpu
-from torch_shim.capture.module_calls import Root, Roots, root_of_inputs
+from torch_shim.capture.roots import Root, Roots, root_of_inputs
 from torch_shim.capture.traces.snapshots import CallState
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases import request_context

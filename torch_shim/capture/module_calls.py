@@ -1,170 +1,32 @@
-"""Intercepts calls of modules: a root module on the GPU is run through its graphs, with a lease."""
+"""Intercepts calls of modules: a root module on the GPU is run through its graphs."""
 
-import contextlib
 import functools
 import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
 
-from torch_shim.capture.traces.background import Abandoned, BackgroundTracer, at_imports, pauses
+from torch_shim.capture.roots import Root, RootCall, Roots, pauses, root_of_module, weights_of
+from torch_shim.capture.traces.background import BackgroundTracer, at_imports
 from torch_shim.collector_pause import without_collections
-from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import ModelWeights, ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.patching import CPU, assigned, redirect
 from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
-from torch_shim.tensors import absent_bytes, write_epochs
-from torch_shim.tensors.handles import CudaTensor, become_cuda
+from torch_shim.tensors import write_epochs
+from torch_shim.tensors.handles import CudaTensor
 from torch_shim.weights import process_weights
 
 if TYPE_CHECKING:
     from torch_shim.capture.root_calls import Capture
-
-
-class Root(ModelWeights):
-    """The weights of a module that user code calls directly, or the parameters among the inputs
-    of a function that user code compiled."""
-
-    def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
-        super().__init__(name, tensors)
-        self.owner = self  # the root whose model contains these weights
-        self.function: Any = None  # the `CompiledFunction` that answers its calls
-        self.traced = False  # whether a call of it was traced
-
-
-def root_of_module(module: torch.nn.Module) -> Root:
-    """The root does not keep the module alive."""
-    reference = weakref.ref(module)
-
-    def tensors() -> Iterator[torch.Tensor]:
-        alive = reference()
-        assert alive is not None, "a module that is being called is alive"
-        return weights_of(alive)
-
-    return Root(type(module).__name__, tensors)
-
-
-def weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield a module's weights and buffers in the order of its image; tied ones repeatedly."""
-    for part in module.modules():
-        yield from (value for value in part._parameters.values() if value is not None)  # noqa: SLF001 - parameters() drops tied ones slowly
-        yield from (value for value in part._buffers.values() if value is not None)  # noqa: SLF001 - see above
-
-
-def root_of_inputs(values: Iterable[Any]) -> Root:
-    """Return the root for a graph outside any module: the parameters among its inputs.
-
-    If there are none, a number stands for them: workers run programs beside some model's weights.
-    """
-    references = [weakref.ref(value) for value in values if isinstance(value, torch.nn.Parameter)]
-    number = [] if references else [become_cuda(torch.zeros(1))]
-
-    def tensors() -> Iterator[torch.Tensor]:
-        yield from number
-        yield from (
-            value for value in (reference() for reference in references) if value is not None
-        )
-
-    return Root("a compiled function", tensors)
-
-
-class RootCall(NamedTuple):
-    """A call of a root module."""
-
-    root: Root
-    module: torch.nn.Module
-    args: Any
-    kwargs: Any
-
-    def run(self, function: Callable[..., Any]) -> Any:
-        return function(self.module, *self.args, **self.kwargs)
-
-    def run_locally(self, native: Callable[..., Any], reason: str) -> Any:
-        """Run the module without graphs on the function's own processor, and count the call."""
-        report.local_call(reason, 0, self.root.name)
-        with request_context.timed_locally(reason):
-            return self.run(native)
-
-
-class _ThreadState(threading.local):
-    """What a thread is doing."""
-
-    root: Root | None = None  # that it is calling
-    owner: Root | None = None  # whose parts it calls as roots
-    graph_ran = False  # since its call of what Dynamo compiled began
-    abandon = False  # whether it only traces
-    moves = False  # whether it moves a module and its parts
-
-
-class Roots:
-    """Tracks for each thread the root being called, and gives the roots' calls their leases."""
-
-    def __init__(self, address: str | None, credential: str | None) -> None:
-        self.has_manager = address is not None  # whether the environment names one
-        self._manager = address or "", credential or ""
-        self.leases = ProcessLeases(Nodes(*self._manager))
-        self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
-        self.local = _ThreadState()
-
-    def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
-        """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
-        self.local.graph_ran = False
-        answer = call.run(function)
-        return answer, self.local.graph_ran
-
-    def note_graph(self) -> None:
-        """Note that a graph is about to run in this thread; raise Abandoned if it only traces."""
-        if self.local.abandon:
-            raise Abandoned
-        self.local.graph_ran = True
-
-    def parts_are_roots(self) -> AbstractContextManager[None]:
-        """Capture the submodules of the module being called, which itself cannot be captured."""
-        return assigned(self.local, root=None, owner=self.local.root)
-
-    def repeated(self) -> AbstractContextManager[None]:
-        """Capture nothing of what a backward pass is going to repeat, or repeats."""
-        return assigned(self.local, root=self.repeated_root)
-
-    def tracing(self, root: Root) -> AbstractContextManager[None]:
-        """Mark this thread as tracing a call of `root`, without running graphs."""
-        return assigned(self.local, root=root, abandon=True)
-
-    def prepare(self, root: Root) -> None:
-        """Bring a model to the node and onto a GPU before its first graph call.
-
-        If the request that caused this has been answered, take no lease for it.
-        """
-        if not self.has_manager:
-            return
-        with contextlib.suppress(NoWeights):
-            if request_context.served() and request_context.current() is None:
-                root.bring(self.leases.nodes.own)
-            else:
-                self.leases.lease_for(1, root.bring)
-
-    def close_sessions(self) -> None:
-        """End all sessions and their leases; the next call opens new ones."""
-        absent_bytes.bring_all()
-        former, self.leases = self.leases, ProcessLeases(Nodes(*self._manager))
-        former.nodes.close()
-
-    def after_fork(self) -> None:
-        """Reset sessions and leases in a forked child; the parent keeps its own."""
-        self.leases.nodes.close_copies()
-        self.leases = ProcessLeases(Nodes(*self._manager))
-        vars(self.local).clear()  # the thread that forked is inside no root's call here
-
 
 Module = torch.nn.Module
 _in_transform = torch._C._functorch.maybe_current_level  # noqa: SLF001 - no public question

@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from torch_shim.advice import is_outside, users_line
 from torch_shim.capture.dynamo import configure
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.module_calls import Root, RootCall, Roots
+from torch_shim.capture.roots import Root, RootCall, Roots
 from torch_shim.capture.traces.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.traces.dynamo_settings import (
     RECOMPILE_LIMIT,
