@@ -37,7 +37,7 @@ from torch_shim.remote.values import (
     body_of,
     laid_out,
     overwrite,
-    view,
+    tensor_in,
 )
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
@@ -210,7 +210,7 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
     if channel.wire.local:
-        shipment.write(channel.room(shipment.size_bytes + program.result_bytes).memory)
+        shipment.write(channel.room(shipment.size_bytes + program.result_bytes))
         frame = channel.ask(FrameKind.CALL, message)
     else:
         body = bytearray(shipment.size_bytes)
@@ -245,7 +245,7 @@ def _receive(
         if not isinstance(described, OutputView):
             outputs.append(described)
         elif described.source >= 0:
-            output = view(owned[described.source], described)
+            output = tensor_in(owned[described.source], described)
             part = results.storages[described.source]
             if part.offset == STAYS or part.size_bytes > MOST_COPIED_BYTES:
                 stay.large.append(len(outputs))

@@ -20,7 +20,7 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, absent_of, storage_without_bytes
 from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor
-from torch_shim.tensors.large_copies import note_origin
+from torch_shim.tensors.moves import note_origin
 from torch_shim.weights import ModelImage
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.manager_session import Content, DataChannel, WorkerPeer
@@ -62,6 +62,7 @@ _DTYPES = names(
     "int16 int32 int64 uint8 uint16 uint32 uint64"
 )
 NAME_OF = {getattr(torch, name): name for name in sorted(_DTYPES) if hasattr(torch, name)}
+_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _WIDEST_ELEMENT_BYTES = 16
 
 # Have a worker keep a storage's content from where else that lies, if it can: features add to it.
@@ -324,9 +325,6 @@ def _describe(value: Any, model: ModelImage) -> SentTensor | None:
     return SentTensor(source, NAME_OF[value.dtype], shape, strides, int(value.storage_offset()))
 
 
-_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
-
-
 class OutputView(NamedTuple):
     """How an output lies in its storage; strides and offset in elements.
 
@@ -398,9 +396,7 @@ class Results:
             sent = [number for number, part in enumerate(self.storages) if part.offset != STAYS]
             self._mapped.update(zip(sent, places, strict=False))  # those of changed inputs follow
         self._copies = arena is not None  # what stays in the arena is not this process's own
-        self._area: Buffer = (
-            body_of(frame, self.size_bytes, self.lent) if arena is None else arena.memory
-        )
+        self._area: Buffer = body_of(frame, self.size_bytes, self.lent) if arena is None else arena
 
     def bytes_at(self, offset: int, size: int) -> torch.UntypedStorage:
         """Return the next part, which this process owns.
@@ -436,7 +432,7 @@ class Results:
         return AnswerLayout(result.storages, result.views, self.views, places, self.size_bytes)
 
     def _view(self, sent: SentOutput, args: Sequence[Any]) -> OutputView:
-        output = _read_view(sent)
+        output = read_view(sent, "an output:")
         if output.source < 0:
             _input(args, -1 - output.source)
         elif output.source >= len(self.storages):
@@ -469,7 +465,7 @@ def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buf
     return frame.body or bytearray()
 
 
-def view(storage: torch.UntypedStorage, output: OutputView) -> torch.Tensor:
+def tensor_in(storage: torch.UntypedStorage, output: OutputView) -> torch.Tensor:
     return tensor_over(storage, output.dtype, output.offset, output.shape, output.strides)
 
 
@@ -500,10 +496,11 @@ def _input(args: Sequence[Any], position: int) -> torch.Tensor:
     return value
 
 
-def _read_view(sent: SentOutput) -> OutputView:
+def read_view(sent: SentOutput, what: str) -> OutputView:
+    """Return how a tensor lies; BadFrame, which says `what` it is, for one that fits nothing."""
     dtype = _DTYPE_OF.get(sent.dtype)
     if dtype is None or len(sent.shape) != len(sent.strides):
-        raise BadFrame(f"an output: {sent!r:.200}")
+        raise BadFrame(f"{what} {sent!r:.200}")
     span = span_of(sent.shape, sent.strides)
     end_bytes = (sent.offset + span) * dtype.itemsize if span else 0
     return OutputView(sent.source, dtype, sent.shape, sent.strides, sent.offset, end_bytes)

@@ -28,7 +28,7 @@ from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.messages import Done, Fetch, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
-from torch_shim.wire.shared_memory import Arena, LentPages, SharedBlock, shared_blocks
+from torch_shim.wire.shared_memory import LentPages, SharedBlock, make_arena, shared_blocks
 
 log = logging.getLogger("gpufaas")
 
@@ -86,20 +86,21 @@ class DataChannel:
         self.wire = wire
         self.broken = False
         self.idle_since_s = 0.0  # while no thread uses it
-        self.arena: Arena | None = None
+        self.arena: mmap.mmap | None = None
         self.defined: set[int] = set()
         self.bound: dict[int, list[int]] = {}  # of each program, the latest last
         self._last: Frame | None = None
 
-    def room(self, size_bytes: int) -> Arena:
+    def room(self, size_bytes: int) -> mmap.mmap:
         """Return an arena of at least this size, shared with the worker."""
-        arena = self.arena
-        if arena is None or arena.size_bytes < size_bytes:
-            arena = Arena(size_bytes)
-            self.ask(FrameKind.ARENA, [arena.size_bytes], descriptors=[arena.descriptor])
-            arena.forget_descriptor()
+        if self.arena is None or len(self.arena) < size_bytes:
+            descriptor, arena = make_arena(size_bytes)
+            try:
+                self.ask(FrameKind.ARENA, [len(arena)], descriptors=[descriptor])
+            finally:
+                os.close(descriptor)
             self.arena = arena
-        return arena
+        return self.arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
         if number not in self.defined:
@@ -152,8 +153,6 @@ class DataChannel:
         """Close the socket; the worker then frees the channel's memory."""
         self.broken = True
         self.wire.close()
-        if self.arena is not None:
-            self.arena.close()
 
     def ask(
         self,

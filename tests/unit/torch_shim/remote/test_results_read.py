@@ -43,7 +43,7 @@ def answer(
         fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, seals)
     meta = [_lists(storages), _lists(views), _lists(changed), None, [0.0] * 4, *numbers]
     frame = Frame(FrameKind.RESULT, encode(meta), memoryview(body), descriptors)
-    arena = SimpleNamespace(memory=bytearray(arena_bytes)) if arena_bytes else None
+    arena = bytearray(arena_bytes) if arena_bytes else None
     channel: Any = SimpleNamespace(arena=arena)
     peer = WorkerPeer("w", "node")
     return Results(frame, channel, peer, [INPUT, 3], known), peer
