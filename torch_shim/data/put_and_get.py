@@ -493,9 +493,7 @@ class GotValue:
         mark = write_epochs.WriteMark(key)
         storage = storage_without_bytes(mark, size)
         process = process_of(data.worker)
-        mark.absent.leave(
-            DataHolder(self.requests, data.handle, process, self.taken, peer), _nowhere
-        )
+        mark.absent.leave(DataHolder(self.requests, data.handle, process, self.taken, peer))
         made = become_cuda(tensor_in(storage, view))
         if peer is not None:
             peer.kept.result(key, write_epochs.content_of(made))
@@ -513,7 +511,3 @@ class GotValue:
 
 def _no_bytes(_: Place) -> memoryview:
     raise BadFrame(_ONE_TENSOR)
-
-
-def _nowhere(*_: Any) -> None:
-    """Operators between graphs run here: the bytes come for them."""

@@ -266,7 +266,7 @@ class ProcessLeases:
         self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
         self._acquiring: dict[str, threading.Lock] = {}
         # What was claimed by tokens of leases that stand: several requests bring the same one.
-        self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(_nothing_claimed)
+        self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(lambda _token: ClaimedLease())
         self._presented: WeakKeyDictionary[RequestLease, PresentedLease] = WeakKeyDictionary()
 
     def lease_for(self, batch: int, bring: Bring) -> SessionLease:
@@ -386,10 +386,6 @@ class ModelLeases:
         digest = self.weights.forget()
         if digest is not None:
             self.leases.nodes.forget_image(digest)
-
-
-def _nothing_claimed(_token: str) -> ClaimedLease:
-    return ClaimedLease()
 
 
 def _follow(

@@ -43,12 +43,7 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
-from torch_shim.wire.arithmetic import (
-    arithmetic_to_send,
-    autocast_to_send,
-    dtype_to_send,
-    turns,
-)
+from torch_shim.wire.arithmetic import settings_to_send, turns
 from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import (
@@ -135,11 +130,11 @@ class RemoteCall:
     rng: bytes | None
     channel: DataChannel
     stay: StayingOutputs = field(init=False)
+    peer: WorkerPeer = field(init=False)
     answered: bool = False
 
-    @property
-    def peer(self) -> WorkerPeer:
-        return self.held.lease.peer
+    def __post_init__(self) -> None:
+        self.peer = self.held.lease.peer
 
     def give_up(self) -> None:
         """Name again, unless the call was answered, what the function needs no more."""
@@ -173,18 +168,12 @@ def _bind(
 
 
 def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], Sequence[float]]:
-    arithmetic = arithmetic_to_send()
+    autocast, dtype, arithmetic = settings_to_send()
+    residents = call.stay.residents
     while True:
         keys = [write_epochs.new_key() if keep else 0 for keep in call.program.worth_keeping]
         options = CallOptions(
-            autocast_to_send(),
-            call.rng,
-            keys,
-            dtype_to_send(),
-            trace,
-            arithmetic,
-            call.stay.residents,
-            repeats,
+            autocast, call.rng, keys, dtype, trace, arithmetic, residents, repeats
         )
         shipment = _ship(call)
         results = _wait(call, shipment, options)
@@ -255,7 +244,7 @@ def _receive(
             outputs.append(output)
         else:
             position = -1 - described.source
-            outputs.append(alias(call.args[position], shipment.sent(position), described))
+            outputs.append(alias(call.args[position], shipment.sent.get(position), described))
     report.graph_call(program.operators, shipment.size_bytes, results.size_bytes, results.times)
     call.answered = True
     return outputs
@@ -267,7 +256,7 @@ def _change_inputs(call: RemoteCall, shipment: Shipment, results: Results) -> No
     changes = sorted(results.changed, key=lambda change: change.offset != STAYS)
     for number, change in enumerate(changes):
         position, size = change.position, change.size_bytes
-        value, sent = call.args[position], shipment.sent(position)
+        value, sent = call.args[position], shipment.sent.get(position)
         call.stay.repeatable = False
         if sent is None:
             call.program.unbind(position)

@@ -18,7 +18,6 @@ import torch
 from torch_shim.errors import BadFrame
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, absent_of, storage_without_bytes
-from torch_shim.tensors.dispatch import names
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.tensors.moves import note_origin
 from torch_shim.weights import ModelImage
@@ -57,11 +56,11 @@ from torch_shim.wire.shared_memory import (
 # Smaller storages are sent with every call: referring to a kept copy would cost as much.
 KEEP_FROM_BYTES = 4096
 
-_DTYPES = names(
+_DTYPES = (
     "bfloat16 bool complex64 complex128 float16 float32 float64 float8_e4m3fn float8_e5m2 int8 "
     "int16 int32 int64 uint8 uint16 uint32 uint64"
 )
-NAME_OF = {getattr(torch, name): name for name in sorted(_DTYPES) if hasattr(torch, name)}
+NAME_OF = {getattr(torch, name): name for name in _DTYPES.split()}
 _DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _WIDEST_ELEMENT_BYTES = 16
 
@@ -122,7 +121,7 @@ class Shipment:
         self._written = written
         self._whole = whole
         self._runs: dict[int, _ByteRun] = {}
-        self._sent: dict[int, SentInput] = {}
+        self.sent: dict[int, SentInput] = {}  # by position; the others are bound
         self._changed: set[int] = set()
         tensors: list[tuple[int, torch.Tensor]] = []
         for number in unbound:
@@ -149,7 +148,7 @@ class Shipment:
         """Record that the program wrote to this input, on the worker and in this process."""
         mark = write_epochs.mark_of(value)
         held = None if mark is None else self._kept.epochs.get(mark.key)
-        if mark is not None and held is not None and number in self._sent:
+        if mark is not None and held is not None and number in self.sent:
             content = write_epochs.content_of(value)
             more = mark.key not in self._changed  # the worker counts a storage once in a call
             self._changed.add(mark.key)
@@ -158,10 +157,6 @@ class Shipment:
     def has_changed(self, value: torch.Tensor) -> bool:
         mark = write_epochs.mark_of(value)
         return mark is not None and mark.key in self._changed
-
-    def sent(self, number: int) -> SentInput | None:
-        """Return the input as it was sent; None if it was bound."""
-        return self._sent.get(number)
 
     def _plan(self, tensors: list[tuple[int, torch.Tensor]]) -> None:
         storages = [write_epochs.storage_of(value) for _, value in tensors]
@@ -182,7 +177,7 @@ class Shipment:
             sent_from = source.source() if isinstance(source, _ByteRun) else source
             offset -= first_byte // dtype.itemsize
             self.inputs[number] = SentTensor(sent_from, NAME_OF[dtype], shape, strides, offset)
-            self._sent[number] = SentInput(value, original, first_byte)
+            self.sent[number] = SentInput(value, original, first_byte)
 
     def _place(
         self, number: int, value: torch.Tensor, storage: torch.UntypedStorage, *, alone: bool
@@ -446,7 +441,7 @@ class Results:
         """Return the inputs that outputs lie in, and of which the worker has a compact copy."""
         views = [view for view in self.views if isinstance(view, OutputView)]
         sources = [-1 - view.source for view in views if view.source < 0]
-        sent = {position: shipment.sent(position) for position in sources}
+        sent = {position: shipment.sent.get(position) for position in sources}
         return frozenset(
             at for at, item in sent.items() if item and item.value is not item.original
         )

@@ -62,6 +62,10 @@ class BytesHolder(Protocol):
 RunThere = Callable[[Operator, tuple[Any, ...], dict[str, Any] | None], Any]
 
 
+def _nowhere(*_: Any) -> None:
+    """Operators run in this process: the bytes come for them."""
+
+
 class AbsentBytes:
     """The bytes of one storage, while only a worker has them."""
 
@@ -81,7 +85,10 @@ class AbsentBytes:
         return self._memory.lent
 
     def leave(
-        self, holder: BytesHolder, run_there: RunThere, looked: Callable[[], None] | None = None
+        self,
+        holder: BytesHolder,
+        run_there: RunThere = _nowhere,
+        looked: Callable[[], None] | None = None,
     ) -> None:
         """From now on only this worker has the bytes.
 
@@ -222,10 +229,6 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
         if kwargs:
             bring(kwargs.values())
     return answer
-
-
-def _nowhere(*_: Any) -> None:
-    """Nothing runs anywhere else."""
 
 
 def _is_basic(index: Any) -> bool:

@@ -45,32 +45,26 @@ def use_arithmetic(wanted: Arithmetic) -> None:
 _USUAL = Arithmetic()
 
 
-def autocast_to_send() -> str | None:
-    """The data type; None without autocast."""
-    return _name_of(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None
+def settings_to_send() -> tuple[str | None, str | None, Arithmetic | None]:
+    """Return autocast's data type, the default one, and the arithmetic; None for what is usual.
 
-
-def arithmetic_to_send() -> Arithmetic | None:
-    """The settings to send with a call; RemoteFailure where no worker would compute so."""
+    RemoteFailure where no worker would compute so.
+    """
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    default = torch.get_default_dtype()
     try:
         arithmetic = arithmetic_in_force()
     except RuntimeError as error:  # torch says so where both of its interfaces are used
         raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
-    return None if arithmetic == _USUAL else arithmetic
-
-
-def dtype_to_send() -> str | None:
-    """The default data type; None for the usual one."""
-    dtype = torch.get_default_dtype()
-    return None if dtype is torch.float32 else _name_of(dtype)
+    return (
+        None if autocast is None else _name_of(autocast),
+        None if default is torch.float32 else _name_of(default),
+        None if arithmetic == _USUAL else arithmetic,
+    )
 
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def settings_in_force() -> tuple[str | None, str | None, Arithmetic | None]:
-    return autocast_to_send(), dtype_to_send(), arithmetic_to_send()
 
 
 class GeneratorTurns:
