@@ -29,6 +29,7 @@ from torch_shim.settings import ShimSettings
 from torch_shim.tensors.advertised_memory import MEMORY
 from torch_shim.tensors.dispatch import Handler, Operator, names, special
 from torch_shim.tensors.handles import CudaTensor, run
+from torch_shim.tensors.moves import DTYPES
 
 CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
 
@@ -233,10 +234,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **randomness.FUNCTIONS,
 }
 _BELOW = "call nothing below PyTorch"
-_SPARSE = (
-    "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
-    "LongTensor ShortTensor"
-)
 # Names by module of torch.cuda, and the remedy.
 _REFUSED_IN = {
     "nccl": (
@@ -249,7 +246,7 @@ _REFUSED_IN = {
         "leave it out: the device's allocator is in another process",
     ),
     "green_contexts": ("GreenContext get_num_locality_domains is_localization_supported", _BELOW),
-    "sparse": (_SPARSE, "make a tensor by torch.sparse_coo_tensor(..., device='cuda')"),
+    "sparse": (" ".join(DTYPES), "make a tensor by torch.sparse_coo_tensor(..., device='cuda')"),
     "tunable": ("get_results get_rotating_buffer_size get_validators tune_gemm_in_file", _BELOW),
     "jiterator": (
         "_create_jit_fn _create_multi_output_jit_fn",
