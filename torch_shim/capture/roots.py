@@ -1,37 +1,35 @@
-"""The root modules whose calls are captured: the one that a thread is calling, and its model."""
+"""The root modules whose calls are captured, and the threads that call them or trace."""
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.capture.traces.background import Abandoned
 from torch_shim.errors import NoWeights
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import ProcessLeases, SessionLease
+from torch_shim.leases.leasing import ModelWeights, ProcessLeases
 from torch_shim.leases.managers import Nodes
 from torch_shim.patching import assigned
 from torch_shim.process_report import report
 from torch_shim.tensors import absent_bytes
 from torch_shim.tensors.handles import become_cuda
-from torch_shim.weights import ModelImage, ProcessWeights
-from torch_shim.wire.manager_session import ManagerSession
 
 
-class Root:
-    """Weights that are used together: those of a module that user code calls directly, or the
-    parameters among the inputs of a function that user code compiled."""
+class Abandoned(Exception):
+    """A traced graph was about to run in the tracing thread."""
+
+
+class Root(ModelWeights):
+    """The weights of a module that user code calls directly, or the parameters among the inputs
+    of a function that user code compiled."""
 
     def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
-        self.name = name
-        self.tensors = tensors
-        self.lock = threading.Lock()
-        self.model: ModelImage | None = None
+        super().__init__(name, tensors)
         self.owner = self  # the root whose model contains these weights
         self.function: Any = None  # the `CompiledFunction` that answers its calls
         self.traced = False  # whether a call of it was traced
@@ -105,25 +103,11 @@ class Roots:
     """Tracks for each thread the root being called, and gives the roots' calls their leases."""
 
     def __init__(self, address: str | None, credential: str | None) -> None:
-        self._address = address
-        self._credential = credential or ""
-        self._leases: ProcessLeases | None = None
-        self._lock = threading.Lock()
-        self._weights = ProcessWeights()
+        self.has_manager = address is not None  # whether the environment names one
+        self._manager = address or "", credential or ""
+        self.leases = ProcessLeases(Nodes(*self._manager))
         self.repeated_root = Root("a checkpointed region", tuple)  # what a backward pass repeats
         self.local = _ThreadState()
-
-    def nodes(self) -> Nodes:
-        return self._process_leases().nodes
-
-    def lay_out_weights(self, module: torch.nn.Module, since: int) -> None:
-        """Lay out weights for the node that were moved to the GPU after the mark `since`."""
-        if self._address is not None:
-            self._weights.lay_out_weights(weights_of(module), since)
-
-    @property
-    def current(self) -> Root | None:
-        return self.local.root
 
     def run(self, call: RootCall, function: Callable[..., Any]) -> tuple[Any, bool]:
         """Call a function that Dynamo compiled; return its answer, and whether a graph ran."""
@@ -154,68 +138,111 @@ class Roots:
 
         If the request that caused this has been answered, take no lease for it.
         """
-        if self._address is None:
+        if not self.has_manager:
             return
         with contextlib.suppress(NoWeights):
             if request_context.served() and request_context.current() is None:
-                _bring(root, self._weights, self.nodes().own)
+                root.bring(self.leases.nodes.own)
             else:
-                self.lease_source(root)(1)
-
-    @property
-    def has_manager(self) -> bool:
-        """Whether the environment names a GPU manager."""
-        return self._address is not None
-
-    def lease_source(self, root: Root) -> Callable[[int], SessionLease]:
-        """Return a function from a batch size to a lease for one call of `root`.
-
-        That function raises NoWeights if `root` has no weights on the GPU.
-        """
-        bring = partial(_bring, root, self._weights)
-        return partial(self._process_leases().lease_for, bring=bring)
-
-    def forget(self, root: Root) -> None:
-        """Forget the model of `root`, which its node no longer has; the next call resends it."""
-        with root.lock:
-            model, root.model = root.model, None
-        if model is not None:
-            self.nodes().forget_image(model.digest)
+                self.leases.lease_for(1, root.bring)
 
     def close_sessions(self) -> None:
         """End all sessions and their leases; the next call opens new ones."""
         absent_bytes.bring_all()
-        with self._lock:
-            leases, self._leases = self._leases, None
-        if leases is not None:
-            leases.nodes.close()
+        former, self.leases = self.leases, ProcessLeases(Nodes(*self._manager))
+        former.nodes.close()
 
     def after_fork(self) -> None:
-        """Reset sessions, leases and weights in a forked child; the parent keeps its own."""
-        if self._leases is not None:
-            self._leases.nodes.close_copies()
-        self._leases = None
-        self._lock = threading.Lock()
-        self._weights.after_fork()
+        """Reset sessions and leases in a forked child; the parent keeps its own."""
+        self.leases.nodes.close_copies()
+        self.leases = ProcessLeases(Nodes(*self._manager))
         vars(self.local).clear()  # the thread that forked is inside no root's call here
 
-    def _process_leases(self) -> ProcessLeases:
-        """Return this process's leases, with its sessions; created at the first call."""
-        leases = self._leases
-        if leases is None:
-            with self._lock:
-                leases = self._leases
-                if leases is None:
-                    assert self._address is not None, "only where there is a manager"
-                    leases = self._leases = ProcessLeases(Nodes(self._address, self._credential))
-        return leases
+
+# A model's call and the tracing thread both need the interpreter's lock, which goes from one to the
+# other at every operator. The tracing thread asks at each of its steps whether to pause. It goes on
+# when no call is under way, when those under way wait for something (a worker, or what this thread
+# holds), and in any case for a share of the time.
+
+# Of the time in which calls are under way without a gap, the tracing thread runs a tenth.
+RUN_S = 0.004
+PAUSE_S = 0.036
+_LOOK_S = 0.004  # between two looks at what the callers do
+_RUNNING = "RD"  # the states of a thread that has work: running or ready, and at the disk
 
 
-def _bring(root: Root, weights: ProcessWeights, session: ManagerSession) -> ModelImage:
-    model = root.model
-    if model is None or model.digest not in session.images:
-        with root.lock:
-            model = root.model
-            if model is None or model.digest not in session.images:
-                model = root.model = weights.build(root.tensors(), session, model)
-    return model
+class Pauses:
+    """The threads inside a model's call, and the tracing thread that makes way for them."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        is_running: "Callable[[int], bool] | None" = None,
+    ) -> None:
+        self._clock = clock
+        self._is_running = is_running or _is_running
+        self._none_left = threading.Condition()
+        self._callers: dict[int, int] = {}  # by the system's number of a thread, how deep it is
+        self._thread: int | None = None  # that traces, if one does
+        self._runs_until_s = 0.0
+        self._due_s = 0.0  # when the tracing thread runs again, whatever the others do
+
+    def begin_call(self) -> None:
+        number = threading.get_native_id()
+        self._callers[number] = self._callers.get(number, 0) + 1  # its own entry: without a lock
+
+    def end_call(self) -> None:
+        number = threading.get_native_id()
+        depth = self._callers.pop(number, 1) - 1
+        if depth:
+            self._callers[number] = depth
+        if self._thread is not None and not self._callers:
+            with self._none_left:
+                self._none_left.notify_all()
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Let this thread pause at its steps inside the `with` block."""
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+
+    def step(self) -> None:
+        """Pause if this is the tracing thread, and others shall run now."""
+        if not self._callers or self._thread != threading.get_ident():
+            return
+        if self._clock() >= self._runs_until_s and self._wait():
+            self._runs_until_s = self._clock() + RUN_S
+            self._due_s = self._runs_until_s + PAUSE_S
+
+    def _wait(self) -> bool:
+        """Wait while callers have work; return whether to run beside those that are left."""
+        idle_looks = 0
+        while self._clock() < self._due_s and idle_looks < 2:  # noqa: PLR2004 - one may be chance
+            with self._none_left:
+                if self._none_left.wait_for(lambda: not self._callers, _LOOK_S):
+                    return False
+            running = any(map(self._is_running, list(self._callers)))
+            idle_looks = 0 if running else idle_looks + 1
+        return True
+
+    def after_fork(self) -> None:
+        """Forget calls and threads of the parent, of which a forked child has none."""
+        self._none_left = threading.Condition()
+        self._callers = {}
+        self._thread = None
+
+
+def _is_running(number: int) -> bool:
+    """Whether a thread of this process has work, and does not wait for something."""
+    try:
+        with open(f"/proc/self/task/{number}/stat", "rb") as file:  # noqa: PTH123 - at every look
+            found = file.read()
+    except OSError:  # it has ended
+        return False
+    return found.rpartition(b")")[2].split()[0].decode() in _RUNNING
+
+
+pauses = Pauses()
