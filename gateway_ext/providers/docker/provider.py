@@ -381,9 +381,13 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     name = "docker"
 
     def __init__(
-        self, settings: GatewaySettings, bounds: DockerBounds, injection: Injection | None = None
+        self,
+        settings: GatewaySettings,
+        injection: Injection | None = None,
+        bounds: DockerBounds | None = None,
     ) -> None:
         check_settings(settings)
+        bounds = bounds or DockerBounds(drain_s=settings.drain_s)
         super().__init__(RecordStore(Path(settings.state_dir) / "containers", ReleaseRecord))
         name, registries = settings.docker_name, settings.docker_config
         tls = Path(settings.docker_tls_dir) if settings.docker_tls_dir else None

@@ -177,6 +177,7 @@ class TemplateRun:
         self._place = place
         place.leaders.add(process.pid)
         self._living = asyncio.create_task(live(process, name, place))
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -235,8 +236,14 @@ class TemplateRun:
         process, line = await self._forked(kind, name, [])
         return TemplateRun(name, process, self._keeper, line, self._place)
 
-    async def unasked_end(self) -> str:
-        """Wait until the template ends, speaks without being asked, or freezes; returns why."""
+    def watch(self, ended: Callable[[Self, str], None]) -> None:
+        """Call this with the reason once it ends, freezes, or speaks without being asked."""
+        self._watching = asyncio.create_task(self._watch(ended))
+
+    async def _watch(self, ended: Callable[[Self, str], None]) -> None:
+        ended(self, await self._unasked_end())
+
+    async def _unasked_end(self) -> str:
         spoken = asyncio.create_task(_readable(self._line))
         frozen = asyncio.create_task(until_frozen(self.process.pid, None, _LIVENESS))
         waits: set[asyncio.Future[Any]] = {spoken, frozen, self.process.exited}
@@ -253,17 +260,22 @@ class TemplateRun:
 
     async def end(self) -> None:
         """Kill it, and return when nothing but its forks is left of it."""
-        self._line.close()
+        await self._close_line()
         if not self.process.exited.done():
             processes.kill_session(self.process.pid)
             self.process.send_signal(signal.SIGKILL)
         await asyncio.shield(self._living)
 
-    def release(self) -> InstanceProcess:
+    async def release(self) -> None:
         """Give the process away, which has become an instance itself."""
-        self._line.close()
         self._living.cancel()
-        return self.process
+        await self._close_line()
+
+    async def _close_line(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])  # it reads the line
+        self._line.close()
 
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
