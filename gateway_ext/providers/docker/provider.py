@@ -228,9 +228,6 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self._resumed = False  # before that its containers are not known
         self._tidying = BackgroundTasks(log, "deleting secrets")
 
-    def notify(self) -> None:
-        self._rollout.notify()
-
     async def resume(self, containers: Sequence[ListedContainer]) -> None:
         """Adopt its running containers, and start the missing ones."""
         running = await self._adopted(containers)
@@ -239,17 +236,17 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         serving = record.before if record.before is not None else record.release
         if serving.image is not None:
             adopted = running.get(serving.id, [])
-            self._rollout.start_with(self._version(serving, adopted))
+            self.start_with(self._version(serving, adopted))
         if record.before is not None or record.release.image is None:
             coming = running.get(record.release.id, [])
-            self._rollout.begin(lambda: self._make(record.release, coming))
+            self.replace_version(lambda: self._make(record.release, coming))
 
     def begin(self) -> None:
         """Store the record and start its release; the current release serves until it is ready."""
         self._resumed = True
         self._store.save(self.record)
         release = self.record.release
-        self._rollout.begin(lambda: self._make(release))
+        self.replace_version(lambda: self._make(release))
 
     def update(self, release: Release, wanted: int) -> None:
         if not self._resumed:
@@ -258,7 +255,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             self.record = replace(self.record, release=release, before=before, wanted=wanted)
             self._store.save(self.record)
             return
-        current = self._rollout.current
+        current = self.current
         before = current.release if current is not None else None
         self.record = replace(self.record, release=release, before=before, wanted=wanted)
         self.begin()
@@ -273,10 +270,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     async def detach(self) -> None:
         """Leave its containers running for the next gateway."""
         self._tidying.cancel()
-        try:
-            await self._rollout.detach()
-        finally:
-            self.log.close()
+        await super().detach()
 
     @property
     def secrets(self) -> set[str]:
@@ -285,7 +279,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     @property
     def releases(self) -> list[Release]:
         """Releases that containers run of, now or soon; a release may be listed twice."""
-        return [*self.record.releases, *(version.release for version in self._rollout.present)]
+        return [*self.record.releases, *(version.release for version in self.present)]
 
     def took_over(self, version: ContainerVersion) -> None:
         """Forget the release before this one: the next gateway must not start it again."""
@@ -355,14 +349,14 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             try:
                 return await self._parts.images.ready(name)
             except ProviderFailed as error:
-                self._rollout.report_failure(f"{error}; it is tried again in {pause_s:g} s")
+                self.report_failure(f"{error}; it is tried again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, bounds.longest_pause_s)
 
     def _version(
         self, release: Release, running: Iterable[ContainerInstance] = ()
     ) -> ContainerVersion:
-        return ContainerVersion(release, self._parts, self.log, self._rollout.changed, running)
+        return ContainerVersion(release, self._parts, self.log, self.changed, running)
 
     async def _tidy(self, release: Release) -> None:
         try:
@@ -371,7 +365,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             log.warning("secrets of %s are removed later: %s", self.deployment.id, error)
 
     async def _measure(self) -> Sequence[InstanceUsage]:
-        names = [one.name for version in self._rollout.versions for one in version.instances]
+        names = [one.name for version in self.versions for one in version.instances]
         return await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
 
 

@@ -272,9 +272,10 @@ class TemplateRun:
         await self._close_line()
 
     async def _close_line(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])  # it reads the line
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])  # it reads the line
         self._line.close()
 
     async def _forked(
