@@ -40,7 +40,7 @@ class _CallSpans:
         journey = self.journey
         yield self._whole()
         if journey.received_s:
-            yield self._span(RECEIVING, WHOLE, "receive", (journey.began_s, journey.received_s))
+            yield self._span(RECEIVING, "receive", journey.began_s, journey.received_s)
         for attempt in journey.attempts:
             yield from self._of(attempt)
 
@@ -49,8 +49,8 @@ class _CallSpans:
         error = journey.error
         if not error and journey.status >= _SERVER_ERROR:
             error = f"status {journey.status}"
-        times = (journey.began_s, journey.ended_s or self.now_s)
-        return self._span(WHOLE, WHOLE, f"call {journey.function}", times)._replace(
+        name, ended_s = f"call {journey.function}", journey.ended_s or self.now_s
+        return self._span(WHOLE, name, journey.began_s, ended_s)._replace(
             parent_id=journey.parent,
             kind=SpanKind.CONSUMER if journey.by_gateway else SpanKind.SERVER,
             attributes=self._facts(),
@@ -79,12 +79,12 @@ class _CallSpans:
         number = attempt.number
         ended_s = attempt.ended_s or self.journey.ended_s or self.now_s
         seated_s = attempt.seated_s or ended_s
-        turn = self._span(TURN, WHOLE, "wait for an instance", (attempt.began_s, seated_s), number)
+        turn = self._span(TURN, "wait for an instance", attempt.began_s, seated_s, number)
         why = attempt.error or self.journey.error
         yield turn if attempt.seated_s else turn._replace(error=why)
         if attempt.request is not None:
             leased_s = attempt.leased_s or ended_s
-            yield self._span(LEASE, WHOLE, "lease", (seated_s, leased_s), number)._replace(
+            yield self._span(LEASE, "lease", seated_s, leased_s, number)._replace(
                 kind=SpanKind.CLIENT,
                 attributes=_leased(attempt),
                 error="" if attempt.leased_s else why,
@@ -101,19 +101,14 @@ class _CallSpans:
             error = error or self.journey.error
         else:
             facts["gpufaas.first_byte_s"] = round(attempt.answered_s - attempt.asked_s, 6)
-        times = (attempt.asked_s, ended_s)
-        return self._span(FUNCTION, WHOLE, "function", times, attempt.number)._replace(
-            kind=SpanKind.CLIENT, attributes=facts, error=error
-        )
+        span = self._span(FUNCTION, "function", attempt.asked_s, ended_s, attempt.number)
+        return span._replace(kind=SpanKind.CLIENT, attributes=facts, error=error)
 
-    def _span(
-        self, number: int, parent: int, name: str, times_s: tuple[float, float], attempt: int = 0
-    ) -> Span:
-        begin_s, end_s = times_s
+    def _span(self, number: int, name: str, begin_s: float, end_s: float, attempt: int = 0) -> Span:
         return Span(
             trace_id=self.journey.trace_id,
             span_id=self.journey.span_id(number, attempt),
-            parent_id=self.journey.span_id(parent),
+            parent_id=self.journey.span_id(WHOLE),
             name=name,
             service=GATEWAY,
             begin_ns=self._wall_ns(begin_s),
@@ -188,14 +183,11 @@ def read_report(header: bytes) -> ReportedTrace:
     for entry in entries:
         letter, *parts = entry.split(";")
         if letter == "x":
-            report.more_calls, report.more_us = [_number(part) or 0 for part in (*parts, "", "")][
-                :2
-            ]
+            counts = [_number(part) or 0 for part in (*parts, "", "")]
+            report.more_calls, report.more_us = counts[:2]
+        elif (times := _times(letter, parts)) is None:
             continue
-        times = _times(letter, parts)
-        if times is None:
-            continue
-        if letter == "h":
+        elif letter == "h":
             report.handler = times
         elif letter == "c":
             report.calls.append(times)
@@ -281,29 +273,23 @@ class _Below:
             facts["gpufaas.calls_left_out"] = report.more_calls
             facts["gpufaas.calls_left_out_s"] = report.more_us / 1e6
         parent = self.journey.span_id(FUNCTION, self.attempt)
-        span = self._span(HANDLER, parent, "handler", (times.begin_us, times.took_us))
+        span = self._span(HANDLER, parent, "handler", times.begin_us, times.took_us)
         service = self.journey.function
         return span._replace(service=service, kind=SpanKind.SERVER, attributes=facts)
 
     def call(self, call: CallTimes, acquires: list[CallTimes], number: int) -> Iterator[Span]:
         """A graph call, the leases that it waited for, and the steps of its worker."""
-        reason = call.facts.get("h")
+        name, kind = "graph call", SpanKind.CLIENT
         facts: Facts = {
             "gpufaas.model": call.facts.get("m", ""),
             "gpufaas.lease": call.number("l"),
             "gpufaas.batch": call.number("b"),
         }
-        if reason is not None:
-            facts = {"gpufaas.local": reason}
-        parent = self.journey.span_id(HANDLER, self.attempt)
-        name = "graph call" if reason is None else "graph run here"
-        span = self._span(number, parent, name, (call.begin_us, call.took_us))
-        yield span._replace(
-            span_id=call.span_id,
-            kind=SpanKind.CLIENT if reason is None else SpanKind.INTERNAL,
-            attributes=facts,
-            error=call.facts.get("e", ""),
-        )
+        if (reason := call.facts.get("h")) is not None:
+            name, kind, facts = "graph run here", SpanKind.INTERNAL, {"gpufaas.local": reason}
+        parent, error = self.journey.span_id(HANDLER, self.attempt), call.facts.get("e", "")
+        span = self._span(number, parent, name, call.begin_us, call.took_us)
+        yield span._replace(span_id=call.span_id, kind=kind, attributes=facts, error=error)
         for place, acquire in enumerate(acquires):
             yield self._acquire(call.span_id, acquire, number + len(_WORK) + place)
         yield from self._work(call, acquires, number)
@@ -316,27 +302,25 @@ class _Below:
         }
         if "r" in times.facts:
             facts["gpufaas.request"] = times.facts["r"]
-        span = self._span(number, parent, "lease", (times.begin_us, times.took_us))
+        span = self._span(number, parent, "lease", times.begin_us, times.took_us)
         return span._replace(kind=SpanKind.CLIENT, attributes=facts)
 
     def _work(self, call: CallTimes, acquires: list[CallTimes], number: int) -> Iterator[Span]:
         """Centre the worker's time in the call: assume that both transfers take the same time."""
         end_us = call.begin_us + call.took_us
-        begin_us = max(
-            [call.begin_us, *(acquire.begin_us + acquire.took_us for acquire in acquires)]
-        )
+        leased_us = [acquire.begin_us + acquire.took_us for acquire in acquires]
+        begin_us = max([call.begin_us, *leased_us])
         work_us = sum(call.number(letter) for letter, _ in _WORK)
         if not work_us:
             return
         at_us = begin_us + max(0, end_us - begin_us - work_us) // 2
         for place, (letter, name) in enumerate(_WORK):
             took_us = call.number(letter)
-            span = self._span(number + place, call.span_id, name, (at_us, took_us))
+            span = self._span(number + place, call.span_id, name, at_us, took_us)
             yield span._replace(service=WORKER)
             at_us += took_us
 
-    def _span(self, number: int, parent_id: str, name: str, times_us: tuple[int, int]) -> Span:
-        begin_us, took_us = times_us
+    def _span(self, number: int, parent_id: str, name: str, begin_us: int, took_us: int) -> Span:
         begin_ns = min(max(begin_us * _US + self.shift_ns, self.begin_ns), self.end_ns)
         return Span(
             trace_id=self.journey.trace_id,
