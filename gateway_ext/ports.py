@@ -109,7 +109,7 @@ class Provider(Protocol):
         """Replace a namespace's labels; UnknownNamespace if there is none of that name."""
 
     async def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with all its functions and secrets."""
+        """Remove a namespace, not the default one, with all its functions and secrets."""
 
 
 class Capacity(Protocol):

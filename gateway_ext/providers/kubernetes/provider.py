@@ -459,8 +459,6 @@ class ClusterNamespaces:
 
     async def remove(self, name: str) -> None:
         self._check_managed()
-        if name == DEFAULT_NAMESPACE:
-            raise BadRequest(f"the namespace {name} cannot be removed")
         await self._labelled(name)
         await self._client.call("DELETE", f"{_PATH}/{name}")
 
