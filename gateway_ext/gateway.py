@@ -36,8 +36,8 @@ from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
-from gateway_ext.openfaas.system_routes import Logs, make_system
-from gateway_ext.ports import Capacity, Provider
+from gateway_ext.openfaas.system_routes import LargestGpu, Logs, make_system
+from gateway_ext.ports import Provider
 from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
@@ -201,7 +201,7 @@ class Gateway:
 
     `leases` grants GPU leases (`scheduler.client.lease_client.LeaseClient`, opened and closed by
     its owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU
-    memory (an administrator's `OperatorClient`), `capacity` knows the memory of the GPUs. `tracer`
+    memory (an administrator's `OperatorClient`), `largest_gpu_bytes` knows their memory. `tracer`
     remembers calls, and may send their traces on. `console` (another `OperatorClient`) supplies
     the page's state; without it there is no page. Every `every_s` the scaler looks at functions and
     the page's watchers get the changes.
@@ -214,7 +214,7 @@ class Gateway:
         leases: LeaseClient | None = None,
         *,
         pinning: OperatorClient | None = None,
-        capacity: Capacity | None = None,
+        largest_gpu_bytes: LargestGpu = lambda: None,
         tracer: CallTracer | None = None,
         console: OperatorClient | None = None,
         every_s: float = 1.0,
@@ -226,7 +226,7 @@ class Gateway:
         self._provider = provider
         self._leases = leases
         self._pinning = pinning
-        self._capacity = capacity
+        self._largest_gpu_bytes = largest_gpu_bytes
         self._console = console
         self._ends: list[Callable[[], None]] = []
         self._logs = Logs(provider)
@@ -293,7 +293,7 @@ class Gateway:
         return GatewayApp(
             invoke=invoke,
             system=make_system(
-                *(self._provider, self.meters, settings, self._capacity),
+                *(self._provider, self.meters, settings, self._largest_gpu_bytes),
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
                 namespace_removed=hooks.remove_namespace,
             ),

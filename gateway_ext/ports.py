@@ -1,4 +1,4 @@
-"""The ports of the gateway: providers that run functions, and facts about the GPUs."""
+"""The ports of the gateway: providers that run functions, and what these ask of others."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -110,13 +110,6 @@ class Provider(Protocol):
 
     async def remove_namespace(self, name: str) -> None:
         """Remove a namespace, not the default one, with all its functions and secrets."""
-
-
-class Capacity(Protocol):
-    """The known memory sizes of the GPUs."""
-
-    def largest_gpu_bytes(self) -> int | None:
-        """None if no GPU is known."""
 
 
 class Injection(Protocol):

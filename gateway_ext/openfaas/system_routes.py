@@ -35,7 +35,7 @@ from gateway_ext.openfaas.json_answers import (
     route,
     shown,
 )
-from gateway_ext.ports import Capacity, LogQuery, Provider
+from gateway_ext.ports import LogQuery, Provider
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ _MOST_REPLICAS = 1_000
 
 Ordering = Callable[[FunctionId], AbstractContextManager[object]]
 
+LargestGpu = Callable[[], int | None]  # its bytes; None while no GPU is known
 NamespaceRemoved = Callable[[str], Awaitable[None]]
 
 _CREATED = 201
@@ -54,17 +55,17 @@ def make_system(
     provider: Provider,
     counts: GatewayMeters,
     settings: GatewaySettings,
-    capacity: Capacity | None = None,
+    largest_gpu_bytes: LargestGpu,
     *,
     ordering: Ordering = nullcontext,
     namespace_removed: NamespaceRemoved,
 ) -> App:
     """The application for all paths below /system but logs and jobs; it checks no credentials.
 
-    Without `capacity` every memory size is accepted. A function is deployed and scaled within the
-    context `ordering`. `namespace_removed` removes what others than the provider keep of one.
+    While no GPU is known every memory size is accepted. A function is deployed and scaled within
+    the context `ordering`. `namespace_removed` removes what others than the provider keep of one.
     """
-    system = _System(provider, counts, settings, capacity, ordering, namespace_removed)
+    system = _System(provider, counts, settings, largest_gpu_bytes, ordering, namespace_removed)
     routes = [
         route("/system/functions", GET=system.list, POST=partial(system.deploy, update=False),
                PUT=partial(system.deploy, update=True), DELETE=system.remove),
@@ -94,7 +95,7 @@ class _System:
     provider: Provider
     counts: GatewayMeters
     settings: GatewaySettings
-    capacity: Capacity | None
+    largest_gpu_bytes: LargestGpu
     ordering: Ordering
     namespace_removed: NamespaceRemoved
     # Read at the start: a checkout may be changed while it runs.
@@ -121,8 +122,7 @@ class _System:
         wanted = wire.deployment(await body_of(request))
         _check_replicas(function_options.of(wanted).scale_max)
         function_options.refuse_longer(wanted, self.settings.longest_timeout_s)
-        largest_bytes = None if self.capacity is None else self.capacity.largest_gpu_bytes()
-        if largest_bytes is not None:
+        if (largest_bytes := self.largest_gpu_bytes()) is not None:
             function_options.refuse_beyond(wanted, largest_bytes)
         with self.ordering(wanted.id):
             await self.provider.deploy(wanted, update=update)
