@@ -1,6 +1,6 @@
 """The ports of the gateway: providers that run functions, and what these ask of others."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -82,7 +82,7 @@ class Provider(Protocol):
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
         """UnknownFunction if there is none of that name."""
 
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Lines, oldest first; with `follow` until the caller closes it."""
 
     def template_bytes(self) -> Mapping[FunctionId, int]:

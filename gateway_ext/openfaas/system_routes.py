@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import parse_qs
@@ -23,7 +23,7 @@ from common.tasks import until_first
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, LogLine, Namespace
+from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, valid_names, wire
 from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.openfaas.json_answers import (
@@ -317,24 +317,14 @@ class Logs:
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_lines(self, query: LogQuery, send: Send) -> None:
-        lines = self._provider.logs(query)
-        try:
-            sent = 0
+        sent = 0
+        async with aclosing(self._provider.logs(query)) as lines:
             async for line in lines:
                 part = wire.log_line(line)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 sent += 1
                 if sent % _LINES_OF_A_TURN == 0:  # thousands of stored lines need no waiting
                     await asyncio.sleep(0)
-        finally:
-            await _close(lines)
-
-
-async def _close(lines: AsyncIterator[LogLine]) -> None:
-    """End a generator that waits for a line now, instead of at its garbage collection."""
-    close = getattr(lines, "aclose", None)
-    if close is not None:
-        await close()
 
 
 def _query(scope: Scope) -> LogQuery:

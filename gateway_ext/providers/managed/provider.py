@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -70,7 +70,7 @@ class ManagedProvider(ABC, Generic[F, R]):
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
         return await self._found(function).status(usage=usage)
 
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         return self._found(query.function).log.read(query)
 
     def template_bytes(self) -> Mapping[FunctionId, int]:

@@ -8,7 +8,7 @@ import logging
 import threading
 from base64 import b64encode
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Collection,
@@ -280,7 +280,7 @@ class UpstreamProvider:
             status = wire.status_of(bounded_json.parsed(answer), function.namespace)
         return self._completed(status)
 
-    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    async def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         function = query.function
         sent = {"name": function.name} | _in(function.namespace)
         if query.instance:
