@@ -32,11 +32,10 @@ from gateway_ext.providers.docker.fleet import ContainerFleet, ContainerInstance
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaContext, ReplicaSet
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

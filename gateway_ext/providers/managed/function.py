@@ -12,10 +12,9 @@ from common.tasks import error_of, until_first
 from gateway_ext.errors import BadDeployment, GatewayError
 from gateway_ext.model import Deployment, FunctionStatus, Troubles, Usage
 from gateway_ext.ports import FunctionListener
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.records import R, RecordStore
-from gateway_ext.providers.managed.replicas import Replica, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, Replica, ReplicaSet
 
 log = logging.getLogger(__name__)
 

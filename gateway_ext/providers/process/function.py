@@ -23,9 +23,15 @@ from gateway_ext.providers.function_environment import (
     runtime_settings,
 )
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
 from gateway_ext.providers.managed.logs import FunctionLog
-from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import (
+    Replica,
+    ReplicaContext,
+    ReplicaSet,
+    answers,
+    exited_with,
+    wait_until_ready,
+)
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
 from gateway_ext.providers.process.launch import (

@@ -10,8 +10,8 @@ from typing import Any
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.providers.managed.replicas import ManagedSettings
 
 F = FunctionId("n", "f")
 DEPLOYMENT = Deployment(F, "reg/f:1")

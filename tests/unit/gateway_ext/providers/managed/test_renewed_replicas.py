@@ -4,9 +4,13 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
-from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import (
+    ManagedSettings,
+    Replica,
+    ReplicaContext,
+    ReplicaSet,
+)
 from tests.kit.processes.process_functions import Heard
 from tests.kit.virtual_time import until, virtually
 from tests.unit.gateway_ext.providers.managed.managed_world import (
