@@ -3,8 +3,8 @@
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common.time_limits import time_limit
@@ -34,6 +34,7 @@ _NO_OWNERS: Json = {"count": 0, "rows": []}
 _NOT_FAILED = frozenset({"completed", "cancelled"})
 
 
+@dataclass(eq=False)
 class PageSource:
     """The cluster, as the page sees it; every failure is raised as a GatewayError.
 
@@ -41,24 +42,18 @@ class PageSource:
     away: it may be frozen.
     """
 
-    def __init__(
-        self,
-        console: OperatorClient,
-        functions: Iterable[Function],
-        meters: GatewayMeters,
-        letters: DeadLetterRows,
-        sections: Mapping[str, Callable[[], Sequence[Json]]] = MappingProxyType({}),
-        more_alerts: Sequence[Callable[[], Iterable[Json]]] = (),
-        *,
-        within_s: float = 3.0,
-    ) -> None:
-        """`console` has an administrator's token; features add `sections` and `more_alerts`."""
-        self._sections = sections
-        self._more_alerts = more_alerts
-        self._console = console
-        self._letters = letters
-        self._within_s = within_s
-        self._functions = FunctionRows(functions, meters)
+    console: OperatorClient  # has an administrator's token
+    functions: Iterable[Function]
+    meters: GatewayMeters
+    letters: DeadLetterRows
+    # What features add.
+    sections: Mapping[str, Callable[[], Sequence[Json]]] = field(default_factory=dict)
+    more_alerts: Sequence[Callable[[], Iterable[Json]]] = ()
+    _: KW_ONLY
+    within_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        self._rows = FunctionRows(self.functions, self.meters)
         self._mark = ""
         self._term = 0
         self._labels = ModelLabels()
@@ -78,19 +73,19 @@ class PageSource:
 
     async def look(self) -> PageState:
         """The state now, one look at a time; an unreachable part is marked in it, not raised."""
-        letters = await self._letters.look()
+        letters = await self.letters.look()
         view, why = await self._ask()  # last: the scheduler sends each change once
         began_s = time.thread_time()
         self._take_figures(view)
-        functions = self._functions.look(self._gpu_seconds, self._billed, time.monotonic())
+        functions = self._rows.look(self._gpu_seconds, self._billed, time.monotonic())
         self._labels.see(functions)
         whole = self._taken_in(view) if view else dict(self._whole)
         self._gpus = self._labels.relabelled(self._gpus)
         whole["scheduler"] = self._scheduler(view, why)
         whole["dead_letters"] = letters
-        whole |= {name: section() for name, section in self._sections.items()}
+        whole |= {name: section() for name, section in self.sections.items()}
         self._whole = whole
-        more = [alert for told in self._more_alerts for alert in told()]
+        more = [alert for told in self.more_alerts for alert in told()]
         shown_alerts = alerts(whole, self._gpus.values(), functions.values(), more)
         items = {"gpus": self._gpus, "functions": functions, "decisions": self._decisions}
         spent_s = time.thread_time() - began_s + float(view.get("took_s", 0.0))
@@ -99,8 +94,8 @@ class PageSource:
     async def point(self) -> Point:
         """A point of the charts: figures of the last seconds; costs far less than a look."""
         try:
-            async with time_limit(self._within_s):
-                view = await self._console.point()
+            async with time_limit(self.within_s):
+                view = await self.console.point()
         except (SchedulerError, TimeoutError):  # the next look reports the failure
             return dict.fromkeys(SERIES)
         return {kind: view.get(kind) for kind in SERIES}
@@ -110,29 +105,29 @@ class PageSource:
     async def decision(self, request: str) -> Json:
         """Why a request was placed where it was, and its outcome."""
         async with self._declined(404):
-            explained = dict(await self._console.explain(request))
+            explained = dict(await self.console.explain(request))
         explained["labels"] = {model: self._labels.of(model) for model in explained["models"]}
         return explained
 
     async def model(self, model: str) -> Json:
         """What a model needs, and its measured times."""
         async with self._declined(404):
-            return await self._console.model(model)
+            return await self.console.model(model)
 
     async def set_policy(self, name: str, parameters: Mapping[str, float]) -> None:
         async with self._declined(422):
-            await self._console.set_policy(name, parameters)
+            await self.console.set_policy(name, parameters)
 
     async def order(self, model: str, verb: str, gpu: str | None) -> None:
         """Pin, unpin, prefetch or evict a model: on one GPU, or wherever that makes sense."""
         async with self._declined(409):
-            await self._console.order(model, verb, gpu)
+            await self.console.order(model, verb, gpu)
 
     async def replay(self, letter: int) -> None:
-        await self._letters.replay(letter)
+        await self.letters.replay(letter)
 
     async def discard(self, letter: int) -> None:
-        await self._letters.discard(letter)
+        await self.letters.discard(letter)
 
     @asynccontextmanager
     async def _declined(self, refused: int) -> AsyncIterator[None]:
@@ -141,7 +136,7 @@ class PageSource:
             async with time_limit(_ORDER_S):
                 yield
         except TimeoutError as error:
-            raise OwnStatus(503, f"{self._console.url} does not answer") from error
+            raise OwnStatus(503, f"{self.console.url} does not answer") from error
         except errors.CallerNotAllowed as error:
             why = f"the scheduler does not let this gateway do that: {error}"
             raise OwnStatus(502, why) from error
@@ -157,22 +152,22 @@ class PageSource:
     async def _ask(self) -> tuple[Mapping[str, Any], str]:
         """The changes since the last look; or no changes, and the reason."""
         try:
-            async with time_limit(self._within_s):
-                view = await self._console.look(self._mark)
+            async with time_limit(self.within_s):
+                view = await self.console.look(self._mark)
                 if view["term"] != self._term or not self._described:
-                    self._described = await self._console.policies()
+                    self._described = await self.console.policies()
                     self._term = view["term"]
         except SchedulerError as error:
             return {}, str(error)
         except TimeoutError:
-            return {}, f"{self._console.url} has not answered for {self._within_s:g} s"
+            return {}, f"{self.console.url} has not answered for {self.within_s:g} s"
         self._mark = view["mark"]
         return view, ""
 
     def _scheduler(self, view: Mapping[str, Any], why: str) -> Json:
         before = self._whole["scheduler"] if not view and self._mark else {}
         return {
-            "url": self._console.url,
+            "url": self.console.url,
             "leader": view.get("name", before.get("leader", "")),
             "term": view.get("term", before.get("term", 0)),
             "etcd": view.get("store", before.get("etcd", "")),

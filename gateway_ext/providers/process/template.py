@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
@@ -40,6 +41,7 @@ class TemplateUsage(NamedTuple):
     warmed: processes.ProcessUsage
 
 
+@dataclass(eq=False)
 class FunctionTemplate:
     """Forks instances of one version; without a usable template `fork` gives none.
 
@@ -51,24 +53,18 @@ class FunctionTemplate:
     `bad_examples` is why its example calls are not made again.
     """
 
-    def __init__(
-        self,
-        orders: LaunchOrders,
-        place: ProcessPlace,
-        *,
-        start_s: float,
-        has_examples: bool,
-        refused: str = "",
-    ) -> None:
-        self.refused = refused
+    orders: LaunchOrders
+    place: ProcessPlace
+    _: KW_ONLY
+    start_s: float
+    has_examples: bool
+    refused: str = ""
+
+    def __post_init__(self) -> None:
         self.bad_examples = ""
         self.memory_bytes = 0
         self.used_s = time.monotonic()
         self.warm = False
-        self._orders = orders
-        self._place = place
-        self._start_s = start_s
-        self._has_examples = has_examples
         self._run: TemplateRun | None = None
         self._spare: TemplateRun | None = None
         self._keepers: set[TemplateKeeper] = set()  # those of earlier templates too
@@ -82,7 +78,7 @@ class FunctionTemplate:
         self._warming: asyncio.Task[None] | None = None
         self._warmed: TemplateRun | None = None  # the fork that makes the example calls
         self._sparing: asyncio.Task[None] | None = None
-        self._tasks = BackgroundTasks(log, f"a template of {place.function}")
+        self._tasks = BackgroundTasks(log, f"a template of {self.place.function}")
 
     @property
     def alive(self) -> bool:
@@ -162,7 +158,7 @@ class FunctionTemplate:
                 task.cancel()
         if self.bad_examples:
             self.bad_examples = ""
-            self._place.changed()
+            self.place.changed()
         self.give_up(why)
 
     async def close(self) -> None:
@@ -272,8 +268,8 @@ class FunctionTemplate:
     async def _start(self) -> None:
         run = None
         try:
-            run = await TemplateRun.start(self._orders, self._place, self._keepers)
-            report = await run.report("imported", "failed", within_s=self._start_s)
+            run = await TemplateRun.start(self.orders, self.place, self._keepers)
+            report = await run.report("imported", "failed", within_s=self.start_s)
         except OSError as error:
             self._end(run)
             self._fail(None, str(error))
@@ -283,7 +279,7 @@ class FunctionTemplate:
             raise
         self._obstacle, self._is_for_good = report.why, report.state == "imported"
         self._fork_from(run, warm=False)
-        if self._has_examples and not report.why and not self.bad_examples:
+        if self.has_examples and not report.why and not self.bad_examples:
             self._warming = self._tasks.start(self._make_examples())
 
     async def _make_examples(self) -> None:
@@ -303,7 +299,7 @@ class FunctionTemplate:
                     self._drop()
                     self._fork_from(run, warm=True)
                     run = None
-                    self._place.changed()
+                    self.place.changed()
         except OSError as error:
             if run is None:
                 self._note(f"is not warm: {error}")
@@ -318,7 +314,7 @@ class FunctionTemplate:
         """Make the calls no more: the file is a part of this version, and so is its mistake."""
         self.bad_examples = why
         self._note(f"is not warm: {why}; the calls are not made again")
-        self._place.changed()
+        self.place.changed()
 
     def _fork_from(self, run: TemplateRun, *, warm: bool) -> None:
         self._run, self.warm, self._idle_cpu_s = run, warm, None
@@ -351,8 +347,8 @@ class FunctionTemplate:
             self._tasks.start(run.end())
 
     def _note(self, text: str) -> None:
-        self._place.log.write(f"{self._place.function}-template", f"the template {text}")
-        log.debug("%s: the template %s", self._place.function, text)
+        self.place.log.write(f"{self.place.function}-template", f"the template {text}")
+        log.debug("%s: the template %s", self.place.function, text)
 
 
 def _took(usage: processes.ProcessUsage, limit_bytes: int) -> str:
