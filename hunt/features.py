@@ -16,6 +16,7 @@ class Feature(NamedTuple):
 
 
 _GATEWAY = "gateway_ext/gateway.py"
+_PROVIDERS = "gateway_ext/providers/making.py"
 _COMMANDS = "gpufaas/cli.py"
 _SCHEDULER = "scheduler/composition.py"
 _SERVICE = "scheduler/service/scheduler_service.py"
@@ -49,6 +50,27 @@ FEATURES = (
         (_GATEWAY,),
         r"jetstream|nats\b|shared_jobs",
         ("tests/unit/gateway_ext/shared_jobs",),
+    ),
+    Feature(
+        "docker",
+        ("gateway_ext/providers/docker",),
+        (_PROVIDERS,),
+        r"docker",
+        ("tests/unit/gateway_ext/providers/docker", "tests/integration/docker"),
+    ),
+    Feature(
+        "kubernetes",
+        ("gateway_ext/providers/kubernetes",),
+        (_PROVIDERS,),
+        r"kubernetes",
+        ("tests/unit/gateway_ext/providers/kubernetes", "tests/e2e/kubernetes"),
+    ),
+    Feature(
+        "upstream",
+        ("gateway_ext/providers/upstream",),
+        (_PROVIDERS,),
+        r"upstream",
+        ("tests/unit/gateway_ext/providers/upstream",),
     ),
     Feature(
         "tenants",

@@ -134,7 +134,7 @@ async def _serve(
         Gateway(
             *(settings, provider, leases),
             pinning=pinning,
-            capacity=shim,
+            largest_gpu_bytes=shim.largest_gpu_bytes,
             tracer=CallTracer(exporter, keep=tracing.keep, ratio=tracing.ratio),
             console=console,
         ) as gateway,

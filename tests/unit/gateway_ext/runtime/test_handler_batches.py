@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.calls.learned import thread_wait
-from gateway_ext.tracing.spans import read_report
+from gateway_ext.tracing.tracer import read_report
 from tests.kit.processes.batch_runtime import (
     HANDLER,
     answered_on,
