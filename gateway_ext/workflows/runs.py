@@ -147,31 +147,22 @@ class LiveRun:
             called=stage.is_later,
         )
 
-    async def _run(self, stages: list[str] | tuple[str, ...]) -> None:
+    async def _run(self, stages: Sequence[str]) -> None:
         """Run these stages; of several failures the first one counts, and ends the others."""
-        graph = self._plan.graph
-        waits = {name: set(graph.before(name)) for name in stages}
-        running: dict[asyncio.Task[None], str] = {}
+        tasks: dict[str, asyncio.Task[None]] = {}
 
-        def start_ready() -> None:
-            for name in [name for name, before in waits.items() if not before]:
-                del waits[name]
-                running[asyncio.create_task(self._stage(name), name=f"stage {name}")] = name
+        async def run(name: str) -> None:
+            await asyncio.gather(*(tasks[before] for before in self._plan.graph.before(name)))
+            await self._stage(name)
 
-        start_ready()
+        for name in stages:  # each comes after those that it waits for
+            tasks[name] = asyncio.create_task(run(name), name=f"stage {name}")
         try:
-            while running:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    name = running.pop(task)
-                    task.result()
-                    for before in waits.values():
-                        before.discard(name)
-                start_ready()
+            await asyncio.gather(*tasks.values())
         finally:
-            for task in running:
+            for task in tasks.values():
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _stage(self, name: str) -> None:
         stage = self._plan.stages[name]
