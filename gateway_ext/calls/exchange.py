@@ -393,7 +393,7 @@ class RequestBody:
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
+        "_sink", "_delivered", "_held", "_reader", "_client", "_is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -416,7 +416,6 @@ class RequestBody:
         self._sink: HttpConnection | None = None
         self._delivered = False
         self._held: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._is_watched = False
 
@@ -461,8 +460,8 @@ class RequestBody:
         held, self.body = self.body, b""
         if held:
             connection.write(self._framed(held))
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._reader is not None and self._reader.done():  # it had read as much as it may hold
+            self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def close(self) -> None:
         """Stop reading, and let go of what was held, and of who was to be told."""
@@ -479,8 +478,7 @@ class RequestBody:
         try:
             while not self.complete:
                 if self._sink is None and self._is_full():
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
+                    return
                 if self._sink is not None:
                     await self._sink.drained()
                 self._take_in(await self._receive())
