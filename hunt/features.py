@@ -50,6 +50,16 @@ FEATURES = (
         ("tests/unit/gateway_ext/shared_jobs",),
     ),
     Feature(
+        "lists of calls",
+        ("gateway_ext/runtime/batches",),
+        ("gateway_ext/runtime/process_life.py",),
+        r"batch|\blists?\b",
+        (
+            "tests/unit/gateway_ext/runtime/test_handler_batches",
+            "tests/kit/processes/batch_runtime",
+        ),
+    ),
+    Feature(
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
         (_SCHEDULER, _COMMANDS),

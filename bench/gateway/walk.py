@@ -29,7 +29,6 @@ _ROOMS = ("common", "cache_manager", "scheduler", "gateway_ext")
 _OURS = tuple(f"{_ROOT}/{room}/" for room in _ROOMS)
 _PARTS = {"service": "instance", "handler_0": "instance"}  # by the names of the runtime's threads
 _SETTLED_S = 0.05
-_PIPES: list[Connection] = []  # a part ends when its own is closed
 
 
 class _Walk:
@@ -58,9 +57,11 @@ async def _walked(walk: _Walk, path: str) -> None:
     server.start()
     server.listen(listening(f"unix:{path}"))
     server.ready(lambda event, _: event.body)
-    url = _in_thread("scheduler", serve_scheduler)
-    own = _in_thread("gateway", lambda pipe: serve_gateway(pipe, PathPart.GPU, path, url))
-    port = int(own.rpartition(":")[2])
+    scheduler, url = _in_thread("scheduler", serve_scheduler)
+    gateway, own_url = _in_thread(
+        "gateway", lambda pipe: serve_gateway(pipe, PathPart.GPU, path, url)
+    )
+    port = int(own_url.rpartition(":")[2])
     first, second, *_ = calls()
     print("| call | part | calls | files | changes of file |\n| --- | --- | ---: | ---: | ---: |")
     for name, data in (("", second), ("fresh lease", first), ("kept lease", first)):
@@ -71,16 +72,19 @@ async def _walked(walk: _Walk, path: str) -> None:
         walk.is_on = False
         if name:  # the call before them makes connections
             _show(name, walk.files)
+    scheduler.close()
+    gateway.close()
 
 
-def _in_thread(name: str, serve: Callable[[ParentPipe], Coroutine[Any, Any, None]]) -> str:
-    """Serve in a thread of this name; the address, once it is ready."""
+def _in_thread(
+    name: str, serve: Callable[[ParentPipe], Coroutine[Any, Any, None]]
+) -> tuple[Connection, str]:
+    """Serve in a thread of this name, until the pipe is closed; the address, once it is ready."""
     here, there = Pipe()
     part = serve(ParentPipe(there))
     threading.Thread(target=asyncio.run, args=(part,), name=name, daemon=True).start()
     address: str = here.recv()
-    _PIPES.append(here)
-    return address
+    return here, address
 
 
 async def _answered(port: int, data: bytes) -> None:

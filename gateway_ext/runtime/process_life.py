@@ -6,21 +6,26 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_module import Handler, ListHandler
+from gateway_ext.runtime.batches import handlers_of_lists
+from gateway_ext.runtime.calls import Handler, OtherHandler
+from gateway_ext.runtime.handler_module import HandlerKind
 from gateway_ext.runtime.server import FunctionServer
 from gateway_ext.runtime.serving_processes import Workers
 from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
 from gateway_ext.runtime.template import example_calls, fork_line, process
 from gateway_ext.runtime.template.forks import die_with, end_at_once
 
-_ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
+Load = Callable[[], Handler]
+
+# Other kinds of handlers, by the environment: each may leave, with its import and its name here.
+KINDS: Sequence[Callable[[Mapping[str, str]], HandlerKind[OtherHandler]]] = (handlers_of_lists,)
 
 
 def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
@@ -32,12 +37,14 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
     _flush_lines(sys.stdout, sys.stderr)
     try:
         settings = RuntimeSettings.from_environment(environment)
+        kinds = [kind(environment) for kind in KINDS]
+        load = partial(handler_module.load, Path(settings.handler), kinds)
         if options.examples:
-            return _call_examples(settings)
+            return _call_examples(settings, load)
         if fork_line.VARIABLE in environment:
-            return _serve_from_template(settings, environment)
+            return _serve_from_template(settings, environment, load)
         if options.worker is not None:
-            return _work(settings, options)
+            return _work(settings, options, load)
         listener = listening(settings.listen)
     except (BadRuntimeSetting, BadListenAddress, OSError) as error:
         sys.stderr.write(f"{error}\n")
@@ -45,7 +52,7 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
     if settings.workers > 1:
         code, clean = Workers(settings, listener, command, environment).run(), True
     else:
-        code, clean = _serve(settings, listener)
+        code, clean = _serve(settings, listener, load)
     leave(settings.listen)
     return _end(code, clean=clean)
 
@@ -67,20 +74,20 @@ def _flush_lines(*streams: TextIO) -> None:
             reconfigure(line_buffering=True, errors="backslashreplace")
 
 
-def _work(settings: RuntimeSettings, options: argparse.Namespace) -> int:
+def _work(settings: RuntimeSettings, options: argparse.Namespace, load: Load) -> int:
     """Run one of several workers, which accepts connections once its parent agrees."""
     die_with(options.parent)
     os.set_inheritable(options.worker, False)
     listener = listening(f"fd:{options.listener}")
-    code, clean = _serve(settings, listener, parent=socket.socket(fileno=options.worker))
+    code, clean = _serve(settings, listener, load, socket.socket(fileno=options.worker))
     return _end(code, clean=clean)
 
 
-def _call_examples(settings: RuntimeSettings) -> int:
+def _call_examples(settings: RuntimeSettings, load: Load) -> int:
     """Make the calls of example.json, or else a call without a body; 1 if one fails."""
     folder = Path(settings.handler)
     try:
-        handler = _loaded(settings)
+        handler = load()
     except BaseException as error:  # noqa: BLE001 - every error of the user's module is logged
         sys.stderr.write(settings.errors.import_failure(error))
         return 1
@@ -96,22 +103,22 @@ def _call_examples(settings: RuntimeSettings) -> int:
     return 0
 
 
-def _serve_from_template(settings: RuntimeSettings, environment: MutableMapping[str, str]) -> int:
+def _serve_from_template(
+    settings: RuntimeSettings, environment: MutableMapping[str, str], load: Load
+) -> int:
     """Be a template, and serve in the instances that it becomes: only they return."""
-    template = process.Template(Path(settings.handler), environment, takes_list=settings.takes_list)
-    loaded = template.until_instance()
+    loaded = process.Template(Path(settings.handler), environment, load).until_instance()
     settings = RuntimeSettings.from_environment(environment)
     listener = listening(settings.listen)
-    code, clean = _serve(settings, listener, parent=loaded.parent, load=loaded.get)
+    code, clean = _serve(settings, listener, loaded.get, loaded.parent)
     return _end(code, clean=clean)
 
 
 def _serve(
     settings: RuntimeSettings,
     listener: socket.socket,
+    load: Load,
     parent: socket.socket | None = None,
-    *,
-    load: Callable[[], Handler] | None = None,
 ) -> tuple[int, bool]:
     """Serve to the end; the exit code, and whether nothing of the handler still runs."""
     service = FunctionServer(settings)
@@ -122,20 +129,16 @@ def _serve(
     if parent is None:
         service.listen(listener)
     try:
-        handler = (load or partial(_loaded, settings))()
+        handler = load()
     except BaseException as error:  # noqa: BLE001 - every error of the user's module is logged
         sys.stderr.write(settings.errors.import_failure(error))
         return 1, False
-    if isinstance(handler, ListHandler) and not settings.takes_list:
-        sys.stderr.write(f"handle_batch is given one call at a time: {_ASK_FOR_MORE}\n")
+    if isinstance(handler, OtherHandler) and handler.notice:
+        sys.stderr.write(f"{handler.notice}\n")
     service.ready(handler)
     if parent is not None and _may_listen(parent):
         service.listen(listener)
     return 0, service.wait()
-
-
-def _loaded(settings: RuntimeSettings) -> Handler:
-    return handler_module.load(Path(settings.handler), takes_list=settings.takes_list)
 
 
 def _may_listen(parent: socket.socket) -> bool:

@@ -115,10 +115,6 @@ def import_error(errors: HandlerErrors, handler: str | None) -> str:
             f"def handle({'a' * 1_000}): ...\n",
             f"handle({'a' * 199}...) takes 1 argument: handle(event, context) is expected",
         ),
-        (
-            "def handle_batch(events): ...\n",
-            "handle_batch(events) takes 1 argument: handle_batch(events, context) is expected",
-        ),
         ("raise SystemExit(7)\n", "SystemExit: 7 (handler.py, line 1)"),
         ("raise ValueError('a\\nb')\n", "ValueError: a b (handler.py, line 1)"),
     ],
