@@ -156,7 +156,7 @@ def test_traceback_begins_at_the_authors_line_and_names_its_file_in_the_folder(
     (Path(errors.folder) / "handler.py").write_text(handler)
     handle = handler_module.load(Path(errors.folder))
     with pytest.raises(ValueError, match="Expecting value") as found:
-        handle(None, None)  # type: ignore[operator, arg-type]  # a plain handler, which looks at neither
+        handle(None, None)  # type: ignore[arg-type]  # a plain handler, which looks at neither
     lines = errors.raised(found.value).splitlines()
     places = [line.strip() for line in lines if line.startswith("  File ")]
     assert places[:2] == [
