@@ -73,6 +73,16 @@ FEATURES = (
         ("tests/unit/gateway_ext/providers/upstream",),
     ),
     Feature(
+        "lists of calls",
+        ("gateway_ext/runtime/batches",),
+        ("gateway_ext/runtime/process_life.py",),
+        r"batch|\blists?\b",
+        (
+            "tests/unit/gateway_ext/runtime/test_handler_batches",
+            "tests/kit/processes/batch_runtime",
+        ),
+    ),
+    Feature(
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
         (_SCHEDULER, _SERVICE, _COMMANDS),
