@@ -1,7 +1,6 @@
 """`gpufaas quota list|show|set|remove`: shares, priorities, quotas of namespaces and functions."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from common import numerals
 from common.errors import BadSize
 from common.numerals import format_size, parse_size
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands, add_verb
+from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.cells import Row, table
 from gpufaas.remote.scheduler_api import (
     SchedulerApi,
@@ -78,7 +77,7 @@ def _set(options: argparse.Namespace) -> int:
     before: Mapping[str, Any] = scheduler.get(path)["terms"]
     if note := _namespace_of_none(options.owner, _known_functions(scheduler)):
         print(f"gpufaas quota: {note}", file=sys.stderr)
-    return _print([scheduler.put(path, {**before, **changed})], options)
+    return print_answer([scheduler.put(path, {**before, **changed})], options, quota_table)
 
 
 def _check(option: str, term: str, value: float) -> None:
@@ -108,17 +107,13 @@ def _namespace_of_none(owner: str, functions: Sequence[str]) -> str:
 def _show(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.owner is None:
-        return _print(scheduler.get("/quotas")["owners"], options)
-    return _print([scheduler.get(_path(options.owner))], options)
+        return print_answer(scheduler.get("/quotas")["owners"], options, quota_table)
+    return print_answer([scheduler.get(_path(options.owner))], options, quota_table)
 
 
 def _remove(options: argparse.Namespace) -> int:
-    return _print([scheduler_api(options).delete(_path(options.owner))], options)
-
-
-def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
-    print(json.dumps(rows, indent=1) if options.json else quota_table(rows))
-    return 0
+    removed = scheduler_api(options).delete(_path(options.owner))
+    return print_answer([removed], options, quota_table)
 
 
 def _path(owner: str) -> str:

@@ -4,14 +4,13 @@ With `--policy` the recorded traffic is simulated under other policies.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.policy_comparison import (
     as_json,
     chosen_policies,
@@ -61,10 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.parameters:
         raise CommandError("--parameters are of a policy: name it with --policy")
     result = replay(path)
-    if options.json:
-        print(json.dumps(asdict(result), indent=1))
-    else:
-        print(replay_text(result))
+    print_answer(asdict(result), options, lambda _: replay_text(result))
     return int(bool(result.differing_lines))
 
 

@@ -1,13 +1,13 @@
 """`gpufaas top`: the gateway's page at a terminal: GPUs, functions, queue and decisions."""
 
 import argparse
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import in_path
@@ -36,10 +36,8 @@ def _run(options: argparse.Namespace) -> int:
     # https://no-color.org: any value but the empty one
     plain = bool(environment.get("NO_COLOR")) or environment.get("TERM", "dumb") == "dumb"
     if options.json or options.once or not at_terminal:
-        state = gateway.get("/ui/state")
-        colours = sys.stdout.isatty() and not plain
-        print(json.dumps(state, indent=1) if options.json else _printed(state, colours=colours))
-        return 0
+        text = partial(_printed, colours=sys.stdout.isatty() and not plain)
+        return print_answer(gateway.get("/ui/state"), options, text)
     with terminal(colours=not plain) as screen:
         _Top(gateway, screen).run()
     return 0

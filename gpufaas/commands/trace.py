@@ -1,7 +1,6 @@
 """`gpufaas trace`: the spans of one call, from the gateway to the GPU and back."""
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,7 +10,7 @@ from urllib.parse import quote
 from common.foreign_text import printable
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 
@@ -72,12 +71,9 @@ def named_call(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
-        answer = gateway.get(_PATH)
-        print(json.dumps(answer) if options.json else latest_text(answer))
-        return 0
+        return print_answer(gateway.get(_PATH), options, latest_text, indent=None)
     story = request_trace(gateway, _scheduler(options), options.call)
-    print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
-    return 0
+    return print_answer(story, options, lambda _: "\n".join(trace_text(story)))
 
 
 def _scheduler(options: argparse.Namespace) -> SchedulerApi:

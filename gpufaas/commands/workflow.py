@@ -11,7 +11,7 @@ from urllib.parse import quote
 from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands, add_verb
+from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text
 from gpufaas.remote.gateway_api import add_gateway_options, gateway_api
 
@@ -83,15 +83,12 @@ def _deploy(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    workflows = gateway_api(options).get(_path(_ALL, options))
-    print(json.dumps(workflows, indent=1) if options.json else workflow_rows(workflows))
-    return 0
+    return print_answer(gateway_api(options).get(_path(_ALL, options)), options, workflow_rows)
 
 
 def _describe(options: argparse.Namespace) -> int:
     answer = gateway_api(options).get(_path(f"{_ONE}/{quote(options.name, safe='')}", options))
-    print(json.dumps(answer, indent=1) if options.json else workflow_text(answer))
-    return 0
+    return print_answer(answer, options, workflow_text)
 
 
 def _remove(options: argparse.Namespace) -> int:
@@ -104,8 +101,7 @@ def _remove(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     path = f"{_ONE}/{quote(options.name, safe='')}/runs"
     answer = gateway_api(options).get(_path(path, options))
-    print(json.dumps(answer, indent=1) if options.json else "\n".join(runs_text(answer["runs"])))
-    return 0
+    return print_answer(answer, options, lambda _: "\n".join(runs_text(answer["runs"])))
 
 
 def _invoke(options: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
 """Pieces of many subcommands' parsers, and the secret of a cluster, which an option names."""
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpu_manager.credentials import load_secret
 from gpufaas.log_format import FORMATS
@@ -22,6 +23,18 @@ def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argpa
     return verbs.add_parser(
         name, help=help_text, aliases=aliases, argument_default=argparse.SUPPRESS
     )
+
+
+def print_answer(
+    answer: Any,
+    options: argparse.Namespace,
+    text: Callable[[Any], str],
+    *,
+    indent: int | None = 1,
+) -> int:
+    """Print an answer as JSON if the options say so, else its text; the exit code of success."""
+    print(json.dumps(answer, indent=indent) if options.json else text(answer))
+    return 0
 
 
 def add_log_level_option(parser: argparse.ArgumentParser, setting: str) -> None:
