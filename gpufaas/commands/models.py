@@ -52,9 +52,10 @@ def _models(options: argparse.Namespace) -> int:
     if options.address is None:
         api = scheduler_api(options)
         models = _named(api.get("/models"), options.model)
-        if options.model:
-            models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
-        return print_answer(models, options, cluster_details if options.model else cluster_table)
+        if not options.model:
+            return print_answer(models, options, cluster_table)
+        models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
+        return print_answer(models, options, lambda _: "\n\n".join(map(cluster_detail, models)))
     rows = request_admin(options.address, options.credential, do="models")["models"]
     return print_answer(_named(rows, options.model), options, node_table)
 
@@ -103,10 +104,6 @@ def node_table(rows: list[dict[str, Any]]) -> str:
 def cluster_table(models: list[dict[str, Any]]) -> str:
     """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
     return table(_CLUSTER_CELLS, models)
-
-
-def cluster_details(models: list[dict[str, Any]]) -> str:
-    return "\n\n".join(map(cluster_detail, models))
 
 
 def cluster_detail(model: dict[str, Any]) -> str:

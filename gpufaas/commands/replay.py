@@ -17,9 +17,7 @@ from gpufaas.output.policy_comparison import (
     compare_policies,
     side_by_side,
 )
-from scheduler.core.core import Core
 from scheduler.model.errors import BadRecording
-from scheduler.model.events import Event
 from scheduler.recording import Beginning, RecordedStep, digest, parsed
 
 _MOST_SHOWN = 5
@@ -90,15 +88,11 @@ def replay(path: Path) -> ReplayResult:
         began_s = entry.at_s
         result.events += 1
         result.by_kind[type(entry.event).__name__] += 1
-        if _answer(core, entry.event, entry.at_s) != entry.digest:
+        if digest(core.handle(entry.event, entry.at_s)) != entry.digest:
             result.differing_lines.append(number)
     if core is None:
         raise BadRecording(f"{path}: the recording is empty")
     return result
-
-
-def _answer(core: Core, event: Event, at_s: float) -> str:
-    return digest(core.handle(event, at_s))
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Beginning | RecordedStep]]:

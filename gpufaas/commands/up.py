@@ -87,7 +87,8 @@ def _up(options: argparse.Namespace) -> int:
     folder = stack_folder(options.state, options.environment)
     folder.make()
     with folder.held():
-        settings = _settings(options)
+        settings = read_settings(options.config, options.environment, vars(options))
+        check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
         work = _work(options, settings, folder, time.monotonic())
         return asyncio.run(run_until_signal(work))
 
@@ -122,12 +123,6 @@ def _at_port(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to 65535 is expected")
 
 
-def _settings(options: argparse.Namespace) -> AllSettings:
-    settings = read_settings(options.config, options.environment, vars(options))
-    check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
-    return settings
-
-
 async def _work(
     options: argparse.Namespace, settings: AllSettings, folder: StackFolder, began_s: float
 ) -> int:
@@ -143,7 +138,7 @@ async def _work(
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
                 await supervisor.start(part)
             running = RunningStack(
-                os.getpid(), plan.gateway_url, plan.scheduler_url, plan.node_address
+                os.getpid(), plan.gateway_url, plan.scheduler_url, plan.folder.node_address
             )
             folder.record(running)
             took_s = time.monotonic() - began_s
@@ -263,7 +258,7 @@ def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
   gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
-  GPU manager  {plan.node_address}
+  GPU manager  {plan.folder.node_address}
   metrics      {"  ".join(f"{url}/metrics" for url in measured)}
                (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}

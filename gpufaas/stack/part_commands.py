@@ -37,10 +37,6 @@ class StackPlan:
     etcd_password: Path | None  # the file of the password, if the etcd is our own
 
     @property
-    def node_address(self) -> str:
-        return self.folder.node_address
-
-    @property
     def gateway_credentials(self) -> Path:
         """The folder of the gateway's user and password, in files named as OpenFaaS's."""
         named = self.settings.gateway.secrets_dir or self.environment.get("secret_mount_path")
@@ -65,7 +61,7 @@ class StackPlan:
         node = replace(self.settings.node, metrics=self.node_metrics)
         options = [
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
-            *("--listen", self.node_address, "--log-format", self.settings.log_format),
+            *("--listen", self.folder.node_address, "--log-format", self.settings.log_format),
             *as_flags(node),
         ]
 
@@ -80,7 +76,7 @@ class StackPlan:
     def gateway(self) -> Part:
         options = [
             *("--listen", self.settings.gateway.listen, "--scheduler", self.scheduler_url),
-            *("--node", self.node_address, "--state-dir", str(self.folder.gateway)),
+            *("--node", self.folder.node_address, "--state-dir", str(self.folder.gateway)),
             *("--secrets-dir", str(self.gateway_credentials)),
         ]
 
