@@ -51,12 +51,7 @@ _GIB_HOUR = (1 << 30) * 3600 * 1e6
 _HEAD = ("COMPUTING", "LOADING", "KEPT", "WAITING", "USED", "IDLE", "CONTEXT", "HOST", "DISK")
 _TIMES = ("computing_us", "loading_us", "kept_us", "waiting_us")
 _MEMORY = ("used_byte_us", "idle_byte_us", "context_byte_us", "host_byte_us", "disk_byte_us")
-_FIELDS = (
-    "gpu_us",
-    *_TIMES,
-    "kept_from_others_us",
-    *_MEMORY,
-)
+_FIELDS = ("gpu_us", *_TIMES, "kept_from_others_us", *_MEMORY)
 _NOBODY = "(nobody)"
 _MINUTE_S, _HOUR_S = 60, 3600
 

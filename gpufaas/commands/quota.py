@@ -11,27 +11,12 @@ from common.numerals import format_size, parse_size
 from gpufaas.errors import CommandError
 from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.cells import Row, table
-from gpufaas.remote.scheduler_api import (
-    SchedulerApi,
-    add_scheduler_options,
-    in_path,
-    scheduler_api,
-)
+from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import check_number
 
 _NONE = "none"
 _OWNER_HELP = "NAMESPACE or NAMESPACE/FUNCTION"
-# The options of `set`, with the names of their terms.
-_TERMS = {
-    "weight": "weight",
-    "priority": "priority",
-    "gpu_seconds": "gpu_s",
-    "window": "window_s",
-    "memory": "resident_bytes",
-    "leases": "leases",
-    "waiting": "waiting",
-}
 
 
 def add_parser(commands: Commands) -> None:
@@ -42,14 +27,8 @@ def add_parser(commands: Commands) -> None:
     verbs = parser.add_subparsers(dest="verb")
     choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
     _add_owner(choose)
-    add = choose.add_argument
-    add("--weight", type=_number, help="its part of the GPUs where others wait too (1)")
-    add("--priority", type=_whole, help="how urgent its requests are (0)")
-    add("--gpu-seconds", type=_or_none(_number), metavar="N", help="GPU time in any window")
-    add("--window", type=_number, metavar="SECONDS", help="the window of the GPU time (60)")
-    add("--memory", type=_or_none(_size), metavar="SIZE", help="GPU memory of its models: 2GiB")
-    add("--leases", type=_or_none(_whole), metavar="N", help="GPU leases at a time")
-    add("--waiting", type=_or_none(_whole), metavar="N", help="requests that wait at a time")
+    for option, (_, read, metavar, text) in _TERMS.items():
+        choose.add_argument(_flag(option), type=read, metavar=metavar, help=text)
     choose.description = "A limit ends with the value `none`."
     show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
                     "list", "get")  # fmt: skip
@@ -67,10 +46,10 @@ def _add_owner(parser: argparse.ArgumentParser) -> None:
 
 def _set(options: argparse.Namespace) -> int:
     given = vars(options)
-    changed = {term: given[option] for option, term in _TERMS.items() if option in given}
+    changed = {term: given[option] for option, (term, *_) in _TERMS.items() if option in given}
     if not changed:
         raise CommandError("nothing to set: name one of " + ", ".join(map(_flag, _TERMS)))
-    for option, term in _TERMS.items():
+    for option, (term, *_) in _TERMS.items():
         if changed.get(term) is not None:
             _check(option, term, changed[term])
     scheduler, path = scheduler_api(options), _path(options.owner)
@@ -150,6 +129,18 @@ def _size(text: str) -> int:
 
 def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == _NONE else read(text)
+
+
+# The options of `set`: their terms, values, metavars and helps.
+_TERMS: Mapping[str, tuple[str, Callable[[str], float | None], str | None, str]] = {
+    "weight": ("weight", _number, None, "its part of the GPUs where others wait too (1)"),
+    "priority": ("priority", _whole, None, "how urgent its requests are (0)"),
+    "gpu_seconds": ("gpu_s", _or_none(_number), "N", "GPU time in any window"),
+    "window": ("window_s", _number, "SECONDS", "the window of the GPU time (60)"),
+    "memory": ("resident_bytes", _or_none(_size), "SIZE", "GPU memory of its models: 2GiB"),
+    "leases": ("leases", _or_none(_whole), "N", "GPU leases at a time"),
+    "waiting": ("waiting", _or_none(_whole), "N", "requests that wait at a time"),
+}
 
 
 # -- the table ------------------------------------------------------------------------------------

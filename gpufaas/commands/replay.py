@@ -37,12 +37,8 @@ class ReplayResult:
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("replay", help="replay a recorded live run in a fresh core")
     parser.add_argument("file", help="as `gpufaas scheduler --record FILE` wrote it")
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        metavar="P",
-        help="what these policies (or all) would have done with that traffic, simulated",
-    )
+    others = "what these policies (or all) would have done with that traffic, simulated"
+    parser.add_argument("--policy", nargs="+", metavar="P", help=others)
     parser.add_argument("--parameters", metavar="NAME=N,...", help="of those policies")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)

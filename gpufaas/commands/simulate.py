@@ -21,13 +21,8 @@ _MANY_REQUESTS = 10_000
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument
-    add(
-        "--policy",
-        nargs="+",
-        default=["all"],
-        metavar="P",
-        help="names, with blanks or commas; or all",
-    )
+    names = "names, with blanks or commas; or all"
+    add("--policy", nargs="+", default=["all"], metavar="P", help=names)
     add("--eviction", default="lru", help=f"one of {', '.join(eviction.available())}")
     add("--working-set", type=int, default=35, metavar="N", help="functions in use (35)")
     add("--gpus", type=int, default=Hardware().gpus, help="GPUs (12)")

@@ -44,25 +44,12 @@ def add_parser(commands: Commands) -> None:
     up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
     add = up.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add(
-        "--port",
-        dest="gateway.listen",
-        type=_at_port,
-        metavar="N",
-        help="of the gateway, on loopback (8080)",
-    )
-    add(
-        "--listen",
-        dest="gateway.listen",
-        metavar="HOST:PORT",
-        help="the same, on another address",
-    )
+    port = "of the gateway, on loopback (8080)"
+    add("--port", dest="gateway.listen", type=_at_port, metavar="N", help=port)
+    add("--listen", dest="gateway.listen", metavar="HOST:PORT", help="the same, on another address")
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
-    add(
-        "--exit-rule",
-        metavar="RULE",
-        help=f"for idle models: {', '.join(exits.available())} (never)",
-    )
+    rules = f"for idle models: {', '.join(exits.available())} (never)"
+    add("--exit-rule", metavar="RULE", help=rules)
     add_node_table_options(up)
     add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
@@ -75,11 +62,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_state(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        metavar="DIR",
-        help="where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)",
-    )
+    folder = "where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)"
+    parser.add_argument("--state", metavar="DIR", help=folder)
 
 
 def _up(options: argparse.Namespace) -> int:

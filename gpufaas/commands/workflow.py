@@ -37,15 +37,11 @@ def add_parser(commands: Commands) -> None:
     logs = add_verb(verbs, "logs", "the last runs of a workflow, with their stages")
     for verb in (describe, invoke, remove, logs):
         verb.add_argument("name")
-    invoke.add_argument(
-        "--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself"
-    )
-    invoke.add_argument("--content-type", default=None, metavar="TYPE", help="(by the body)")
-    invoke.add_argument("--async", dest="later", action="store_true", default=False,
-                        help="queue the call, and print its id")  # fmt: skip
-    invoke.add_argument(
-        "--callback", default=None, metavar="URL", help="with --async: for its result"
-    )
+    add, later = invoke.add_argument, "queue the call, and print its id"
+    add("--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself")
+    add("--content-type", default=None, metavar="TYPE", help="(by the body)")
+    add("--async", dest="later", action="store_true", default=False, help=later)
+    add("--callback", default=None, metavar="URL", help="with --async: for its result")
     for verb, run in (
         (deploy, _deploy), (every, _list), (describe, _describe),
         (invoke, _invoke), (remove, _remove), (logs, _logs),

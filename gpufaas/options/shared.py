@@ -26,11 +26,7 @@ def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argpa
 
 
 def print_answer(
-    answer: Any,
-    options: argparse.Namespace,
-    text: Callable[[Any], str],
-    *,
-    indent: int | None = 1,
+    answer: Any, options: argparse.Namespace, text: Callable[[Any], str], *, indent: int | None = 1
 ) -> int:
     """Print an answer as JSON if the options say so, else its text; the exit code of success."""
     print(json.dumps(answer, indent=indent) if options.json else text(answer))
@@ -48,11 +44,8 @@ def add_log_format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_secret_option(parser: argparse.ArgumentParser, missing: str = "") -> None:
-    parser.add_argument(
-        "--secret-file",
-        metavar="FILE",
-        help=f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)",
-    )
+    file = f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)"
+    parser.add_argument("--secret-file", metavar="FILE", help=file)
 
 
 def cluster_secret(

@@ -78,12 +78,7 @@ def find_etcd() -> EtcdProgram | None:
 
 @asynccontextmanager
 async def etcd_server(
-    data: Path,
-    log: Logger,
-    *,
-    port: int,
-    options: Sequence[str] = (),
-    guarded: bool = False,
+    data: Path, log: Logger, *, port: int, options: Sequence[str] = (), guarded: bool = False
 ) -> AsyncIterator[EtcdServer]:
     """Run an etcd on loopback with its data in this folder, where they stay.
 

@@ -18,8 +18,7 @@ _SHOWN = 160
 
 
 async def show_workflow(
-    system: aiohttp.ClientSession,
-    call: Callable[[str, Path, str], Awaitable[str | None]],
+    system: aiohttp.ClientSession, call: Callable[[str, Path, str], Awaitable[str | None]]
 ) -> bool:
     """Whether the workflow's call succeeded; True without a workflow.yml here."""
     if not _FILE.is_file():
