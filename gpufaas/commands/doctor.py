@@ -202,9 +202,8 @@ def _etcd() -> PartStatus:
     text = ".".join(map(str, version)) or "unknown version"
     if program.of_wheel:
         return PartStatus("etcd", "ok", f"{text} of the wheel, for a trial", used_for, remedy)
-    if version < OLDEST_SOUND:
-        return PartStatus("etcd", "old", f"{text} ({program.path})", used_for, remedy)
-    return PartStatus("etcd", "ok", f"{text} ({program.path})", used_for)
+    state, remedy = ("old", remedy) if version < OLDEST_SOUND else ("ok", "")
+    return PartStatus("etcd", state, f"{text} ({program.path})", used_for, remedy)
 
 
 def _program(name: str, command: tuple[str, ...], used_for: str, remedy: str) -> PartStatus:

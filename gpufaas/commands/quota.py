@@ -106,29 +106,24 @@ def _flag(option: str) -> str:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _number(text: str) -> float:
-    try:
-        return numerals.number(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number is expected") from error
+def _value(read: Callable[[str], float], what: str) -> Callable[[str], float]:
+    def value(text: str) -> float:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} is expected") from error
+        except BadSize as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-
-def _whole(text: str) -> int:
-    try:
-        return numerals.whole(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except BadSize as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return value
 
 
 def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == _NONE else read(text)
+
+
+_number, _whole = _value(numerals.number, "a number"), _value(numerals.whole, "a whole number")
+_size = _value(parse_size, "a size")
 
 
 # The options of `set`: their terms, values, metavars and helps.

@@ -174,13 +174,13 @@ def _line(span: Shown, depth: int, begun_ns: int) -> str:
     began = _ms((span["begin_ns"] - begun_ns) / _MS)
     took = _ms((span["end_ns"] - span["begin_ns"]) / _MS)
     service = span["service"].removeprefix("gpufaas-")
-    details = ", ".join([*_facts(span["attributes"]), *_error(span)])
+    details = ", ".join(_facts(span))
     return f"{began:>12} {took:>12}  {'  ' * depth}{span['name']} [{service}] {details}".rstrip()
 
 
-def _facts(attributes: Shown) -> Iterator[str]:
+def _facts(span: Shown) -> Iterator[str]:
     for name, words in _WORDS:
-        value = attributes.get(name)
+        value = span["attributes"].get(name)
         if isinstance(value, bool):
             value = "yes" if value else "no"
         if value is None or value == "":
@@ -189,10 +189,8 @@ def _facts(attributes: Shown) -> Iterator[str]:
             yield words.replace(_TIME, _ms(float(value) * 1e3))
         else:
             yield words.format(value)
-
-
-def _error(span: Shown) -> list[str]:
-    return [f"FAILED: {span['error']}"] if span.get("error") else []
+    if span.get("error"):
+        yield f"FAILED: {span['error']}"
 
 
 def _ms(milliseconds: float) -> str:
