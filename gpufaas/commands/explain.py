@@ -3,6 +3,7 @@
 import argparse
 import http.client
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from common.foreign_text import plain, printable
@@ -78,10 +79,9 @@ def _latest(request: dict[str, Any]) -> str:
 
 def _remembered(scheduler: SchedulerApi, request: str) -> dict[str, Any] | None:
     """A request that the call's function made, unless the scheduler has forgotten it."""
-    try:
+    with suppress(CommandError):
         return request_story(scheduler, request)
-    except CommandError:
-        return None
+    return None
 
 
 def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from common.foreign_text import plain
 from common.numerals import format_size as size
 from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import hosting_text
-from gpufaas.top.live_state import State
 from gpufaas.top.styled_text import (
     BOLD,
     CYAN,
@@ -20,6 +19,7 @@ from gpufaas.top.styled_text import (
     memory_bar,
 )
 
+State = Mapping[str, Any]  # of the page: docs/page.md
 Item = Mapping[str, Any]
 
 _STATES = {"busy": GREEN, "idle": DIM, "draining": YELLOW, "silent": RED}

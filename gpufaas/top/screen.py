@@ -7,8 +7,7 @@ from typing import Any
 from common.foreign_text import plain as clean
 from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import in_force_text
-from gpufaas.top.live_state import State
-from gpufaas.top.panels import PANELS, ListPanel, ListRow
+from gpufaas.top.panels import PANELS, ListPanel, ListRow, State
 from gpufaas.top.styled_text import (
     BOLD,
     CYAN,

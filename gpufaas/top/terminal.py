@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import shutil
 import signal
 import sys
 import termios
@@ -126,8 +125,3 @@ def pressed_keys(text: str) -> Iterator[str]:
         pressed = next((key for key in longest_first if text.startswith(key)), text[0])
         yield _KEYS.get(pressed, pressed)
         text = text[len(pressed) :]
-
-
-def columns() -> int:
-    """The width of the output; COLUMNS or 120 if it is no terminal."""
-    return shutil.get_terminal_size((120, 40)).columns
