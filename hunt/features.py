@@ -47,9 +47,9 @@ FEATURES = (
     Feature(
         "shared jobs",
         ("gateway_ext/shared_jobs",),
-        (_GATEWAY,),
+        (_GATEWAY, "hunt/seeds/simulation.py"),
         r"jetstream|nats\b|shared_jobs",
-        ("tests/unit/gateway_ext/shared_jobs",),
+        ("tests/unit/gateway_ext/shared_jobs", "hunt/seeds/shared_queue"),
     ),
     Feature(
         "docker",
@@ -86,7 +86,7 @@ FEATURES = (
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
         (_SCHEDULER, _SERVICE, _COMMANDS),
-        r"tenan|quota|priority|owner",
+        r"quota|tenancy|OwnerT|owner_t|priority|turn_order",
         ("tests/unit/scheduler/features/tenants",),
         ("quota",),
     ),
@@ -139,7 +139,7 @@ FEATURES = (
         "data",
         ("gpu_manager/data", "gpu_manager/worker/data", "torch_shim/data"),
         (_MANAGER, _WORKER, "torch_shim/start.py"),
-        r"\bdata\b|\bhandle|passed",
+        r"passed_data|put_and_get|data_functions|torch_shim\.data",
         (
             "tests/unit/gpu_manager/data",
             "tests/unit/gpu_manager/worker/data",
@@ -151,13 +151,13 @@ FEATURES = (
         "streams",
         ("gpu_manager/runtimes/stream",),
         ("gpufaas/embedded_node.py",),
-        r"stream",
+        r"/test_streams|test_stream_troubles|ChosenRuntime|gpu_wishes|runtime\W{1,6}stream",
     ),
     Feature(
         "transfers",
         ("gpu_manager/transfers", "gpu_manager/worker/transfers"),
         (_MANAGER, _WORKER),
-        r"transfer|\bpath",
-        ("tests/unit/gpu_manager/worker/transfers",),
+        r"manager.transfers|_transfers\b|/test_transfer|emulated_paths",
+        ("tests/unit/gpu_manager/transfers", "tests/unit/gpu_manager/worker/transfers"),
     ),
 )

@@ -105,8 +105,8 @@ class Verdicts:
                 if not operator.may_hold(owner, terms):
                     yield f"{owner} has {terms}, not {operator.accepted[owner]}"
         for gateway in self._gateways:
-            plan = gateway.workflows.get(WORKFLOW)
-            text = None if plan is None else plan.text
+            table = gateway.workflows
+            text = None if table is None else table.texts().get(WORKFLOW)
             if not operator.may_hold(WORKFLOW_TEXT, text):
                 yield f"{gateway.name} has another workflow: {text}"
 
