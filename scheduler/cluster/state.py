@@ -18,7 +18,7 @@ from scheduler.cluster.request_queue import (
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
-from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
+from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, SlotId
 
 
 class ClusterState:
@@ -342,18 +342,13 @@ class ClusterState:
 
     # -- estimates ------------------------------------------------------------------------------
 
-    def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
-        return Estimate(self.load_s(bundle, slot), self.run_s(bundle, batch, slot))
-
     def load_s(self, bundle: Bundle, slot: Slot) -> float:
         """The expected seconds to load what of these models the slot lacks."""
-        cache = slot.gpu.cache
-        missing = [
-            (model, self.index.source(cache, model))
-            for model in bundle.models
-            if model not in cache.residents
-        ]
-        return self.profiles.loads_s(missing)
+        cache, total_s = slot.gpu.cache, 0.0
+        for model in bundle.models:
+            if model not in cache.residents:
+                total_s += self.profiles.load_s(model, self.index.source(cache, model))
+        return total_s
 
     def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
         """The expected seconds of a batch of these models, once they are there."""

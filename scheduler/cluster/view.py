@@ -271,10 +271,11 @@ class View:
         That is the node that it names, or one that its application, stage and models lead to,
         always the same while nodes stay.
         """
-        nodes, node = self._cluster.nodes, request.request.near
+        nodes, asked = self._cluster.nodes, request.request
+        node = asked.near
         if node is None and nodes:
-            stage = request.stage or "+".join(request.models)
-            node = nodes[home(request.application, stage, len(nodes))]
+            stage = asked.stage or "+".join(request.models)
+            node = nodes[home(asked.application, stage, len(nodes))]
         return self._idle_on(node, request.bundle)
 
     def idle_holders(self, request: Pending, most: int) -> Sequence[Slot]:

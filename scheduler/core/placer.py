@@ -350,14 +350,14 @@ def _estimate(
     known: dict[Hashable, Estimate],
 ) -> Estimate:
     """The estimate of one slot, made once for all slots with the same facts."""
-    bundle, batch = pending.bundle, pending.request.batch
+    bundle, spec = pending.bundle, slot.gpu.spec
+    key: Hashable = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
     if len(bundle.models) > 1:  # a slot may hold some of them
-        return cluster.estimate(bundle, batch, slot)
-    spec = slot.gpu.spec
-    key = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
+        key = slot.id
     estimate = known.get(key)
     if estimate is None:
-        estimate = known[key] = cluster.estimate(bundle, batch, slot)
+        run_s = cluster.run_s(bundle, pending.request.batch, slot)
+        estimate = known[key] = Estimate(cluster.load_s(bundle, slot), run_s)
     return estimate
 
 

@@ -34,8 +34,8 @@ def slots_of(slots: int, leases: int, *, at_once: bool = False) -> dict[SlotId, 
     return core.cluster.slots
 
 
-def test_estimate_adds_loads_of_missing_models_and_runs_of_all() -> None:
-    assert profiles().loads_s([(B, Tier.ABSENT)]) == 4.0
+def test_estimate_adds_loads_and_runs_of_all() -> None:
+    assert profiles().all_loads_s((A, B), Tier.ABSENT) == 6.0
     assert profiles().runs_s((A, B), 1, ANY_GPU_TYPE, ()) == 1.5
 
 
