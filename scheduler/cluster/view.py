@@ -422,16 +422,10 @@ class View:
         return slots[:most]
 
     def _loadable(self) -> LoadableSlots:
-        cluster = self._cluster
-        if not cluster.loadable.running:
-            cluster.rank_loadable()
-        return cluster.loadable
+        return self._cluster.loadable or self._cluster.rank_loadable()
 
     def _demand(self) -> UnmetDemand:
-        demand = self._cluster.demand
-        if not demand.running:
-            demand.start(slot for slot in self._cluster.slots.values() if slot.idle)
-        return demand
+        return self._cluster.demand or self._cluster.follow_demand()
 
     def _slot_with_hit(self, demand: UnmetDemand) -> Slot | None:
         """The least used idle slot with a waiting hit; drops entries that have none."""

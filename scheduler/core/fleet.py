@@ -243,7 +243,7 @@ class Fleet:
         gpu = self.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
-        self._cluster.disturbed |= self._cluster.loadable.running  # the copy engine may be free
+        self._cluster.disturbed |= self._cluster.loadable is not None  # the copy engine may be free
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 self._lifecycle.loaded(lease, event.model)
@@ -387,8 +387,8 @@ class Fleet:
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
         needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
         self._make_room(gpu, needed - cache.free_bytes, f"{model} is there unexpectedly")
-        load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
-        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), load_s)
+        times = profiles.times_s(model, index.tier(gpu.spec.node, model))
+        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), times)
         for slot in gpu.slots:
             self._cluster.settle(slot)  # an idle one may have a hit now
         self._found(gpu, model)

@@ -156,6 +156,10 @@ class Profiles:
         exact = runs_s.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(runs_s, batch, gpu_type)
 
+    def times_s(self, model: ModelId, source: Tier) -> tuple[float, float]:
+        """Seconds to load the model from this tier, and those of a run."""
+        return self.load_s(model, source), self.usual_run_s(model)
+
     def usual_run_s(self, model: ModelId) -> float:
         """Seconds of a run as last reported, for any batch and GPU."""
         usual = self.of(model).usual_run_s
