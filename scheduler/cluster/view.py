@@ -97,12 +97,9 @@ class View:
             fits = not cache.pinned_bytes or could_fit(cache, bundle.needs)
             return fits and not slot.gpu.is_stuck(bundle.models)
 
-        best: Slot | None = None
-        for ranking in self._cluster.active[bundle.size_class :]:
-            slot = ranking.first_active(could_hold)
-            if slot is not None and (best is None or _used(slot) < _used(best)):
-                best = slot
-        return best
+        rankings = self._cluster.active[bundle.size_class :]
+        firsts = [ranking.first_active(could_hold) for ranking in rankings]
+        return min([slot for slot in firsts if slot is not None], key=_used, default=None)
 
     def idle_holder(self, request: Pending) -> Slot | None:
         """The least used idle slot that holds all the request's models."""

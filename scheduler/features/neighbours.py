@@ -90,22 +90,17 @@ class Neighbours(Layer):
         None if its lease is not known. Leases of the same model are left out: its calls take turns.
         """
         now = self._cluster.now
-        own: ActiveLease | None = None
-        for lease in slot.leases.values():
-            if (
-                model in lease.models
-                and not lease.beside
-                and (own is None or lease.there_s < own.there_s)
-            ):
-                own = lease
-        if own is None:
+        leases = slot.leases.values()
+        running = [lease for lease in leases if model in lease.models and not lease.beside]
+        if not running:
             return None
+        own = min(running, key=lambda lease: lease.there_s)
         begun_s = max(own.there_s, now - whole_s - _REPORTED_S)
         span_s = now - begun_s
         if span_s <= 0.0:
             return None
         parts: dict[tuple[ModelId, ...], float] = {}
-        for lease in slot.leases.values():
+        for lease in leases:
             runs = not (lease is own or lease.beside or lease.loading)
             if runs and model not in lease.models:
                 _add(parts, lease.models, (now - max(begun_s, lease.there_s)) / span_s)

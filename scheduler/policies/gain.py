@@ -121,25 +121,18 @@ class Policy:
         near = self._near(view, hit)
         if not near and neighbours_s(view, hit, slot) <= 0.0:
             return slot
-        best, best_s = slot, self._hit_gain(view, hit, slot).total
-        for other in (*near, *view.idle_holders(hit, CANDIDATES)):
-            gain_s = self._hit_gain(view, hit, other).total
-            if gain_s > best_s:
-                best, best_s = other, gain_s
-        return best
+        holders = (slot, *near, *view.idle_holders(hit, CANDIDATES))
+        return max(holders, key=lambda holder: self._hit_gain(view, hit, holder).total)
 
     def _quietest(self, view: View, hit: Pending, slot: Slot) -> Pending:
         """Of the oldest requests with a hit there, the one that goes best with the runs there.
 
         That is the one for which they lose least together, for each second of its run.
         """
-        best, least = hit, self._lost_part(view, hit, slot)
-        for other in view.oldest(CANDIDATES) if least > 0.0 else ():
-            if view.is_hit(other, slot):
-                lost = self._lost_part(view, other, slot)
-                if lost < least:
-                    best, least = other, lost
-        return best
+        if self._lost_part(view, hit, slot) <= 0.0:
+            return hit
+        others = [other for other in view.oldest(CANDIDATES) if view.is_hit(other, slot)]
+        return min((hit, *others), key=lambda request: self._lost_part(view, request, slot))
 
     def _lost_part(self, view: View, request: Pending, slot: Slot) -> float:
         return neighbours_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
@@ -174,15 +167,11 @@ class Policy:
 
     def _best(self, view: View, request: Pending, *, spare: bool) -> Slot | None:
         """Where models that nobody holds are loaded best."""
-        best: Slot | None = None
-        best_s = 0.0
-        for slot in self._places(view, request):
-            if spare and view.strands(slot, view.victims(request, slot)):
-                continue
-            gain_s = self._load_gain(view, request, slot, 0.0, 0.0).total
-            if best is None or gain_s > best_s:
-                best, best_s = slot, gain_s
-        return best
+        slots = self._places(view, request)
+        if spare:
+            slots = [s for s in slots if not view.strands(s, view.victims(request, s))]
+        gain = self._load_gain
+        return max(slots, key=lambda s: gain(view, request, s, 0.0, 0.0).total, default=None)
 
     def _places(self, view: View, request: Pending) -> Sequence[Slot]:
         near, keepers = view.near_idle(request), view.idle_keepers(request)
