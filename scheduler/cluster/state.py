@@ -16,8 +16,8 @@ from scheduler.cluster.request_queue import (
     Visits,
 )
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
-from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
+from scheduler.model.profiles import Profiles
 from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, SlotId
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler.core.core import Core
-from scheduler.estimates.profiles import Profile
 from scheduler.features.billing.charges import CHARGES, GPU_TIME, IN_USE
 from scheduler.model.actions import Dispatch
+from scheduler.model.profiles import Profile
 from scheduler.model.values import (
     Explanation,
     LeaseId,

@@ -3,9 +3,9 @@
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.slots import Slot
 from scheduler.composition import make_core
-from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
+from scheduler.model.profiles import Profiles
 from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, SlotId
 from tests.kit.cores.builders import gpu, model, request
 
