@@ -15,7 +15,7 @@ _PATTERNS = (
     "research/thesis/latency_bound.py",
     "scheduler/cluster/*.py",
     "scheduler/core/*.py",
-    "scheduler/estimates/*.py",
+    "scheduler/model/profiles.py",
     "scheduler/features/*.py",
     "scheduler/features/billing/*.py",
     "scheduler/features/tenants/*.py",

@@ -8,12 +8,12 @@ from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler import recording
-from scheduler.estimates.profiles import Profile
 from scheduler.features.billing import use_records
 from scheduler.features.tenants.terms import owner_terms
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.profiles import Profile
 from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
 from scheduler.recording import Beginning, RecordedStep
 from scheduler.service.http import lease_routes
