@@ -101,7 +101,7 @@ async def _measure(cluster: PageCluster, looks: int) -> dict[str, list[float]]:
     async with service.lead(1) as office:
         populate(office.driver, cluster)
         functions, meters = _functions(cluster), GatewayMeters()
-        console = _Console(PageFeed(office, service.meters))
+        console = _Console(PageFeed(office))
         shown_cluster = PageSource(console, functions, meters, _NoLetters())
         calling = asyncio.create_task(_call(office, functions, meters, cluster))
         await asyncio.sleep(_WARM_S)

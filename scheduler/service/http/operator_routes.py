@@ -166,7 +166,7 @@ def _of_term(service: SchedulerService) -> Callable[[], PageFeed]:
             raise
         if office not in kept:
             kept.clear()
-            kept[office] = PageFeed(office, service.meters)
+            kept[office] = PageFeed(office)
         return kept[office]
 
     return feed
