@@ -10,7 +10,7 @@ from hunt.parsers.parser_target import InputForm, Target
 from scheduler import recording
 from scheduler.estimates.profiles import Profile
 from scheduler.features.billing import use_records
-from scheduler.features.tenants.terms import owner_terms
+from scheduler.features.tenants.quotas import owner_terms
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
@@ -75,7 +75,7 @@ def _records() -> list[Target]:
             owner_terms,
             _same,
             terms,
-            reads="scheduler/features/tenants/terms.py",
+            reads="scheduler/features/tenants/quotas.py",
         ),
         _record(
             "stored-use",

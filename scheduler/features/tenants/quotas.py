@@ -1,27 +1,42 @@
 """Quotas in a leader's service: their routes and metrics, and what is shown of owners."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Annotated, Any, Self, TypeVar
 
 from fastapi import APIRouter
-from msgspec import structs
+from msgspec import json, structs
 from pydantic import BaseModel, ConfigDict, Field
 
 from cache_manager.model.ids import ModelId
+from common.tasks import BackgroundTasks
 from common.telemetry.metrics import Metric, MetricKind, Values, gauge
 from scheduler.features.hooks import TermFeature, TermParts
 from scheduler.features.tenants.owners import Owner
 from scheduler.features.tenants.tenancy import Tenancy
-from scheduler.features.tenants.terms import KeptTerms, TermsBook
-from scheduler.model.errors import BadValue, MalformedRequest, UnknownName
+from scheduler.features.tenants.terms import TermsBook
+from scheduler.model.errors import (
+    BadValue,
+    DatastoreError,
+    Fenced,
+    MalformedRequest,
+    NotLeading,
+    UnknownName,
+)
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
+from scheduler.store.datastore import MAX_CHANGES
+from scheduler.store.recovery import sound_records
+from scheduler.store.stored_records import key
 from scheduler.wire.caller_stream import ToldTerms
+from scheduler.wire.codec import encoded, read
 
 _Value = TypeVar("_Value")
+TERMS = "terms/"
+_TERMS = json.Decoder(OwnerTerms)
 _USUAL = OwnerTerms()
 
 
@@ -95,17 +110,25 @@ _REFUSED = Metric(
     ("owner", "quota"),
 )
 _MOST_IN_FEED = 200
+MOST_OWNERS = 4_096
+_TRY_AGAIN_S = 1.0
 
 
 class Quotas(TermFeature):
-    """The terms of owners in one term."""
+    """The terms of owners in one term.
+
+    They are written while this scheduler leads, so a new leader that has read them misses none.
+    After an outage the datastore is made to hold what is in force: it may have lost its data, and
+    a write whose answer was lost may have been done.
+    """
 
     gauges = (_USED, _LIMIT, _REFUSED, _WEIGHT, _HELD_BACK)
 
     def __init__(self, term: TermParts) -> None:
         self._term = term
         self.book = TermsBook(lambda owner, terms: term.report(TermsSet(owner, terms)))
-        self._kept = KeptTerms(term.store, self.book, term.fence, term.log)
+        self._writing = asyncio.Lock()
+        self._doubted = asyncio.Event()
 
     @classmethod
     def add_routes(cls, reads: APIRouter, orders: APIRouter, serving: Callable[[], Self]) -> None:
@@ -134,8 +157,20 @@ class Quotas(TermFeature):
             await own.set(owner, None)
             return serving().row(owner)
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._kept.running()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read the terms; keep them stored, after outages of the datastore too."""
+        store, log = self._term.store, self._term.log
+        for owner, terms in (await sound_records(store, TERMS, owner_terms, log)).items():
+            self.book.set(owner, terms)
+        forget_health = store.on_health_change(self._health_changed)
+        tasks = BackgroundTasks(log, "keeping the terms of owners")
+        tasks.start(self._mend())
+        try:
+            yield
+        finally:
+            forget_health()
+            await tasks.close()
 
     def caller_present(self, caller: str) -> AbstractContextManager[None]:
         return self.book.present(caller)
@@ -144,8 +179,58 @@ class Quotas(TermFeature):
         self.book.take(caller, message)
 
     async def set(self, owner: str, terms: OwnerTerms | None) -> None:
-        """Put an owner's terms in force, here and after a restart; None: no longer."""
-        await self._kept.set(owner, terms)
+        """Put an owner's terms in force, here and for every later leader; None: no more terms.
+
+        MalformedRequest if too many owners have terms, NotLeading if another scheduler leads,
+        StoreUnavailable if the datastore does not answer: then nothing has changed.
+        """
+        async with self._writing:
+            of_operators = self.book.of_operators
+            if terms is not None and owner not in of_operators and len(of_operators) >= MOST_OWNERS:
+                raise MalformedRequest(f"at most {MOST_OWNERS} owners have terms")
+            stored_key = key(TERMS, owner)
+            puts = {} if terms is None else {stored_key: encoded(terms)}
+            deletes = (stored_key,) if terms is None else ()
+            try:
+                await self._term.store.write(puts, deletes, self._term.fence())
+            except Fenced as error:
+                raise NotLeading(None) from error
+            except (DatastoreError, asyncio.CancelledError):
+                self._doubted.set()  # the write may have been done
+                raise
+            self.book.set(owner, terms)
+
+    # -- after an outage --------------------------------------------------------------------------
+
+    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
+        if healthy:
+            self._doubted.set()
+
+    async def _mend(self) -> None:
+        """Have the datastore hold what is in force, once it answers."""
+        while True:
+            await self._doubted.wait()
+            await asyncio.sleep(_TRY_AGAIN_S)
+            self._doubted.clear()
+            try:
+                async with self._writing:
+                    await self._write_differences()
+            except DatastoreError as error:
+                self._doubted.set()
+                self._term.log.debug("the terms of owners are not stored: %s", error)
+
+    async def _write_differences(self) -> None:
+        stored = (await self._term.store.list(TERMS)).values
+        in_force = {
+            key(TERMS, owner): encoded(terms) for owner, terms in self.book.of_operators.items()
+        }
+        changed = [name for name, value in in_force.items() if stored.get(name) != value]
+        changed += [name for name in stored if name not in in_force]
+        for begin in range(0, len(changed), MAX_CHANGES):
+            part = changed[begin : begin + MAX_CHANGES]
+            puts = {name: in_force[name] for name in part if name in in_force}
+            deletes = [name for name in part if name not in puts]
+            await self._term.store.write(puts, deletes, self._term.fence())
 
     # -- what is shown ----------------------------------------------------------------------------
 
@@ -208,6 +293,10 @@ class Quotas(TermFeature):
             sum(entry.held + entry.paused for entry in functions),
             refused,
         )
+
+
+def owner_terms(value: bytes) -> OwnerTerms:
+    return check_terms(read(_TERMS, value))
 
 
 def _checked(check: Callable[[_Value], _Value], value: _Value) -> _Value:

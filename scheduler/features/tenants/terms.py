@@ -1,26 +1,16 @@
-"""The terms of owners: set by operators, told by callers, in force, and kept in the datastore."""
+"""The terms of owners: set by operators, told by callers, and in force."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from logging import Logger
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from msgspec import json
-
-from common.tasks import BackgroundTasks
-from scheduler.model.errors import BadValue, DatastoreError, Fenced, MalformedRequest, NotLeading
+from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms, is_function
-from scheduler.store.datastore import MAX_CHANGES, Fence, Store
-from scheduler.store.recovery import sound_records
-from scheduler.store.stored_records import key
 from scheduler.wire.caller_stream import ToldTerms
-from scheduler.wire.codec import encoded, read
 
-TERMS = "terms/"
-_TERMS = json.Decoder(OwnerTerms)
 OPERATOR, FUNCTION = "operator", "function"
 # Functions whose own terms are kept; those of further ones are left out.
 MOST_FUNCTIONS = 20_000
@@ -147,99 +137,3 @@ class TermsBook:
         else:
             self._in_force[owner] = terms
         self._apply(owner, terms)
-
-
-MOST_OWNERS = 4_096
-_TRY_AGAIN_S = 1.0
-
-
-class KeptTerms:
-    """Sets terms for one leader, and keeps them stored.
-
-    Terms are written while this scheduler leads, so a new leader that has read them misses none.
-    After an outage the datastore is made to hold what is in force: it may have lost its data, and
-    a write whose answer was lost may have been done. `fence` is None without a leadership.
-    """
-
-    def __init__(
-        self, store: Store, book: TermsBook, fence: Callable[[], Fence | None], log: Logger
-    ) -> None:
-        self._store = store
-        self._book = book
-        self._fence = fence
-        self._log = log
-        self._writing = asyncio.Lock()
-        self._doubted = asyncio.Event()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Read the terms; keep them stored, after outages of the datastore too."""
-        kept = await sound_records(self._store, TERMS, owner_terms, self._log)
-        for owner, terms in kept.items():
-            self._book.set(owner, terms)
-        forget_health = self._store.on_health_change(self._health_changed)
-        tasks = BackgroundTasks(self._log, "keeping the terms of owners")
-        tasks.start(self._mend())
-        try:
-            yield
-        finally:
-            forget_health()
-            await tasks.close()
-
-    async def set(self, owner: str, terms: OwnerTerms | None) -> None:
-        """Put an owner's terms in force, here and for every later leader; None: no more terms.
-
-        MalformedRequest if too many owners have terms, NotLeading if another scheduler leads,
-        StoreUnavailable if the datastore does not answer: then nothing has changed.
-        """
-        async with self._writing:
-            of_operators = self._book.of_operators
-            if terms is not None and owner not in of_operators and len(of_operators) >= MOST_OWNERS:
-                raise MalformedRequest(f"at most {MOST_OWNERS} owners have terms")
-            stored_key = key(TERMS, owner)
-            puts = {} if terms is None else {stored_key: encoded(terms)}
-            deletes = (stored_key,) if terms is None else ()
-            try:
-                await self._store.write(puts, deletes, self._fence())
-            except Fenced as error:
-                raise NotLeading(None) from error
-            except (DatastoreError, asyncio.CancelledError):
-                self._doubted.set()  # the write may have been done
-                raise
-            self._book.set(owner, terms)
-
-    # -- after an outage --------------------------------------------------------------------------
-
-    def _health_changed(self, healthy: bool) -> None:  # noqa: FBT001  # the port's callback
-        if healthy:
-            self._doubted.set()
-
-    async def _mend(self) -> None:
-        """Have the datastore hold what is in force, once it answers."""
-        while True:
-            await self._doubted.wait()
-            await asyncio.sleep(_TRY_AGAIN_S)
-            self._doubted.clear()
-            try:
-                async with self._writing:
-                    await self._write_differences()
-            except DatastoreError as error:
-                self._doubted.set()
-                self._log.debug("the terms of owners are not stored: %s", error)
-
-    async def _write_differences(self) -> None:
-        stored = (await self._store.list(TERMS)).values
-        in_force = {
-            key(TERMS, owner): encoded(terms) for owner, terms in self._book.of_operators.items()
-        }
-        changed = [name for name, value in in_force.items() if stored.get(name) != value]
-        changed += [name for name in stored if name not in in_force]
-        for begin in range(0, len(changed), MAX_CHANGES):
-            part = changed[begin : begin + MAX_CHANGES]
-            puts = {name: in_force[name] for name in part if name in in_force}
-            deletes = [name for name in part if name not in puts]
-            await self._store.write(puts, deletes, self._fence())
-
-
-def owner_terms(value: bytes) -> OwnerTerms:
-    return check_terms(read(_TERMS, value))
