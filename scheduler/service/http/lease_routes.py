@@ -253,11 +253,8 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 async def _answer(
     send: Send, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> int:
-    body = _json(fields)
-    shown = [_JSON, (b"content-length", b"%d" % len(body))]
-    shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": shown})
-    await send({"type": "http.response.body", "body": body})
+    shown = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await asgi.send_response(send, status, _json(fields), (_JSON, *shown))
     return status
 
 

@@ -12,7 +12,7 @@ from cache_manager.model.ids import GpuId, ModelId
 from common import numerals
 from common.telemetry.traces import plain_span
 from scheduler import policies
-from scheduler.model.errors import MalformedRequest, NotLeading, UnknownModel, UnknownName
+from scheduler.model.errors import MalformedRequest, UnknownModel, UnknownName
 from scheduler.model.values import RequestId
 from scheduler.service.driver import Driver
 from scheduler.service.history.history import RequestRecord, spans_of
@@ -22,7 +22,6 @@ from scheduler.service.survey import hosting_of
 from scheduler.service.views import cluster_report
 from scheduler.service.views.cluster_report import ClusterShown, ModelRest, QueueShown, model_rests
 from scheduler.service.views.explanation import LatestShown, RequestShown, explained, uses_of
-from scheduler.service.views.page_feed import PageFeed
 
 _JSON = "application/json"
 _SHOWN = 100
@@ -140,36 +139,16 @@ def _record(office: Office, request: str) -> RequestRecord:
 
 
 def _add_feed(reads: APIRouter, service: SchedulerService) -> None:
-    feed = _of_term(service)
-
     @reads.get(
         "/feed", tags=["watching"], summary="The whole state, or the changes since that mark"
     )
     async def look(since: Annotated[str, Query(max_length=_LONGEST_MARK)] = "") -> Response:
         about = {"name": service.name, "store": service.store_state()}
-        return Response(feed().look(since, about), media_type=_JSON)
+        return Response(service.reigning().feed.look(since, about), media_type=_JSON)
 
     @reads.get("/feed/point", tags=["watching"], summary="Figures of the last seconds, for charts")
     async def point() -> Response:
-        return Response(feed().point(), media_type=_JSON)
-
-
-def _of_term(service: SchedulerService) -> Callable[[], PageFeed]:
-    """The feed of this term's office, made when it is first requested."""
-    kept: dict[Office, PageFeed] = {}
-
-    def feed() -> PageFeed:
-        try:
-            office = service.office()
-        except NotLeading:
-            kept.clear()
-            raise
-        if office not in kept:
-            kept.clear()
-            kept[office] = PageFeed(office)
-        return kept[office]
-
-    return feed
+        return Response(service.reigning().feed.point(), media_type=_JSON)
 
 
 @dataclass(frozen=True, slots=True)
