@@ -30,8 +30,8 @@ from gateway_ext.ui.state import Json, PageState, changes
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.leadership.term import Office
+from scheduler.service.page_feed import PageFeed
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.views.page_feed import PageFeed
 from scheduler.settings import Settings
 
 _WARM_S, _BETWEEN_S = 10.0, 1.0

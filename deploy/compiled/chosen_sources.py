@@ -27,7 +27,7 @@ _PATTERNS = (
 # what features add to the service does input and output.
 _LEFT_OUT = frozenset({
     *("__init__.py", "resource_metrics.py", "use_buckets.py"),
-    *("hooks.py", "bill.py", "use_records.py", "quotas.py", "terms.py"),
+    *("hooks.py", "bill.py", "quotas.py"),
 })  # fmt: skip
 
 

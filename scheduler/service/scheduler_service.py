@@ -35,9 +35,9 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
+from scheduler.service.page_feed import PageFeed, waiting_functions
 from scheduler.service.streams.callers import CallerLeases, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
-from scheduler.service.views.page_feed import PageFeed, waiting_functions
 from scheduler.settings import Settings
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper

@@ -9,7 +9,7 @@ from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler import recording
 from scheduler.estimates.profiles import Profile
-from scheduler.features.billing import use_records
+from scheduler.features.billing import bill
 from scheduler.features.tenants.quotas import owner_terms
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
@@ -79,10 +79,10 @@ def _records() -> list[Target]:
         ),
         _record(
             "stored-use",
-            use_records.use_bucket,
-            use_records.use_record,
+            bill.use_bucket,
+            bill.use_record,
             used,
-            reads="scheduler/features/billing/use_records.py",
+            reads="scheduler/features/billing/bill.py",
         ),
         _record(
             "stored-leader",

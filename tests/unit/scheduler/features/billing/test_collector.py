@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.features.billing.bill import BILLED_GPU, Bill
-from scheduler.features.billing.use_records import BILLS
+from scheduler.features.billing.bill import BILLED_GPU, BILLS, Bill
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.features.tenants import quotas
-from scheduler.features.tenants.quotas import TERMS, Quotas, owner_terms
+from scheduler.features.tenants.quotas import TERMS, Quotas, TermsBook, owner_terms
 from scheduler.features.tenants.tenancy import Tenancy
-from scheduler.features.tenants.terms import TermsBook
 from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailable
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
