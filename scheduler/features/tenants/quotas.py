@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -375,8 +375,7 @@ class Quotas(TermFeature):
         return OwnerRow(owner, set_by, TermsBody(**structs.asdict(terms)), self._use(owner))
 
     def shown(self) -> Mapping[str, Any]:
-        rows = [asdict(row) for row in self.rows(_MOST_IN_FEED)]
-        return {"owners": {"count": len(self.book), "rows": rows}}
+        return {"owners": {"count": len(self.book), "rows": self.rows(_MOST_IN_FEED)}}
 
     def families(self) -> Iterator[Values]:
         rows = self.rows(self._term.settings.scheduler.metric_names)
