@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 from cache_manager.model.ids import GpuId
 from common.telemetry.metrics import MetricFamily, Values
@@ -39,13 +38,6 @@ from gpu_manager.worker.transfers.process_gate import (
 log = logging.getLogger(__name__)
 
 
-class Direction(StrEnum):
-    """Where bytes go."""
-
-    TO_GPU = "to_gpu"
-    TO_HOST = "to_host"
-
-
 class GpuTransfers(ManagerFeature):
     """Has bytes take turns on their ways from disk, to GPUs and back, and counts them."""
 
@@ -76,8 +68,9 @@ class GpuTransfers(ManagerFeature):
     def look(self) -> None:
         """Kill workers that keep an emulated PCIe for much longer than a transfer's turn."""
         for gates in {paths.gates for paths in self._paths.values()}:
-            for pid in gates.kill_who_keeps_them():
-                log.error("process %d kept a path between host and GPUs: it was killed", pid)
+            for watch in gates.watches:
+                if (pid := watch.check()) is not None:
+                    log.error("process %d kept a path between host and GPUs: it was killed", pid)
 
     def families(self) -> Iterator[MetricFamily]:
         moved, waited = Values(metrics.TRANSFERRED), Values(metrics.TRANSFER_WAIT)
@@ -100,16 +93,12 @@ class SharedGates:
             TransferPath(speed, ProcessGate(gate)) if speed.bytes_per_s else TransferPath()
             for gate in self.gates
         )
-        self._watches = [
+        self.watches = [
             PathWatch(path, gate)
             for path, gate in zip(self.paths, self.gates, strict=True)
             if path.is_limited
         ]
         self._is_open = True
-
-    def kill_who_keeps_them(self) -> list[int]:
-        """Kill processes that keep a path from all others; return their numbers."""
-        return [pid for watch in self._watches if (pid := watch.check()) is not None]
 
     def close(self) -> None:
         """Let no further block pass; nothing at the second call."""
@@ -143,9 +132,9 @@ class CountedPaths(GpuPaths):
         return transfer
 
     def passed(self) -> Iterator[PassedBytes]:
-        for direction, sums in zip(Direction, self._sums, strict=True):
+        for direction, sums in zip(("to_gpu", "to_host"), self._sums, strict=True):
             for rank in TransferRank:
-                yield PassedBytes(direction.value, rank.name.lower(), *sums.of(rank))
+                yield PassedBytes(direction, rank.name.lower(), *sums.of(rank))
 
     def close(self) -> None:
         self.gates.close()

@@ -130,19 +130,20 @@ class Acquiring:
         session's. `may_return` counts only for a lease that the session's caller was given: that
         caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        request, held = _named(asked), self._leases.get(LeaseId(asked.lease))
+        held = self._leases.get(LeaseId(asked.lease))
         if held is None:
-            for part in _forget_elsewhere(session, asked):
+            for part in self.forget_elsewhere(session, asked):
                 self.scheduling.release(*part)
             return
-        if not _is_for(held, session):
+        if not held.is_for(session.key, str(session.identity)):
             return
         mine = held.claims_of(session.key)
-        names = [name for name in mine if request in (None, name)] if held.is_divided else mine
-        given = any(mine[name].given for name in names)
+        if held.is_divided:
+            mine = {name: mine[name] for name in mine if asked.request in (None, name)}
+        given = any(claim.given for claim in mine.values())
         given |= held.function != "" and not held.is_divided
         may_return = given and asked.may_return
-        self._leases.give_back(held, names, EndReason.RELEASED, may_return=may_return)
+        self._leases.give_back(held, mine, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
@@ -157,9 +158,21 @@ class Acquiring:
             raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
-    def claimed(self, session: ClientSession, asked: Release) -> None:
-        """The session has claimed a lease elsewhere: from now on the other node ends it."""
-        _forget_elsewhere(session, asked)
+    def forget_elsewhere(
+        self, session: ClientSession, asked: Release
+    ) -> list[tuple[LeaseId, RequestId]]:
+        """A session gives a lease elsewhere back, or has claimed it: the other node ends it then.
+
+        Return what was known of it: of all its requests if none is named.
+        """
+        parts = [
+            (lease, request)
+            for lease, request in session.elsewhere
+            if lease == asked.lease and asked.request in (None, request)
+        ]
+        for part in parts:
+            del session.elsewhere[part]
+        return parts
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._leases.held_by(session.key):
@@ -203,8 +216,10 @@ class Acquiring:
             return await self._new_lease(wanted)
         if asked.lease is not None:
             lease = self._leases.get(LeaseId(asked.lease))
-            mine = lease is not None and _is_for(lease, wanted.session)
-            grant = await self._join(lease, wanted) if lease is not None and mine else None
+            session = wanted.session
+            if lease is not None and not lease.is_for(session.key, str(session.identity)):
+                lease = None
+            grant = None if lease is None else await self._join(lease, wanted)
         else:
             grant = await self._presented(wanted, asked.token)
         if grant is None:
@@ -432,24 +447,6 @@ class Acquiring:
     def _placement(self, lease: Lease, *, hit: bool) -> Placement:
         node, slot, estimate = self.node.name, lease.live.slot, Estimate(0.0, 0.0)
         return Placement(lease.id, lease.gpu, node, slot, lease.models, hit, estimate)
-
-
-def _is_for(lease: Lease, session: ClientSession) -> bool:
-    return lease.is_for(session.key, str(session.identity))
-
-
-def _named(asked: Release) -> RequestId | None:
-    """Return the request that a shim names with its lease; None: all that has it."""
-    return None if asked.request is None else RequestId(asked.request)
-
-
-def _forget_elsewhere(session: ClientSession, asked: Release) -> list[tuple[LeaseId, RequestId]]:
-    """Forget a lease elsewhere, of all requests if none is named; return what was known."""
-    lease, request = LeaseId(asked.lease), _named(asked)
-    parts = [part for part in session.elsewhere if part[0] == lease and request in (None, part[1])]
-    for part in parts:
-        del session.elsewhere[part]
-    return parts
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:
