@@ -17,7 +17,6 @@ from gpu_manager.devices.paths import (
     GpuPaths,
     PassedBytes,
     TransferAbandoned,
-    WorkerLink,
 )
 from gpu_manager.server.requests import ManagerFeature, ManagerSpace
 from gpu_manager.worker.transfers.path import (
@@ -117,8 +116,8 @@ class CountedPaths(GpuPaths):
         self._sums = (MovedSums(), MovedSums())
         self._to_gpu = gates.paths[0]
         self.is_limited = self._to_gpu.is_limited
-        numbers = [float(gates.speed.bytes_per_s), float(gates.speed.block)]
-        self.link = WorkerLink(gates.gates, numbers, self._note_moved)
+        self.numbers = float(gates.speed.bytes_per_s), float(gates.speed.block)
+        self.descriptors = gates.gates
 
     def load(self, owner: str, urgency: LoadUrgency) -> PathTransfer:
         """Begin the transfer of a model, which is promoted with its load.
@@ -139,10 +138,8 @@ class CountedPaths(GpuPaths):
     def close(self) -> None:
         self.gates.close()
 
-    def _note_moved(
-        self, to_gpu: Sequence[Sequence[float]], to_host: Sequence[Sequence[float]]
-    ) -> None:
-        for sums, told in zip(self._sums, (to_gpu, to_host), strict=True):
+    def note_moved(self, *by_direction: Sequence[Sequence[float]]) -> None:
+        for sums, told in zip(self._sums, by_direction, strict=True):
             for rank, moved in zip(TransferRank, told, strict=False):
                 if len(moved) == len(Moved._fields):
                     sums.add(rank, *moved)

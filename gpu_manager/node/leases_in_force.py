@@ -266,6 +266,8 @@ class LeasesInForce:
 
         Shorten the grace of one that is ending if the new grace is shorter.
         """
+        if self.get(lease.id) is not lease:
+            return
         if grace_s is None:
             grace_s = lease.grace_s(self.times, reason)
         deadline_s = self._loop.time() + grace_s

@@ -331,7 +331,7 @@ class Loader:
             gpu_share=resident.gpu_share,
             merged=resident.merged,
             together_bytes=gpu.together_bytes(resident),
-            link=gpu.paths.link,
+            paths=gpu.paths,
             urgency=resident.urgency,
             progress=resident.progress,
         )

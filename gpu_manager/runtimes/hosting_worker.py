@@ -299,7 +299,7 @@ class HostingWorker:
         self.shared = shared
         self.tenant, self.gpu = order.tenant, order.gpu
         self.overhead_bytes = 0
-        self._turns, self._slots, self._link = order.turns, order.slots, order.link
+        self._turns, self._slots, self._paths = order.turns, order.slots, order.paths
         self._observer = observer
         self._numbers = itertools.count(1)
         self._models: dict[int, WorkerHostedModel] = {}
@@ -345,11 +345,10 @@ class HostingWorker:
     async def assign(self, assign: orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
-            gates = () if self._link is None else self._link.descriptors
             turns = () if self._turns is None else (self._turns,)
-            link = [] if self._link is None else self._link.numbers
+            link = list(self._paths.numbers)
             assign = structs.replace(assign, link=link, slots=self._slots)
-            await self.worker.send(assign, (*gates, *turns))
+            await self.worker.send(assign, (*self._paths.descriptors, *turns))
         await asyncio.shield(self._assigned)
 
     def watch(self, times: LivenessTimes) -> None:
@@ -409,8 +408,7 @@ class HostingWorker:
         elif isinstance(order, orders.Note):
             self._note(order)
         elif isinstance(order, orders.BytesMoved):
-            if self._link is not None:
-                self._link.note_moved(order.to_gpu, order.to_host)
+            self._paths.note_moved(order.to_gpu, order.to_host)
         elif isinstance(order, orders.ModelDropped):
             self._dropped(order)
         elif isinstance(order, orders.ImageLoadFailed) and order.model == _NO_MODEL:
