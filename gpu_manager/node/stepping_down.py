@@ -106,15 +106,13 @@ class StoredWeights:
         ordered = [model.lowest for model in sharing if model.lowest is not None]
         is_on_a_gpu = any(on_a_gpu(model.id) for model in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
-            loop = asyncio.get_running_loop()
-            still = _still_ordered(sharing)
-            await loop.run_in_executor(None, self.store.step_down, digest, min(ordered), still)
+            await asyncio.to_thread(
+                self.store.step_down,
+                digest,
+                min(ordered),
+                lambda: all(model.lowest is not None for model in sharing),  # still, in the thread
+            )
 
     def _forget(self, digest: str, task: asyncio.Task[None]) -> None:
         if self._under_way.get(digest) is task:
             del self._under_way[digest]
-
-
-def _still_ordered(sharing: list[TenantModel]) -> Callable[[], bool]:
-    """Whether no model has come to need the weights meanwhile; called on another thread."""
-    return lambda: all(model.lowest is not None for model in sharing)
