@@ -130,6 +130,7 @@ class ChosenRuntime:
         self._usual = usual
         self._breaks = breaks or ProcessBreaks()
         self._hosts: dict[tuple[str, str], HostingWorker] = {}
+        self._watched: set[HostingWorker] = set()  # an emptied one may come again
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
 
     def prepare(self) -> None:
@@ -176,10 +177,13 @@ class ChosenRuntime:
         host = self._workers.host_of(model)
         if host is not None:
             self._hosts[order.tenant, order.gpu] = host
-            host.over.add_done_callback(lambda _: self._ended(host))
+            if host not in self._watched:
+                self._watched.add(host)
+                host.over.add_done_callback(lambda _: self._ended(host))
         return model
 
     def _ended(self, host: HostingWorker) -> None:
+        self._watched.discard(host)
         place = host.tenant, host.gpu
         if self._hosts.get(place) is host:
             del self._hosts[place]
