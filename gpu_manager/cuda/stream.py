@@ -1,7 +1,7 @@
 """One of several models on a real GPU: a stream of the process's one context, memory of its own."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +10,6 @@ from gpu_manager.call_errors import OutOfMemory
 from gpu_manager.cuda.context import CudaContext
 from gpu_manager.cuda.sm_partitions import SmShare
 from gpu_manager.devices.image_file import ImageFile
-from gpu_manager.devices.lent_memory import Borrowed, LentStorage
 
 Result = TypeVar("Result")
 
@@ -79,32 +78,15 @@ class CudaStream(CudaContext):
         with self._mine():
             return super().load(image)
 
-    def receive(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
-        with self._mine():
-            return super().receive(area, offset, size_bytes)
-
-    def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        with self._mine():
-            return super().unpark(storage)
-
-    def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        with self._mine():
-            return super().duplicate(storage)
-
-    def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
-        with self._mine():
-            return super().open_lent(lent, same_gpu=same_gpu)
-
     def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
         with self._mine(), self._faults_told():
             result = work()
             self._wait()
         return result, self.used_bytes() if measure else 0
 
-    @contextlib.contextmanager
-    def _mine(self) -> Iterator[None]:
-        with self._cuda.stream(self._stream):
-            yield
+    def _mine(self) -> AbstractContextManager[object]:
+        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
+        return stream
 
     def _wait(self) -> None:
         self._stream.synchronize()

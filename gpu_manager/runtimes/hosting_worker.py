@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import structs
 
-from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from common.time_limits import time_limit
@@ -306,7 +305,6 @@ class HostingWorker:
         if is_assigned:
             self._assigned.set_result(None)
         self.over = loop.create_task(self._listen())
-        self._watching: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -342,10 +340,6 @@ class HostingWorker:
             await self.worker.send(assign, (*gates, *turns))
         await asyncio.shield(self._assigned)
 
-    def watch(self, times: LivenessTimes) -> None:
-        """Kill the worker as soon as it is frozen, from now on until its end."""
-        self._watching = asyncio.get_running_loop().create_task(self._watch(times))
-
     def others(self, model: WorkerHostedModel) -> bool:
         """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
@@ -358,6 +352,12 @@ class HostingWorker:
         self._answering.append(answer)
         self.worker.send_now(orders.EndCalls(_NO_MODEL, _NO_LEASE))
         await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def answers(self) -> bool:
+        """Whether the worker answers, if calls may wait for it."""
+        if self.suspects and self.is_open:
+            await self.heard()
+        return True
 
     def stop(self) -> None:
         """Have the worker end; it sends functions first what only it has."""
@@ -459,22 +459,9 @@ class HostingWorker:
     def _close(self, cause: str) -> None:
         self.broken_by = [] if self._ends else self.suspects  # an end by order is nobody's fault
         self._ends = True
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None  # a cancelled task refers to all that it worked with
         self._fail_all(ConnectionLost(cause))
         for model in self.models:
             model.close(cause)
-
-    async def _watch(self, times: LivenessTimes) -> None:
-        why = await until_frozen(self.worker.pid, self._answers, times)
-        self.worker.kill(f"it {why}")
-
-    async def _answers(self) -> bool:
-        """Whether the worker answers, if calls may wait for it."""
-        if self.suspects and self.is_open:
-            await self.heard()
-        return True
 
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.

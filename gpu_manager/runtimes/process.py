@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.gpu_wishes import PROCESS
-from common.liveness import LivenessTimes, until_frozen
+from common.liveness import LivenessTimes
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.hosting_worker import HostingWorker, WorkerHostedModel, load_within
@@ -59,20 +59,15 @@ class EmptyProcess(EmptyHost):
         self._worker = worker
         self._observer = observer
         self._exit_expected = False
-        self._watching: asyncio.Task[None] | None = None
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         worker.exited.add_done_callback(self._exit)
-
-    def watch(self, times: LivenessTimes) -> None:
-        """Kill the process as soon as it is stopped, from now on until another model takes it."""
-        self._watching = asyncio.get_running_loop().create_task(self._watch(times))
 
     def take(self, model: str) -> ForkedWorker | None:
         """The worker, for this model of its tenant from now on; None if it has ended."""
         if self.closed.done() or self._worker.exited.done():
             return None
         self._worker.exited.remove_done_callback(self._exit)
-        self._close(f"{model} has taken it")
+        self.closed.set_result(f"{model} has taken it")
         return self._worker
 
     async def end(self) -> None:
@@ -82,23 +77,13 @@ class EmptyProcess(EmptyHost):
         self._worker.kill("its context is not needed any more")
         await asyncio.shield(self.closed)
 
-    async def _watch(self, times: LivenessTimes) -> None:
-        why = await until_frozen(self._worker.pid, None, times)
-        self._worker.kill(f"it {why}")
-
     def _exit(self, _: "asyncio.Future[None]") -> None:
         self._worker.close()
         cause = self._worker.cause or "it ended"
-        self._close(cause)
+        self.closed.set_result(cause)
         if not self._exit_expected:
             log.warning("the empty worker %s ended: %s", self._worker.name, cause)
             self._observer.context_lost(self, cause)
-
-    def _close(self, result: str) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None  # a cancelled task refers to all that it worked with
-        self.closed.set_result(result)
 
 
 class ProcessRuntime:
@@ -231,7 +216,7 @@ class ProcessRuntime:
         )
         self._hosting.add(host)
         host.over.add_done_callback(lambda _: self._hosting.discard(host))
-        host.watch(self._settings.liveness)
+        worker.watch(self._settings.liveness, host.answers)
         model = host.add(order, begin_s)
         await self._load(model, assign)
         return model
@@ -250,7 +235,7 @@ class ProcessRuntime:
 
     def _keep(self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int) -> EmptyProcess:
         empty = EmptyProcess(left_by, worker, memory_bytes, self._observer)
-        empty.watch(self._settings.liveness)
+        worker.watch(self._settings.liveness)
         self._empty.add(empty)
         empty.closed.add_done_callback(lambda _: self._empty.discard(empty))
         return empty

@@ -16,8 +16,7 @@ from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.calls.model_memory import AskRelief, ModelMemory
 from gpu_manager.worker.orders import LeaseTerms
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import KeptStorages, TensorInput
-from gpu_manager.worker.program.inputs import InputReader, Inputs
+from gpu_manager.worker.program.inputs import InputReader, Inputs, KeptStorages, TensorInput
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import versions_of
 from gpu_manager.worker.usage import ModelUsage

@@ -25,13 +25,11 @@ from gpu_manager.devices.image_file import Arrival, ImageFile
 from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.emulated.memory_pool import MemoryPool
-from gpu_manager.transfers.loads import LoadUrgency
 from gpu_manager.transfers.path import PathSpeed
 from gpu_manager.worker import orders
-from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.data.feature import PassedData
-from gpu_manager.worker.features import WorkerFeature, WorkerSpace
+from gpu_manager.worker.data import PassedData
+from gpu_manager.worker.features import TellManager, WorkerFeature, WorkerSpace
 from gpu_manager.worker.hosted_model import HostedModel
 from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -142,17 +140,8 @@ class _WorkerLife:
 
     def _load(self, order: orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
-        urgency = LoadUrgency(ahead=order.ahead)
-        model = HostedModel(
-            order.model,
-            device,
-            self._setup.table,
-            self._together,
-            self._tell,
-            lambda: os._exit(1),
-            urgency,
-            self._features,
-        )
+        shared = self._setup.table, self._together, self._tell, lambda: os._exit(1)
+        model = HostedModel(order, device, *shared, self._features)
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
@@ -246,7 +235,7 @@ class WorkerSetup:
     device: WorkerDevice
     table: OperatorTable
 
-    def __init__(self, tell: Tell, pool: MemoryPool | None = None) -> None:
+    def __init__(self, tell: TellManager, pool: MemoryPool | None = None) -> None:
         """`pool` is the memory of several models on an emulated GPU, where it could be built."""
         self._tell = tell
         self._pool = pool
@@ -365,7 +354,7 @@ def _placed(
 
 def _device(order: orders.Warm, pool: MemoryPool | None) -> WorkerDevice:
     if order.device == "cpu":
-        return CpuArithmetic(order.context_s, order.context_bytes, library=pool)
+        return CpuArithmetic(order.context_s, order.context_bytes, pool=pool)
     # CUDA reads the variable when it is first touched, by `warm`.
     uuid = order.device.removeprefix("cuda:")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own

@@ -10,7 +10,7 @@ from gpu_manager.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.calls_together import CallNeeds
 from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import (
+from gpu_manager.worker.program.inputs import (
     Binding,
     ChannelState,
     InputStorage,

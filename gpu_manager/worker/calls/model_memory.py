@@ -9,8 +9,7 @@ from gpu_manager.call_errors import CallRefused, OutOfMemory
 from gpu_manager.devices.worker_device import WorkerDevice
 from gpu_manager.worker.calls.call import ChannelCall
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.program.channel_state import SessionStorages
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Inputs, SessionStorages
 from gpu_manager.worker.program.recorded_runs import Graphs
 from torch_shim.wire.protocol import FailureKind
 

@@ -15,9 +15,8 @@ from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
 from gpu_manager.worker.executor import InTurn, RunCall, refuse_reshaped
 from gpu_manager.worker.features import ModelFeature, ModelSpace, TellManager, WorkerFeature
 from gpu_manager.worker.merging import merged_run
-from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine, Likenesses, why_singly
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns
-from gpu_manager.worker.merging.likeness import Likenesses, why_singly
 from gpu_manager.worker.merging.merged_run import attention_rules, writes_to_shared
 from gpu_manager.worker.merging.records import (
     USUAL_MOST,
@@ -29,8 +28,7 @@ from gpu_manager.worker.merging.records import (
     Plan,
 )
 from gpu_manager.worker.orders import LoadImage, Singly
-from gpu_manager.worker.program.channel_state import TensorInput
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Inputs, TensorInput
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import versions_of
 from torch_shim.wire.protocol import FailureKind

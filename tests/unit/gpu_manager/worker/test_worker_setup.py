@@ -2,13 +2,12 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from gpu_manager.devices.image_file import VERIFIED, packed
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
-from gpu_manager.transfers.loads import LoadUrgency
 from gpu_manager.worker import orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.executor import Executor
@@ -42,19 +41,20 @@ class Bench:
         self.told: list[orders.WorkerOrder] = []
         self.context = threading.Event()
         self.loaded = threading.Event()
-        self.setup = WorkerSetup(self.told.append)
+        self.setup = WorkerSetup(self.tell)
         self.model: HostedModel | None = None
         self.image = os.memfd_create("image")
         os.ftruncate(self.image, SIZE)
         self.pipe, self.manager = os.pipe2(os.O_CLOEXEC)
 
+    def tell(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        del descriptors
+        self.told.append(order)
+
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
         device, table = self.setup.device, self.setup.table
-        tell = self.told.append
-        self.model = HostedModel(
-            1, device, table, CallsTogether(), tell, lambda: None, LoadUrgency()
-        )
+        self.model = HostedModel(LOAD, device, table, CallsTogether(), self.tell, lambda: None)
         self.setup.load(self.model, LOAD, (self.image, self.pipe))
 
     @property
