@@ -12,13 +12,13 @@ from common.telemetry.metrics import Metric, MetricKind
 from deploy.generated_blocks import with_blocks
 from gateway_ext import metrics as of_gateway
 from gpu_manager import metrics as of_node
-from scheduler.service.metrics import declared as of_scheduler
+from scheduler.service import scheduler_service as of_scheduler
 
 PAGE = Path("docs/metrics.md")
 ALERTS = Path("deploy/prometheus/rules/alerts.yml")
 RECORDED = Path("deploy/prometheus/rules/recording.yml")
 PROCESSES: Mapping[str, tuple[Metric, ...]] = {
-    "scheduler": of_scheduler.METRICS,
+    "scheduler": tuple(of_scheduler.METRICS),
     "gateway": of_gateway.METRICS,
     "gpu-manager": of_node.METRICS,
 }

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -36,8 +36,8 @@ from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials, credentials_in
-from gateway_ext.openfaas.system_routes import Logs, make_system
-from gateway_ext.ports import Capacity, Provider
+from gateway_ext.openfaas.system_routes import LargestGpu, Logs, make_system
+from gateway_ext.ports import Provider
 from gateway_ext.scaling.kept_models import KeptModels
 from gateway_ext.scaling.scaler import Scaler
 from gateway_ext.settings import GatewaySettings
@@ -196,47 +196,39 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     await send_text(send, 404, f"nothing is at {plain(scope['path'])}")
 
 
+@dataclass(eq=False)
 class Gateway:
     """Serves functions of one provider; use it as a context.
 
     `leases` grants GPU leases (`scheduler.client.lease_client.LeaseClient`, opened and closed by
     its owner); without it, functions ask for theirs by themselves. `pinning` pins models in GPU
-    memory (an administrator's `OperatorClient`), `capacity` knows the memory of the GPUs. `tracer`
+    memory (an administrator's `OperatorClient`), `largest_gpu_bytes` knows their memory. `tracer`
     remembers calls, and may send their traces on. `console` (another `OperatorClient`) supplies
     the page's state; without it there is no page. Every `every_s` the scaler looks at functions and
     the page's watchers get the changes.
     """
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        provider: Provider,
-        leases: LeaseClient | None = None,
-        *,
-        pinning: OperatorClient | None = None,
-        capacity: Capacity | None = None,
-        tracer: CallTracer | None = None,
-        console: OperatorClient | None = None,
-        every_s: float = 1.0,
-    ) -> None:
-        _check(settings)
-        self._settings = settings
-        self._shared = shared_store(settings, STORES)
-        self._every_s = every_s
-        self._provider = provider
-        self._leases = leases
-        self._pinning = pinning
-        self._capacity = capacity
-        self._console = console
+    settings: GatewaySettings
+    provider: Provider
+    leases: LeaseClient | None = None
+    _: KW_ONLY
+    pinning: OperatorClient | None = None
+    largest_gpu_bytes: LargestGpu = lambda: None
+    tracer: CallTracer = field(default_factory=CallTracer)
+    console: OperatorClient | None = None
+    every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.settings)
+        self._shared = shared_store(self.settings, STORES)
         self._ends: list[Callable[[], None]] = []
-        self._logs = Logs(provider)
-        self.tracer = tracer or CallTracer()
+        self._logs = Logs(self.provider)
         self._exits = contextlib.AsyncExitStack()
         self.is_ready = False
         self._scaler: Scaler | None = None
         self.functions = Functions(on_change=self._changed, options_of=self._options_of)
-        self.meters = GatewayMeters(self.functions.loads, settings.metric_names)
-        self.credentials = _credentials(settings)
+        self.meters = GatewayMeters(self.functions.loads, self.settings.metric_names)
+        self.credentials = _credentials(self.settings)
         self.address = ("", 0)
 
     @property
@@ -246,13 +238,13 @@ class Gateway:
     async def __aenter__(self) -> Self:
         """Start everything; the address is bound first, so that a taken one fails at once."""
         async with contextlib.AsyncExitStack() as exits:
-            listener = listen(*host_and_port(self._settings.listen))
+            listener = listen(*host_and_port(self.settings.listen))
             exits.callback(listener.close)
             self.address = listener.getsockname()[:2]
-            exits.push_async_callback(self._provider.close)
-            await self._provider.start(self.functions)
+            exits.push_async_callback(self.provider.close)
+            await self.provider.start(self.functions)
             app = await self._started(exits)
-            await exits.enter_async_context(serving(app, listener, self._settings.drain_s))
+            await exits.enter_async_context(serving(app, listener, self.settings.drain_s))
             exits.callback(self._end_followers)
             self._exits = exits.pop_all()
         self.is_ready = True
@@ -265,12 +257,12 @@ class Gateway:
         await self._exits.aclose()
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
-        settings = self._settings
+        settings = self.settings
         invocation = InvokeSettings(
             max_body_bytes=settings.max_body_bytes,
             wake_s=settings.wake_s,
         )
-        pool = None if self._leases is None else LeasePool(self._leases, self.meters)
+        pool = None if self.leases is None else LeasePool(self.leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
         hosts = HostNames(settings.function_hosts)
@@ -287,13 +279,13 @@ class Gateway:
         if settings.scaling:
             self._scaler = await exits.enter_async_context(self._make_scaler(hooks.queue))
             meters.add(partial(self._scaler.families, meters.functions))
-        if self._pinning is not None:
-            keeping = KeptModels(self.functions, self._pinning)
+        if self.pinning is not None:
+            keeping = KeptModels(self.functions, self.pinning)
             await exits.enter_async_context(keeping)
         return GatewayApp(
             invoke=invoke,
             system=make_system(
-                *(self._provider, self.meters, settings, self._capacity),
+                *(self.provider, self.meters, settings, self.largest_gpu_bytes),
                 ordering=contextlib.nullcontext if self._scaler is None else self._scaler.ordering,
                 namespace_removed=hooks.remove_namespace,
             ),
@@ -311,12 +303,12 @@ class Gateway:
 
     async def _features(self, invoke: Invoke, exits: contextlib.AsyncExitStack) -> Hooks:
         """Open the queue, start the features, and then the jobs, which may call a feature."""
-        settings = self._settings
+        settings = self.settings
         queue = await exits.enter_async_context(opened_queue(settings, self._shared, _log))
         rule = CallbackRule(allowed=settings.callback_allowed, own=self.address)
         hooks = Hooks(
             *(settings, self.functions, invoke, self.meters, queue),
-            *(job_intake(queue, invoke, rule), self._shared, self._console, self._every_s, _log),
+            *(job_intake(queue, invoke, rule), self._shared, self.console, self.every_s, _log),
         )
         for feature in FEATURES:
             await exits.enter_async_context(feature(hooks))
@@ -338,7 +330,7 @@ class Gateway:
             end()
 
     def _template_families(self) -> Iterator[MetricFamily]:
-        name_of, sizes = self.meters.functions.of, self._provider.template_bytes()
+        name_of, sizes = self.meters.functions.of, self.provider.template_bytes()
         values = [((name_of(str(id_)),), size) for id_, size in sizes.items()]
         yield gauge(metrics.TEMPLATES, values)
 
@@ -346,8 +338,8 @@ class Gateway:
         def queued(function: FunctionId) -> int:
             return queue.tally.calls.get(function, 0)
 
-        scale = self._provider.scale
-        return Scaler(self.functions, scale, queued, time.monotonic, _log, self._every_s)
+        scale = self.provider.scale
+        return Scaler(self.functions, scale, queued, time.monotonic, _log, self.every_s)
 
     def _wake(self, function: Function) -> None:
         """Start an instance for a waiting call; before the scaler runs, its first look does it."""
@@ -355,7 +347,7 @@ class Gateway:
             self._scaler.wake(function)
 
     def _options_of(self, deployment: Deployment) -> function_options.FunctionOptions:
-        settings, own_s = self._settings, function_options.own_timeout_s(deployment)
+        settings, own_s = self.settings, function_options.own_timeout_s(deployment)
         if own_s > settings.longest_timeout_s:  # it was deployed before, or elsewhere
             text = "%s: its time-out of %g s is cut to %g s, longest_timeout_s in the settings"
             _log.warning(text, deployment.id, own_s, settings.longest_timeout_s)
@@ -368,9 +360,9 @@ class Gateway:
         )
 
     def _changed(self, function: Function) -> None:
-        if self._leases is not None:
+        if self.leases is not None:
             terms = function.options.terms if function.options.gpu and not function.gone else None
-            self._leases.tell_terms(function.id.for_scheduler, terms)
+            self.leases.tell_terms(function.id.for_scheduler, terms)
         if function.gone:
             self.meters.gone(function.label)
         else:

@@ -1,11 +1,11 @@
-"""Values of the gateway: functions as deployed, also as JSON, and as they run. Frozen."""
+"""Values of the gateway: functions as deployed, and as they run. Frozen."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 DEFAULT_NAMESPACE = "openfaas-fn"
 
@@ -135,22 +135,3 @@ class Namespace(NamedTuple):
     name: str
     labels: Mapping[str, str] = _NOTHING
     annotations: Mapping[str, str] = _NOTHING
-
-
-def written_deployment(deployment: Deployment) -> dict[str, Any]:
-    plain = replace(
-        deployment,
-        environment=dict(deployment.environment),
-        labels=dict(deployment.labels),
-        annotations=dict(deployment.annotations),
-    )
-    return asdict(plain) | {"id": list(deployment.id)}
-
-
-def read_deployment(written: dict[str, Any]) -> Deployment:
-    """The inverse of `written_deployment`."""
-    for key in ("limits", "requests"):
-        written[key] = None if written[key] is None else Resources(**written[key])
-    for key in ("constraints", "secrets"):
-        written[key] = tuple(written[key])
-    return Deployment(**written | {"id": FunctionId(*written["id"])})

@@ -1,6 +1,6 @@
-"""The ports of the gateway: providers that run functions, and facts about the GPUs."""
+"""The ports of the gateway: providers that run functions, and what these ask of others."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -82,7 +82,7 @@ class Provider(Protocol):
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
         """UnknownFunction if there is none of that name."""
 
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Lines, oldest first; with `follow` until the caller closes it."""
 
     def template_bytes(self) -> Mapping[FunctionId, int]:
@@ -109,14 +109,7 @@ class Provider(Protocol):
         """Replace a namespace's labels; UnknownNamespace if there is none of that name."""
 
     async def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with all its functions and secrets."""
-
-
-class Capacity(Protocol):
-    """The known memory sizes of the GPUs."""
-
-    def largest_gpu_bytes(self) -> int | None:
-        """None if no GPU is known."""
+        """Remove a namespace, not the default one, with all its functions and secrets."""
 
 
 class Injection(Protocol):

@@ -18,6 +18,7 @@ from gpu_manager.credentials import FunctionCredentials, fresh_secret, load_secr
 from gpu_manager.data.requests import PassedData
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.host_memory import available_bytes
+from gpu_manager.devices.paths import DiskPath, GpuPaths
 from gpu_manager.errors import BadSetting
 from gpu_manager.node.counts import of_gpus, of_weights
 from gpu_manager.node.device_watch import DeviceWatch
@@ -34,8 +35,7 @@ from gpu_manager.sessions.acquiring import Acquiring
 from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library
-from gpu_manager.transfers.gpu_paths import SharedGates
-from gpu_manager.transfers.path import PathSpeed, TransferPath, disk_speed
+from gpu_manager.transfers import GpuTransfers
 from gpu_manager.weights.spill_directory import SpillDirectory
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import LeaseTokens
@@ -49,7 +49,7 @@ _STORE_SHARE = 4
 # Every image in host memory holds a descriptor: this fraction (1/N) of them is for images.
 _IMAGES_SHARE, _LEAST_IMAGES = 4, 64
 
-_FEATURES: tuple[type[ManagerFeature], ...] = (PassedData,)
+_FEATURES: tuple[type[ManagerFeature], ...] = (PassedData, GpuTransfers)
 
 
 class GpuManager:
@@ -71,16 +71,16 @@ class GpuManager:
         name, limit = NodeId(settings.node), settings.gpu_memory_bytes
         self.devices = choose_devices(settings.devices, name, limit, settings.visible_devices)
         descriptors = raise_open_files_limit()
-        self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE))
-        catalogue = Catalogue()
-        self._gates = _gates(self.devices, settings)
-        gpus = [
-            host_gpu(device, name, settings, gates, len(self.devices))
-            for device, gates in zip(self.devices, self._gates, strict=True)
-        ]
-        sessions = self.sessions = ClientSessions(self._end_session)
         space = ManagerSpace(settings, descriptors, scheduling.locate)
         self.features = [feature(space) for feature in _FEATURES]
+        disk = next(filter(None, [feature.disk() for feature in self.features]), DiskPath())
+        self._store = _store(settings, max(_LEAST_IMAGES, descriptors // _IMAGES_SHARE), disk)
+        catalogue = Catalogue()
+        gpus = [
+            host_gpu(device, name, settings, self._paths(device), len(self.devices))
+            for device in self.devices
+        ]
+        sessions = self.sessions = ClientSessions(self._end_session)
         node = self.node = GpuNode(
             settings, gpus, self._store, catalogue, scheduling, self.features, sessions.lease_ended
         )
@@ -149,12 +149,13 @@ class GpuManager:
         self._store.close()
         for gpu in self.node.gpus.values():
             gpu.close()
-        for gates in {id(each): each for each in self._gates if each is not None}.values():
-            gates.close()
-        self._gates = []
 
     def metrics(self) -> bytes:
         return page(self._families()) + process_metrics.page()
+
+    def _paths(self, device: GpuDevice) -> GpuPaths:
+        paths = [feature.paths(device) for feature in self.features]
+        return next(filter(None, paths), GpuPaths())
 
     def _end_session(self, session: ClientSession) -> None:
         self._acquiring.end_session(session)
@@ -187,27 +188,6 @@ class GpuManager:
         await self.stop()
 
 
-def _gates(devices: Sequence[GpuDevice], settings: NodeSettings) -> list[SharedGates | None]:
-    """Return each GPU's gates; None where nothing is to be had of them.
-
-    An emulated PCIe is all GPUs' unless each is to have its own, as real ones do.
-    """
-    speed_bytes_s = settings.emulation.pcie_bytes_per_s
-    shared: SharedGates | None = None
-    gates: list[SharedGates | None] = []
-    for device in devices:
-        if device.kind == "cuda":
-            gates.append(SharedGates(PathSpeed()))
-        elif not speed_bytes_s:
-            gates.append(None)
-        elif settings.emulation.pcie_per_gpu:
-            gates.append(SharedGates(PathSpeed(speed_bytes_s)))
-        else:
-            shared = shared or SharedGates(PathSpeed(speed_bytes_s))
-            gates.append(shared)
-    return gates
-
-
 def _secret(settings: NodeSettings) -> bytes:
     return fresh_secret() if settings.secret_file is None else load_secret(settings.secret_file)
 
@@ -221,7 +201,7 @@ def _certificate(settings: NodeSettings) -> Certificate | None:
     return Certificate(settings.certificate, settings.key)
 
 
-def _store(settings: NodeSettings, most_images: int) -> WeightStore:
+def _store(settings: NodeSettings, most_images: int, disk: DiskPath) -> WeightStore:
     budget_bytes = settings.store_memory_bytes or available_bytes() // _STORE_SHARE
     try:
         index = TierIndex(settings.host_eviction, budget_bytes, most_images)
@@ -229,7 +209,6 @@ def _store(settings: NodeSettings, most_images: int) -> WeightStore:
         raise BadSetting("host eviction", settings.host_eviction, str(error)) from error
     if settings.spill is None:
         return WeightStore(index)
-    disk = TransferPath(disk_speed(settings.emulation.disk_bytes_per_s))
     spill = SpillDirectory(settings.spill, settings.spill_bytes)
     return WeightStore(index, spill, disk=disk)
 

@@ -199,10 +199,8 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _resource(service: str, settings: ExportSettings) -> Attributes:
-    attributes = {"service.name": service}
-    if settings.version:
-        attributes["service.version"] = settings.version
-    return attributes | ({"host.name": settings.node} if settings.node else {})
+    facts = (("service.version", settings.version), ("host.name", settings.node))
+    return {"service.name": service, **{name: value for name, value in facts if value}}
 
 
 def _attributes(attributes: Attributes) -> list[dict[str, Any]]:

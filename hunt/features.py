@@ -16,8 +16,10 @@ class Feature(NamedTuple):
 
 
 _GATEWAY = "gateway_ext/gateway.py"
+_PROVIDERS = "gateway_ext/providers/making.py"
 _COMMANDS = "gpufaas/cli.py"
 _SCHEDULER = "scheduler/composition.py"
+_SERVICE = "scheduler/service/scheduler_service.py"
 _WORKER = "gpu_manager/worker/life.py"
 _MANAGER = "gpu_manager/daemon.py"
 
@@ -45,29 +47,64 @@ FEATURES = (
     Feature(
         "shared jobs",
         ("gateway_ext/shared_jobs",),
-        (_GATEWAY,),
+        (_GATEWAY, "hunt/seeds/simulation.py"),
         r"jetstream|nats\b|shared_jobs",
-        ("tests/unit/gateway_ext/shared_jobs",),
+        ("tests/unit/gateway_ext/shared_jobs", "hunt/seeds/shared_queue"),
+    ),
+    Feature(
+        "docker",
+        ("gateway_ext/providers/docker",),
+        (_PROVIDERS,),
+        r"docker",
+        ("tests/unit/gateway_ext/providers/docker", "tests/integration/docker"),
+    ),
+    Feature(
+        "kubernetes",
+        ("gateway_ext/providers/kubernetes",),
+        (_PROVIDERS,),
+        r"kubernetes",
+        ("tests/unit/gateway_ext/providers/kubernetes", "tests/e2e/kubernetes"),
+    ),
+    Feature(
+        "upstream",
+        ("gateway_ext/providers/upstream",),
+        (_PROVIDERS,),
+        r"upstream",
+        ("tests/unit/gateway_ext/providers/upstream",),
+    ),
+    Feature(
+        "lists of calls",
+        ("gateway_ext/runtime/batches",),
+        ("gateway_ext/runtime/process_life.py",),
+        r"batch|\blists?\b",
+        (
+            "tests/unit/gateway_ext/runtime/test_handler_batches",
+            "tests/kit/processes/batch_runtime",
+        ),
     ),
     Feature(
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
-        (_SCHEDULER, _COMMANDS),
-        r"tenan|quota|priority|owner",
+        (_SCHEDULER, _SERVICE, _COMMANDS),
+        r"quota|tenancy|OwnerT|owner_t|priority|turn_order",
         ("tests/unit/scheduler/features/tenants",),
         ("quota",),
     ),
     Feature(
         "billing",
-        ("scheduler/features/billing", "scheduler/service/bill", "gpufaas/commands/bill"),
-        (_SCHEDULER, _COMMANDS),
+        ("scheduler/features/billing", "gpufaas/commands/bill"),
+        (_SERVICE, _COMMANDS),
         r"\bbill|charge|gib_seconds|\bprice",
         ("tests/unit/scheduler/features/billing",),
         ("bill",),
     ),
     Feature(
         "staged exit",
-        ("scheduler/features/staged_exit", "cache_manager/exits"),
+        (
+            "scheduler/features/staged_exit",
+            "cache_manager/exits/adaptive",
+            "cache_manager/exits/fixed",
+        ),
         (_SCHEDULER,),
         r"staged|exit_rule|exit-rule|\bstage_",
     ),
@@ -79,16 +116,17 @@ FEATURES = (
     ),
     Feature(
         "neighbours",
-        ("scheduler/cluster/side_by_side", "scheduler/estimates/slowdowns"),
+        ("scheduler/features/neighbours",),
         (_SCHEDULER,),
-        r"neighbour|slowdown|beside",
+        r"neighbour|slowdown",
+        ("tests/unit/scheduler/features/neighbours",),
     ),
     Feature(
         "stages",
-        ("scheduler/workflows",),
-        (_SCHEDULER,),
-        r"workflow|\bdag\b|\bslo|\besg",
-        ("tests/unit/scheduler/workflows",),
+        ("scheduler/policies/esg",),  # no root: policies are found
+        (),
+        r"\besg",
+        ("tests/scenarios/esg_batches_a_stage_in_its_time.txt",),
     ),
     Feature(
         "merging",
@@ -101,7 +139,7 @@ FEATURES = (
         "data",
         ("gpu_manager/data", "gpu_manager/worker/data", "torch_shim/data"),
         (_MANAGER, _WORKER, "torch_shim/start.py"),
-        r"\bdata\b|\bhandle|passed",
+        r"passed_data|put_and_get|data_functions|torch_shim\.data",
         (
             "tests/unit/gpu_manager/data",
             "tests/unit/gpu_manager/worker/data",
@@ -113,13 +151,13 @@ FEATURES = (
         "streams",
         ("gpu_manager/runtimes/stream",),
         ("gpufaas/embedded_node.py",),
-        r"stream",
+        r"/test_streams|test_stream_troubles|ChosenRuntime|gpu_wishes|runtime\W{1,6}stream",
     ),
     Feature(
         "transfers",
-        ("gpu_manager/transfers",),
-        (_MANAGER,),
-        r"transfer|\bpath",
-        ("tests/unit/gpu_manager/transfers",),
+        ("gpu_manager/transfers", "gpu_manager/worker/transfers"),
+        (_MANAGER, _WORKER),
+        r"manager.transfers|_transfers\b|/test_transfer|emulated_paths",
+        ("tests/unit/gpu_manager/transfers", "tests/unit/gpu_manager/worker/transfers"),
     ),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hunt.features import FEATURES, Feature
-from hunt.leave import take_out, without
+from hunt.leave import run_tests, take_out, without
 from tests.kit.places import ROOT
 
 ROOT_MODULE = '''"""The root."""
@@ -65,6 +65,18 @@ def test_feature_stays_while_something_else_imports_it(tree: Path) -> None:
     assert take_out(tree, PAGE).stops == ["common/core.py imports it"]
 
 
+def test_root_outside_the_product_loses_its_line_too(tree: Path) -> None:
+    (tree / "hunt").mkdir()
+    (tree / "hunt/root.py").write_text(
+        "from tests.page.stand_ins import STAND_INS\n\nX = (*STAND_INS,)\n"
+    )
+    (tree / "tests/page/stand_ins.py").write_text("from common.page import parts\n")
+    roots = ("common/root.py", "hunt/root.py")
+    left = take_out(tree, PAGE._replace(roots=roots))
+    assert [cut.path for cut in left.cuts] == list(roots)
+    assert "X = ()" in (tree / "hunt/root.py").read_text()
+
+
 def test_feature_stays_while_its_root_needs_more_than_a_line() -> None:
     text = ROOT_MODULE + "\npage()\n"
     same, cut, places = without(text, {"common.page.parts"})
@@ -80,7 +92,7 @@ def test_feature_stays_while_its_root_needs_more_than_a_line() -> None:
     ("used", "left"),
     [
         ("x = [page, 1]", "x = [1]"),
-        ("x = {page}", "x = set()"),
+        ("x = {page}", "x = {*()}"),
         ("x = (1, *page, 2)", "x = (1, 2)"),
         ("register(page)", "pass"),
         ("if True:\n    await_it(a, (page,))", "if True:\n    await_it(a, ())"),
@@ -98,8 +110,16 @@ def test_other_uses_are_in_the_way(used: str) -> None:
 
 def test_command_leaves_the_tuple_that_names_it() -> None:
     text, cut, places = without(ROOT_MODULE, (), {"page"})
-    assert 'COMMANDS = (*("up",), "down")' in text
+    assert "COMMANDS = (*('up',), \"down\")" in text
     assert (cut.elements, places) == (1, ())
+
+
+def test_what_fails_in_the_unchanged_tree_too_is_no_fault_of_a_feature(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "def test_old(): assert 0\n\n\ndef test_new(): assert 0\n\n\ndef test_one(): ...\n"
+    )
+    tests = run_tests(tmp_path, ["test_it.py::test_one"], None, 0, {"test_it::test_old"})
+    assert tests == (2, ["test_it::test_new"], ["test_it::test_old"])
 
 
 def test_every_feature_has_its_line_in_the_table_of_the_architecture() -> None:

@@ -6,7 +6,6 @@ Its imports are what others may name.
 from typing import Protocol
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import (
     Demote,
     DemoteStored,
@@ -52,6 +51,7 @@ from scheduler.model.events import (
 )
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import (
+    METRICS,
     AfterLoss,
     CallEnd,
     Configuration,
@@ -73,7 +73,7 @@ from scheduler.wire.cluster_status import (
     Status,
 )
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
-from scheduler.wire.node_link import NodeLink, hand_over, placement_of
+from scheduler.wire.node_link import NodeLink, hand_over, live_lease_of, placement_of
 
 
 class NodeReports(Protocol):

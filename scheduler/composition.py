@@ -6,6 +6,7 @@ from cache_manager import eviction
 from cache_manager.eviction.eviction_rule import EvictionRule
 from scheduler import policies
 from scheduler.core.core import Core
+from scheduler.features.neighbours import Neighbours
 from scheduler.features.staged_exit import StagedExit
 from scheduler.features.standing_leases import StandingLeases
 from scheduler.features.tenants.tenancy import Tenancy
@@ -13,7 +14,7 @@ from scheduler.model.values import CoreSettings
 from scheduler.policies.placement_policy import Policy
 
 # Each is told what happens in this order; one that is left out leaves nothing behind.
-_LAYERS = (StandingLeases, StagedExit, Tenancy)
+_LAYERS = (StandingLeases, StagedExit, Neighbours, Tenancy)
 
 
 def make_core(

@@ -85,9 +85,6 @@ CPU = torch.device("cpu")
 
 DeviceLike: TypeAlias = torch.device | str | int | None
 
-# What torch raises for an error of the driver; older versions have no class for it.
-_InvalidDevice: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
-
 # Module attributes, to save lookups: every patched call uses them.
 _mode = torch._C._get_dispatch_mode  # noqa: SLF001 - there is no cheap public check
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - see above
@@ -107,7 +104,8 @@ def names_cuda(device: DeviceLike) -> bool:
     if parsed.type != "cuda":
         return False
     if parsed.index not in {None, 0}:
-        raise _InvalidDevice(f"CUDA error: invalid device ordinal ({parsed}: there is 1 GPU)")
+        why = f"CUDA error: invalid device ordinal ({parsed}: there is 1 GPU)"
+        raise torch.AcceleratorError(why)
     return True
 
 

@@ -24,10 +24,9 @@ from torch_shim.wire.image_digests import (
     parts_of,
     possession_proof,
 )
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.manager_session import Content, ManagerSession
 from torch_shim.wire.protocol import MAX_PIECE_BYTES, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat, map_privately_at, tensor_over
-from torch_shim.wire.worker_peer import Content
 
 log = logging.getLogger("gpufaas")
 
@@ -188,9 +187,9 @@ class ProcessWeights:
     """The weights of this process's models, and every image memory. Each image is sent once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._memories: weakref.WeakSet[ImageMemory] = weakref.WeakSet()
-        os.register_at_fork(before=self._before_fork)
+        self._renew()
+        os.register_at_fork(before=self._before_fork, after_in_child=self._renew)
 
     def lay_out_weights(self, tensors: Iterable[torch.Tensor], since: int) -> None:
         """Move these weights into an image memory, if all were created after the mark `since`."""
@@ -240,7 +239,7 @@ class ProcessWeights:
             return known
         return ModelImage(digest, places)
 
-    def after_fork(self) -> None:
+    def _renew(self) -> None:
         self._lock = threading.Lock()
 
     def _before_fork(self) -> None:
@@ -319,6 +318,9 @@ class ProcessWeights:
                     return self._deliver(descriptor, table, session)
             images[digest] = None
         return digest
+
+
+process_weights = ProcessWeights()
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[_Found]:

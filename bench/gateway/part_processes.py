@@ -22,7 +22,7 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import make_app
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Settings
+from scheduler.settings import Settings
 from tests.kit.nodes.attaching import attach_in_process
 
 GPUS = 8

@@ -17,6 +17,7 @@ from cache_manager.model.ids import ModelId
 from common.gpu_wishes import UNMERGED, GpuWishes
 from gpu_manager.credentials import FunctionIdentity
 from gpufaas.embedded_node import EmbeddedNode
+from scheduler.features.neighbours import Neighbours
 from scheduler.model.events import PolicySet
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 
@@ -137,25 +138,22 @@ class JobNode:
     def has_metrics(self, model: str) -> bool:
         """Whether the scheduler knows what the model uses of the GPU."""
         name = self._ids[model]
-        return self._node.run(lambda it: it.core.cluster.profiles.metrics(name)) is not None
+        return self._node.run(lambda it: it.core.layer(Neighbours).metrics(name)) is not None
 
     def slowdown(self, model: str, other: str) -> float:
         """How many times as long the scheduler expects it to run beside the other one."""
         one, beside = self._ids[model], self._ids[other]
 
         def found(it: EmbeddedNode) -> float:
-            profiles, (gpu,) = it.core.cluster.profiles, it.core.cluster.gpus.values()
-            own, others = profiles.metrics(one), profiles.metrics(beside)
-            if own is None or others is None:
-                return 1.0
-            return profiles.interference.slowdown(gpu.spec.gpu_type, own, [others])
+            (gpu,) = it.core.cluster.gpus.values()
+            return it.core.layer(Neighbours).slowdown(one, gpu.spec.gpu_type, [(beside,)])
 
         return self._node.run(found)
 
     def metrics(self, model: str) -> Sequence[float]:
         """The model's metrics as they were measured."""
         name = self._ids[model]
-        return self._node.run(lambda it: it.core.cluster.profiles.metrics(name)) or ()
+        return self._node.run(lambda it: it.core.layer(Neighbours).metrics(name)) or ()
 
     def peak_bytes(self, model: str) -> int:
         """The most memory that the model was measured to need."""
@@ -167,7 +165,7 @@ class JobNode:
 
         def found(it: EmbeddedNode) -> Fit | None:
             (gpu,) = it.core.cluster.gpus.values()
-            learned = it.core.cluster.profiles.interference.learned.get(gpu.spec.gpu_type)
+            learned = it.core.layer(Neighbours).interference.learned.get(gpu.spec.gpu_type)
             if learned is None:
                 return None
             slowdowns = [slowdown for _, _, slowdown in learned.rows]
@@ -177,7 +175,7 @@ class JobNode:
 
 
 def _known(it: EmbeddedNode) -> list[ModelId]:
-    return list(it.core.cluster.profiles.known())
+    return list(it.core.cluster.profiles.known)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.measure.report import BenchReport, load_average
-from gateway_ext.ui.feed import PagePace
+from gateway_ext.ui.routes import PagePace
 from tests.kit.page.browser import Browser, Page, browser
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.page.page_world import PASSWORD, USER

@@ -31,8 +31,8 @@ from scheduler.client.operator_client import OperatorClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Settings
 from scheduler.service.views.page_feed import PageFeed
+from scheduler.settings import Settings
 
 _WARM_S, _BETWEEN_S = 10.0, 1.0
 _INSTANCE = [Endpoint("one", "tcp:127.0.0.1:1")]

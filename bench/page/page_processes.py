@@ -26,7 +26,7 @@ from scheduler.service.access import ApiRole, token
 from scheduler.service.driver import Driver
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from tests.kit.fakes.memory_provider import MemoryProvider
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode

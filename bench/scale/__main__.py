@@ -5,7 +5,7 @@ import time
 
 from bench.scale.large_cluster import LargeCluster, Shape, Traffic
 from bench.scale.message_counts import Message
-from scheduler.service.settings import Serving
+from scheduler.settings import Serving
 
 _LARGE = 1_000.0
 

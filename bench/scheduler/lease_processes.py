@@ -12,7 +12,7 @@ from common.http.asgi import App, Receive, Scope, Send
 from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from tests.kit.nodes.attaching import attach_in_process
 
 GPUS = 8

@@ -7,9 +7,9 @@ import random
 import sys
 import time
 
-from gpu_manager.transfers.path import PathSpeed, TransferPath
-from gpu_manager.transfers.process_gate import ProcessGate
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.worker.transfers.path import PathSpeed, TransferPath
+from gpu_manager.worker.transfers.process_gate import ProcessGate
 
 
 def main() -> None:

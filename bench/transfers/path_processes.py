@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-from gpu_manager.transfers.path import PathSpeed, TransferAbandoned, TransferPath
-from gpu_manager.transfers.process_gate import ProcessGate, make_gate
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import TransferAbandoned
+from gpu_manager.worker.transfers.path import PathSpeed, TransferPath
+from gpu_manager.worker.transfers.process_gate import ProcessGate, make_gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 import random
 
 from bench.transfers.path_processes import Tail
-from gpu_manager.transfers.path import PathTimes
-from gpu_manager.transfers.schedule import TransferRank, TransferSchedule
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.worker.transfers.path import PathTimes
+from gpu_manager.worker.transfers.schedule import TransferSchedule
 
 
 def calls_beside_a_load(

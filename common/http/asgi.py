@@ -122,10 +122,10 @@ class ClientWatch:
     __slots__ = ("_call", "_has_left")
 
     def __init__(self) -> None:
-        self._call: Callable[[], None] | None = None
+        self._call: Callable[[], object] | None = None
         self._has_left = False
 
-    def start(self, call: Callable[[], None]) -> None:
+    def start(self, call: Callable[[], object]) -> None:
         """Call this once the client has left; at once, if that was before."""
         if self._has_left:
             call()

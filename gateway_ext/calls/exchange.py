@@ -128,31 +128,19 @@ class Exchange:
             await send(message)
 
     async def _attempts(self, send: Send) -> list[Message]:
-        """Make attempts until one is answered; pass the answer on, and return what is last of it.
-
-        One lease is for all attempts until one may have begun.
-        """
-        pool = self._services.pool if self.call.function.options.gpu else None
+        """Make attempts until one is answered; pass that answer on, and return what is its last."""
+        call = self.call
         while True:
             try:
-                with _NO_LEASE if pool is None else pool.lease(self.call) as lease:
-                    return await self._until_sent(lease, send)
+                return await self._attempt(send)
             except NoResponse as error:
-                if not error.sent or not self._repeats(sent=True):
+                is_last = len(call.journey.attempts) >= _ATTEMPTS
+                if is_last or not self._may_repeat(sent=error.sent):
                     raise await self._ended_by(error) from error
-            await self._before_next()
-
-    async def _until_sent(self, lease: CallLease | None, send: Send) -> list[Message]:
-        while True:
-            try:
-                return await self._attempt(lease, send)
-            except NoResponse as error:
-                if error.sent or not self._repeats(sent=False):
-                    raise
-            await self._before_next()
-
-    def _repeats(self, *, sent: bool) -> bool:
-        return len(self.call.journey.attempts) < _ATTEMPTS and self._may_repeat(sent=sent)
+            self._services.meters.retried(call.function.label)
+            if all(instance in self._avoid for instance in call.function.instances):
+                pause_s = _PAUSE_S * len(call.journey.attempts)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
 
     def _may_repeat(self, *, sent: bool) -> bool:
         """Whether to retry: only a call that cannot have begun, or is declared repeatable."""
@@ -160,42 +148,18 @@ class Exchange:
             return not sent and self._upload.delivered
         return not sent or self.call.function.options.retry
 
-    async def _before_next(self) -> None:
-        call = self.call
-        self._services.meters.retried(call.function.label)
-        if all(instance in self._avoid for instance in call.function.instances):
-            pause_s = _PAUSE_S * len(call.journey.attempts)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
-
-    async def _attempt(self, lease: CallLease | None, send: Send) -> list[Message]:
+    async def _attempt(self, send: Send) -> list[Message]:
         call, function, attempt = self.call, self.call.function, self.call.journey.attempt()
-        instance = function.take(self._avoid, "" if lease is None else lease.best_instance)
+        pool = self._services.pool if function.options.gpu else None
+        instance = function.take(self._avoid, "" if pool is None else pool.best_instance(function))
         if instance is None:
             instance = await self._turn()
         self._answered, why = False, ""
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
         try:
-            # A caller sends the rest of a body that exceeds the buffer as slowly as it likes. Such
-            # a call goes without a lease, and the function asks for its GPU itself. Bodies of async
-            # calls are here already.
-            if lease is not None and (self._upload.complete or call.journey.by_gateway):
-                await lease.take(instance.address)
-            attempt.asked_s = time.monotonic()
-            client = self._services.client
-            if instance.doubted_since_s:
-                await until_it_answers(client, instance)
-            connection = client.idle(instance.address)
-            if connection is None:
-                connection = await client.connect(instance.address)
-            try:
-                await self._ask(connection, instance, attempt, () if lease is None else lease.lines)
-                return await self._pass_on(connection, send)
-            finally:
-                if self._upload.delivered:
-                    connection.let_go()
-                else:
-                    connection.fail("its call was broken off")
+            with _NO_LEASE if pool is None else pool.lease(call) as lease:
+                return await self._exchange(instance, attempt, lease, send)
         except NoResponse as error:
             why, self._avoid = str(error), (*self._avoid, instance)
             if error.sent:  # it is doubted from now on, as the call may have begun
@@ -208,6 +172,30 @@ class Exchange:
             function.give_back(instance, answered=self._answered)
             attempt.ended_s = time.monotonic()
             attempt.error = why if self._broken is None else str(self._broken)
+
+    async def _exchange(
+        self, instance: Instance, attempt: Attempt, lease: CallLease | None, send: Send
+    ) -> list[Message]:
+        # A caller sends the rest of a body that exceeds the buffer as slowly as it likes. Such a
+        # call goes without a lease, and the function asks for its GPU itself. Bodies of async calls
+        # are here already.
+        if lease is not None and (self._upload.complete or self.call.journey.by_gateway):
+            await lease.take(instance.address)
+        attempt.asked_s = time.monotonic()
+        client = self._services.client
+        if instance.doubted_since_s:
+            await until_it_answers(client, instance)
+        connection = client.idle(instance.address)
+        if connection is None:
+            connection = await client.connect(instance.address)
+        try:
+            await self._ask(connection, instance, attempt, () if lease is None else lease.lines)
+            return await self._pass_on(connection, send)
+        finally:
+            if self._upload.delivered:
+                connection.let_go()
+            else:
+                connection.fail("its call was broken off")
 
     async def _turn(self) -> Instance:
         """Wait for an instance; a start of one gets time beyond the call's own limit."""
@@ -405,7 +393,7 @@ class RequestBody:
 
     __slots__ = (
         "body", "complete", "_request", "_receive", "_settings", "_interrupt", "_came_bytes",
-        "_sink", "_delivered", "_held", "_room", "_reader", "_client", "_is_watched",
+        "_sink", "_delivered", "_held", "_reader", "_client", "_is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -428,7 +416,6 @@ class RequestBody:
         self._sink: HttpConnection | None = None
         self._delivered = False
         self._held: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._is_watched = False
 
@@ -473,8 +460,8 @@ class RequestBody:
         held, self.body = self.body, b""
         if held:
             connection.write(self._framed(held))
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
+        if self._reader is not None and self._reader.done():  # it had read as much as it may hold
+            self._reader = asyncio.get_running_loop().create_task(self._read())
 
     def close(self) -> None:
         """Stop reading, and let go of what was held, and of who was to be told."""
@@ -491,8 +478,7 @@ class RequestBody:
         try:
             while not self.complete:
                 if self._sink is None and self._is_full():
-                    self._room = asyncio.get_running_loop().create_future()
-                    await self._room
+                    return
                 if self._sink is not None:
                     await self._sink.drained()
                 self._take_in(await self._receive())

@@ -47,7 +47,7 @@ class Instance:
     """
 
     __slots__ = (
-        "address", "doubted_since_s", "endpoint", "inflight", "prefix", "unanswered", "_empty",
+        "address", "doubted_since_s", "empty", "endpoint", "inflight", "prefix", "unanswered",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -57,22 +57,13 @@ class Instance:
         self.prefix = endpoint.prefix.rstrip("/").encode()
         self.inflight = 0
         self.unanswered = 0
-        self._empty: list[asyncio.Future[None]] = []
-
-    async def empty(self) -> None:
-        """Wait until no call is in flight."""
-        while self.inflight:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._empty.append(waiter)
-            await waiter
+        self.empty = asyncio.Event()  # set while no call is in flight
+        self.empty.set()
 
     def freed(self) -> None:
         self.inflight -= 1
-        if self._empty and not self.inflight:
-            for waiter in self._empty:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._empty.clear()
+        if not self.inflight:
+            self.empty.set()
 
 
 class Function:
@@ -286,6 +277,7 @@ class Function:
         best = instances[0] if count == 1 else self._least_busy(avoid, preferred)
         if self._is_full(best):
             return None
+        best.empty.clear()
         best.inflight += 1
         self.inflight += 1
         best.unanswered += 1
@@ -318,24 +310,17 @@ class Function:
         together = self.options.batches.most
         instances = self._instances
         count = len(instances)
-        best, best_at = instances[self._next % count], self._next % count
-        fewest: tuple[bool, bool, int, int, bool] | None = None
-        for step in range(count):
-            at = (self._next + step) % count
-            instance = instances[at]
-            calls = (
-                _filling(instance.inflight, together) if together > 1 else (instance.inflight, 0)
-            )
-            rank = (
-                instance in avoid,
-                self._is_full(instance),
-                *calls,
-                instance.address != preferred,
-            )
-            if fewest is None or rank < fewest:
-                best, best_at, fewest = instances[at], at, rank
+
+        def rank(at: int) -> tuple[bool, bool, int, int, bool]:
+            instance = instances[at % count]
+            calls = instance.inflight
+            batches, free = _filling(calls, together) if together > 1 else (calls, 0)
+            is_other = instance.address != preferred
+            return instance in avoid, self._is_full(instance), batches, free, is_other
+
+        best_at = min(range(self._next, self._next + count), key=rank) % count
         self._next = best_at + 1
-        return best
+        return instances[best_at]
 
 
 class CallPart(NamedTuple):
@@ -481,7 +466,8 @@ class Functions:
         try:
             async with time_limit(within_s):
                 for instance in waited:
-                    await instance.empty()
+                    while instance.inflight:
+                        await instance.empty.wait()
         except TimeoutError:
             return False
         self._retire([])

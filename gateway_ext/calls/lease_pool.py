@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
+from common.errors import NoResponse
 from common.telemetry.traces import TraceContext
 from gateway_ext import error_statuses
 from gateway_ext.calls.function_table import Function, FunctionCall
@@ -98,12 +99,19 @@ class LeasePool:
         return len(self._standing)
 
     def lease(self, call: FunctionCall) -> "CallLease":
-        """The call's lease, from when it is taken until the end of the context.
+        """The lease of one attempt at the call, from when it is taken to the end of the context.
 
         Then it is left to the next call, or given back. After an error the function may still be at
-        work for this call, and no other one follows.
+        work for this call, and no other one follows, unless the attempt cannot have begun.
         """
         return CallLease(self, call)
+
+    def best_instance(self, function: Function) -> str:
+        """The instance that best takes a call, as it has left a lease for one; empty: any."""
+        if len(function.instances) == 1:
+            return ""
+        queue = self.queues.get(_kind(function))
+        return queue.free[-1].instance if queue is not None and queue.free else ""
 
     def recalled(self, lease: LeaseId) -> None:
         """Begin no further call under this lease, and give it back."""
@@ -120,26 +128,26 @@ class LeasePool:
         for lease in held:
             self.recalled(lease)
 
-    async def take(self, taking: "CallLease") -> bool:
-        """Wait for a lease; False if the scheduler no longer knows the models."""
-        kind, attempt = _kind(taking.call.function), taking.call.journey.attempts[-1]
-        attempt.request = taking.request
-        lease = self._at_hand(kind, taking)
+    async def take(self, call: "CallLease") -> None:
+        """Wait for a lease; there is none if the scheduler no longer knows the models."""
+        kind, attempt = _kind(call.call.function), call.call.journey.attempts[-1]
+        lease = self._at_hand(kind, call)
         if lease is not None:
-            self._begin(lease, taking)
+            self._begin(lease, call)
         else:
             try:
-                error = await self._wait(kind, taking)
+                answer = await self._wait(kind, call)
             except asyncio.CancelledError:
-                self._meters.lease("cancelled", time.monotonic() - taking.asked_s)
+                self._meters.lease("cancelled", time.monotonic() - call.asked_s)
                 raise
-            if error is not None:
-                self._refused(taking, error)
-                return False
+            if isinstance(answer, SchedulerError):
+                self._refused(call, answer)
+                return
+            lease = answer
+        call.lease, call.has_lease = lease, True
         attempt.leased_s = time.monotonic()
-        attempt.request, attempt.placement = taking.request, taking.lease.granted.placement
-        self._meters.lease("hit" if taking.hit else "miss", attempt.leased_s - taking.asked_s)
-        return True
+        attempt.request, attempt.placement = call.request, lease.granted.placement
+        self._meters.lease("hit" if call.hit else "miss", attempt.leased_s - call.asked_s)
 
     def release(self, call: "CallLease", *, clean: bool) -> None:
         """The call is over; without `clean` its function may still be at work for it."""
@@ -163,10 +171,9 @@ class LeasePool:
             self._give_back(lease)
         return lease
 
-    async def _wait(self, kind: LeaseKind, call: "CallLease") -> SchedulerError | None:
+    async def _wait(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | SchedulerError":
         """Wait until the call has a lease; the error if the scheduler refuses one."""
-        queue = self.queues.get(kind)
-        if queue is None:
+        if (queue := self.queues.get(kind)) is None:
             queue = self.queues[kind] = _Queue(kind)
         call.wish = call.needs()  # now: the function's models may change while it waits
         loop = asyncio.get_running_loop()
@@ -185,7 +192,8 @@ class LeasePool:
         except asyncio.CancelledError:
             if call in queue.waiting:
                 self._leave(queue, call)
-            elif call.served.result() is None:
+            elif isinstance(lease := call.served.result(), PooledLease):
+                call.lease = lease
                 self.release(call, clean=True)
             raise
 
@@ -206,8 +214,8 @@ class LeasePool:
         if queue.has_leases:
             # A question says what is needed, and not for which call.
             request = replace(request, id=RequestId(f"{request.id}~ask"))
-        else:
-            call.named = True
+        else:  # the call's name is that of the question, which may be asked for another one
+            call.request = RequestId(f"{request.id}~kept")
         question = call.question = _Question(request.id, call)
         answered = partial(self._answered, queue, question)
         question.number = self._source.ask(request, call.trace, answered)
@@ -233,7 +241,7 @@ class LeasePool:
         if lease.stands:
             self._standing[lease.id] = lease
             queue.in_use[lease] = None
-        if waits and (question.request == call.request or not lease.stands):
+        if waits and (question.request == call.wish.id or not lease.stands):
             call.request = question.request
             self._serve(call, lease)
         else:  # no call that runs is known by the question's name
@@ -269,16 +277,12 @@ class LeasePool:
 
     def _begin(self, lease: "PooledLease", call: "CallLease") -> None:
         """The call runs under this lease, which the scheduler has not granted to it by name."""
-        if call.named:  # its own question may still be asked, on behalf of another call
-            call.request = RequestId(f"{call.request}~kept")
         lease.begin(call)
-        call.lease = lease
         self._report_soon(lease)
 
     def _serve(self, call: "CallLease", lease: "PooledLease") -> None:
         self._leave(lease.queue, call)
-        call.lease = lease
-        call.served.set_result(None)
+        call.served.set_result(lease)
 
     def _fill(self, lease: "PooledLease", now_s: float) -> None:
         """Give the lease to calls that wait, as far as it has room."""
@@ -295,7 +299,7 @@ class LeasePool:
         self._fill(lease, now_s)
         if lease.running:
             self._report_soon(lease)
-        elif lease.recalled or lease.for_a_slice or not lease.clean or lease.is_spent(now_s):
+        elif lease.recalled or lease.terms.for_a_slice or not lease.clean or lease.is_spent(now_s):
             self._give_back(lease)
         else:
             self._report_soon(lease)
@@ -373,14 +377,11 @@ def _kind(function: Function) -> LeaseKind:
 
 
 class CallLease:
-    """A call that waits for a lease, and then has it.
-
-    `request` is what the scheduler knows the call by: `named` once a question was asked by it.
-    """
+    """A call that waits for a lease, and then has it; `request` is its name at the scheduler."""
 
     __slots__ = (
-        "asked_s", "call", "has_lease", "hit", "instance", "lease", "named", "passed_over",
-        "question", "request", "served", "trace", "wish", "_pool",
+        "asked_s", "call", "has_lease", "hit", "instance", "lease", "passed_over", "question",
+        "request", "served", "trace", "wish", "_pool",
     )  # fmt: skip
 
     # From `take` on; `wish` and `served` while the call waits, `lease` behind that.
@@ -389,13 +390,12 @@ class CallLease:
     request: RequestId
     trace: TraceContext
     wish: Request
-    served: asyncio.Future[SchedulerError | None]
+    served: "asyncio.Future[PooledLease | SchedulerError]"
     lease: "PooledLease"
 
     def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
         self.call = call
         self.has_lease = False
-        self.named = False
         self.hit = True
         self.passed_over = 0
         self.question: _Question | None = None
@@ -404,9 +404,10 @@ class CallLease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.has_lease:
-            self._pool.release(self, clean=kind is None)
+            unbegun = isinstance(error, NoResponse) and not error.sent
+            self._pool.release(self, clean=error is None or unbegun)
 
     async def take(self, instance: str) -> None:
         """Wait for a lease on the models that the call is expected to use, at this instance.
@@ -414,28 +415,18 @@ class CallLease:
         There is none if no model is expected, or if the scheduler no longer knows the models: the
         function then asks for its GPU by itself. NoGpu if the scheduler refuses.
         """
-        if self.has_lease or not self.call.function.learned.models:
-            return
-        number = self.call.journey.attempts[-1].number
-        self.instance = instance
-        self.asked_s = time.monotonic()
-        self.request = _request_id(self.call, number)
-        self.trace = self.call.journey.context(LEASE, number)
-        self.has_lease = await self._pool.take(self)
+        journey = self.call.journey
+        if self.call.function.learned.models:
+            attempt = journey.attempts[-1]
+            self.instance, self.asked_s = instance, time.monotonic()
+            attempt.request = self.request = _request_id(self.call, attempt.number)
+            self.trace = journey.context(LEASE, attempt.number)
+            await self._pool.take(self)
 
     @property
     def lines(self) -> tuple[bytes, ...]:
         """Lines of a request's head that pass the lease to a function; nothing without one."""
         return self.lease.lines if self.has_lease else ()
-
-    @property
-    def best_instance(self) -> str:
-        """The instance that best takes the call, as it has a lease for it; empty: any."""
-        function = self.call.function
-        if len(function.instances) == 1:
-            return ""
-        queue = self._pool.queues.get(_kind(function))
-        return queue.free[-1].instance if queue is not None and queue.free else ""
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
@@ -483,8 +474,8 @@ class PooledLease:
     """
 
     __slots__ = (
-        "began_s", "calls_left", "clean", "ends", "first", "for_a_slice", "free_s", "granted",
-        "instance", "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance",
+        "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
@@ -495,7 +486,6 @@ class PooledLease:
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
         self.began_s = time.monotonic()
-        self.for_a_slice = self.terms.for_a_slice
         self.calls_left = self.terms.calls - 1
         self.recalled = False
         self.free_s = 0.0

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import parse_qs
@@ -23,7 +23,7 @@ from common.tasks import until_first
 from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, UnknownNamespace
 from gateway_ext.metrics import GatewayMeters
-from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, LogLine, Namespace
+from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId, FunctionStatus, Namespace
 from gateway_ext.openfaas import function_options, valid_names, wire
 from gateway_ext.openfaas.function_options import FunctionOptions
 from gateway_ext.openfaas.json_answers import (
@@ -35,7 +35,7 @@ from gateway_ext.openfaas.json_answers import (
     route,
     shown,
 )
-from gateway_ext.ports import Capacity, LogQuery, Provider
+from gateway_ext.ports import LogQuery, Provider
 from gateway_ext.settings import GatewaySettings
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ _MOST_REPLICAS = 1_000
 
 Ordering = Callable[[FunctionId], AbstractContextManager[object]]
 
+LargestGpu = Callable[[], int | None]  # its bytes; None while no GPU is known
 NamespaceRemoved = Callable[[str], Awaitable[None]]
 
 _CREATED = 201
@@ -54,17 +55,17 @@ def make_system(
     provider: Provider,
     counts: GatewayMeters,
     settings: GatewaySettings,
-    capacity: Capacity | None = None,
+    largest_gpu_bytes: LargestGpu,
     *,
     ordering: Ordering = nullcontext,
     namespace_removed: NamespaceRemoved,
 ) -> App:
     """The application for all paths below /system but logs and jobs; it checks no credentials.
 
-    Without `capacity` every memory size is accepted. A function is deployed and scaled within the
-    context `ordering`. `namespace_removed` removes what others than the provider keep of one.
+    While no GPU is known every memory size is accepted. A function is deployed and scaled within
+    the context `ordering`. `namespace_removed` removes what others than the provider keep of one.
     """
-    system = _System(provider, counts, settings, capacity, ordering, namespace_removed)
+    system = _System(provider, counts, settings, largest_gpu_bytes, ordering, namespace_removed)
     routes = [
         route("/system/functions", GET=system.list, POST=partial(system.deploy, update=False),
                PUT=partial(system.deploy, update=True), DELETE=system.remove),
@@ -94,7 +95,7 @@ class _System:
     provider: Provider
     counts: GatewayMeters
     settings: GatewaySettings
-    capacity: Capacity | None
+    largest_gpu_bytes: LargestGpu
     ordering: Ordering
     namespace_removed: NamespaceRemoved
     # Read at the start: a checkout may be changed while it runs.
@@ -121,8 +122,7 @@ class _System:
         wanted = wire.deployment(await body_of(request))
         _check_replicas(function_options.of(wanted).scale_max)
         function_options.refuse_longer(wanted, self.settings.longest_timeout_s)
-        largest_bytes = None if self.capacity is None else self.capacity.largest_gpu_bytes()
-        if largest_bytes is not None:
+        if (largest_bytes := self.largest_gpu_bytes()) is not None:
             function_options.refuse_beyond(wanted, largest_bytes)
         with self.ordering(wanted.id):
             await self.provider.deploy(wanted, update=update)
@@ -317,24 +317,14 @@ class Logs:
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_lines(self, query: LogQuery, send: Send) -> None:
-        lines = self._provider.logs(query)
-        try:
-            sent = 0
+        sent = 0
+        async with aclosing(self._provider.logs(query)) as lines:
             async for line in lines:
                 part = wire.log_line(line)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 sent += 1
                 if sent % _LINES_OF_A_TURN == 0:  # thousands of stored lines need no waiting
                     await asyncio.sleep(0)
-        finally:
-            await _close(lines)
-
-
-async def _close(lines: AsyncIterator[LogLine]) -> None:
-    """End a generator that waits for a line now, instead of at its garbage collection."""
-    close = getattr(lines, "aclose", None)
-    if close is not None:
-        await close()
 
 
 def _query(scope: Scope) -> LogQuery:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from typing import NoReturn
 
 import aiohttp
 
@@ -11,6 +12,7 @@ from gateway_ext.errors import ProviderFailed
 BAD = 400  # the least status of an answer that refuses
 CONNECT_S = 5.0
 _LONGEST_REFUSAL_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def translated(away: Callable[[str], ProviderFailed], late: str) -> Iterator[Non
 
 
 async def lines(
-    content: aiohttp.StreamReader, longest_bytes: int, too_long: Callable[[], None]
+    content: aiohttp.StreamReader, longest_bytes: int, too_long: Callable[[], object]
 ) -> AsyncGenerator[bytes, None]:
     """Lines without their ends; of a longer one `too_long` is told, and it is passed over.
 
@@ -47,6 +49,22 @@ async def lines(
             is_skipped = True
     if held:
         yield bytes(held)
+
+
+async def all_lines(
+    answering: AbstractAsyncContextManager[aiohttp.ClientResponse], where: str
+) -> AsyncGenerator[bytes, None]:
+    """The lines of an answer; ProviderFailed if one is longer than any that is known."""
+
+    def refuse() -> NoReturn:
+        raise ProviderFailed(f"{where} sends lines without an end")
+
+    async with (
+        answering as answer,
+        aclosing(lines(answer.content, _LONGEST_LINE_BYTES, refuse)) as read,
+    ):
+        async for line in read:
+            yield line
 
 
 async def refusal(answer: aiohttp.ClientResponse) -> bytes:

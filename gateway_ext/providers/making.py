@@ -5,12 +5,15 @@ from types import MappingProxyType
 
 from gateway_ext.errors import BadRequest
 from gateway_ext.ports import Injection, Provider
-from gateway_ext.providers.docker.provider import DockerBounds, DockerProvider
+from gateway_ext.providers.docker.provider import DockerProvider
 from gateway_ext.providers.kubernetes.provider import KubernetesProvider
 from gateway_ext.providers.process.provider import ProcessProvider
 from gateway_ext.providers.process.settings import ProcessBounds
 from gateway_ext.providers.upstream.provider import UpstreamProvider
 from gateway_ext.settings import GatewaySettings
+
+# What runs functions elsewhere: each is a folder that may leave, with its import and its name here.
+ELSEWHERE = (DockerProvider, KubernetesProvider, UpstreamProvider)
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _PROXIES = frozenset({"http_proxy", "https_proxy", "no_proxy", "all_proxy"})
@@ -34,11 +37,9 @@ def make_provider(
         }
         bounds = ProcessBounds(drain_s=settings.drain_s, pip_environment=for_pip)
         return ProcessProvider(settings, bounds, injection)
-    if settings.provider == "upstream":
-        return UpstreamProvider(settings, injection)
-    if settings.provider == "docker":
-        return DockerProvider(settings, DockerBounds(drain_s=settings.drain_s), injection)
-    if settings.provider == "kubernetes":
-        return KubernetesProvider(settings, injection)
-    known = "process, docker, kubernetes or upstream"
+    for kind in ELSEWHERE:
+        if kind.name == settings.provider:
+            return kind(settings, injection)
+    *names, last = [ProcessProvider.name, *(kind.name for kind in ELSEWHERE)]
+    known = f"{', '.join(names)} or {last}"
     raise BadRequest(f"provider: {settings.provider!r}: {known} is expected")

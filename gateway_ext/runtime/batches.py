@@ -9,24 +9,89 @@ import base64
 import functools
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from gateway_ext.runtime.calls import CallDeadline, HandlerCall, HandlerCalls, seconds_until
-from gateway_ext.runtime.handler_module import HandleList, ListHandler
+from gateway_ext.runtime.calls import (
+    CallDeadline,
+    HandlerCall,
+    HandlerCalls,
+    OtherHandler,
+    seconds_until,
+)
+from gateway_ext.runtime.handler_module import HandlerKind
 from gateway_ext.runtime.handler_values import (
     BadResponse,
     HandlerContext,
+    HandlerEvent,
     HandlerResponse,
     answer_of,
-    answers_in,
     is_awaitable,
     is_whole,
 )
-from gateway_ext.runtime.settings import BatchSettings
+from gateway_ext.runtime.settings import count_in, time_in_s
+
+HandleList = Callable[[list[HandlerEvent], HandlerContext], object]
+_HANDLE_LIST, _MOST = "handle_batch", "GPUFAAS_BATCH_HANDLER"
+_ASK_FOR_MORE = "the annotation com.gpufaas.batch-handler says how many it takes"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How many calls a handler is given at most, and how long the first of them waits for others.
+
+    If the handler fails for all of them, `repeats` says whether each call is made once more, alone.
+    """
+
+    most: int = 1
+    wait_s: float = 0.0
+    repeats: bool = True
+
+
+def handlers_of_lists(environment: Mapping[str, str]) -> HandlerKind[OtherHandler]:
+    """What the deployment says of them; BadRuntimeSetting for an invalid value."""
+    settings = BatchSettings(
+        most=count_in(environment, _MOST, 1),
+        wait_s=time_in_s(environment, "GPUFAAS_BATCH_WAIT", 0.0),
+        repeats=environment.get("GPUFAAS_BATCH_REPEATS") != "0",
+    )
+    is_asked = bool(environment.get(_MOST))
+    notice = "" if is_asked else f"{_HANDLE_LIST} is given one call at a time: {_ASK_FOR_MORE}"
+    make = partial(ListHandler, settings, notice)
+    return HandlerKind(_HANDLE_LIST, "events", is_asked, make)
+
+
+class ListHandler(OtherHandler):
+    """A handler that takes a list of calls, and returns a list of answers."""
+
+    def __init__(self, settings: BatchSettings, notice: str, handle: HandleList) -> None:
+        self.at_a_time = settings.most
+        self.notice = notice
+        self._settings = settings
+        self._handle = handle
+
+    def taker(self, calls: HandlerCalls) -> "GatheredCalls":
+        def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
+            BatchRun(calls, self._handle, self._settings, members, ended).start()
+
+        return GatheredCalls(calls.loop, self._settings, start)
+
+    def answers(
+        self, events: Sequence[HandlerEvent], context: HandlerContext
+    ) -> Sequence[HandlerResponse]:
+        """Call the handler once; the first error of a call is raised."""
+        returned = self._handle(list(events), context)
+        if is_awaitable(returned):
+            returned = asyncio.run(_awaited(returned))
+        results = answers_in(returned, len(events))
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [answer_of(result) for result in results]
 
 
 class BatchRun:
@@ -123,7 +188,7 @@ class BatchRun:
                 services.mailbox.post(member.fail, answer)
             else:
                 answer.headers += reported
-                member.answer_from_batch(answer)
+                member.answer_from_thread(answer)
         return True
 
     def _left_s(self, members: Sequence[HandlerCall]) -> float | None:
@@ -288,13 +353,15 @@ def _named_by(token: str) -> str:
         return token
 
 
-def batches_of(
-    handler: ListHandler, settings: BatchSettings, services: HandlerCalls
-) -> GatheredCalls:
-    def start(members: Sequence[HandlerCall], ended: Callable[[], None]) -> None:
-        BatchRun(services, handler.handle, settings, members, ended).start()
-
-    return GatheredCalls(services.loop, settings, start)
+def answers_in(returned: object, count: int) -> Sequence[object]:
+    """The results for a list of so many calls, one each; BadResponse for anything else."""
+    if not isinstance(returned, list | tuple):
+        raise BadResponse(
+            f"handle_batch returned {type(returned).__name__}, not a list of {count} answers"
+        )
+    if len(returned) != count:
+        raise BadResponse(f"handle_batch returned {len(returned)} answers for {count} calls")
+    return returned
 
 
 async def _awaited(returned: Awaitable[object]) -> object:

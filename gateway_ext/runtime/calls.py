@@ -10,6 +10,7 @@ import math
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +18,10 @@ from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from gateway_ext.runtime.connection import ServerConnection
-from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, runs_in_loop
+from gateway_ext.runtime.handler_module import Handle, runs_in_loop
 from gateway_ext.runtime.handler_values import (
     HandlerContext,
     HandlerData,
@@ -48,7 +49,7 @@ class HandlerCalls:
 
     def __init__(
         self,
-        handler: Handler,
+        handler: "Handler",
         settings: RuntimeSettings,
         *,
         exhausted: Callable[[], None],
@@ -69,9 +70,11 @@ class HandlerCalls:
         self._exhausted = exhausted
         self._stuck = 0
         self.handle: Handle
-        self._start: Callable[[HandlerCall], None] | None = None
-        if isinstance(handler, ListHandler):
-            at_a_time = settings.batches.most
+        self._start: Callable[[HandlerCall], None]
+        self.taker: CallTaker | None = None  # of a handler of another kind
+        if isinstance(handler, OtherHandler):
+            self.taker, at_a_time = handler.taker(self), handler.at_a_time
+            self._start = self.taker.add
         else:
             self.handle, in_loop = handler, runs_in_loop(handler)
             self._start = HandlerCall.run_in_loop if in_loop else HandlerCall.run_in_thread
@@ -80,11 +83,10 @@ class HandlerCalls:
         self.at_a_time = at_a_time * settings.workers
 
     def begin(self, event: HandlerEvent, connection: ServerConnection) -> "HandlerCall":
-        """Start a call whose answer goes to this connection; batches start the calls of a list."""
+        """Start a call whose answer goes to this connection."""
         call = HandlerCall(self, event, connection)
         self.live[call] = True
-        if self._start is not None:
-            self._start(call)
+        self._start(call)
         return call
 
     def left_thread(self, connection: ServerConnection) -> None:
@@ -171,7 +173,7 @@ class HandlerCall:
             self._calls.deadlines.remove(self.deadline)
         return True
 
-    # --- in a batch ---------------------------------------------------------------------------
+    # --- taken by a handler of another kind -----------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -182,8 +184,8 @@ class HandlerCall:
         """Call `leave` in the loop, and nobody else, if the call is over before it was answered."""
         self._leave = leave
 
-    def answer_from_batch(self, answer: HandlerResponse) -> None:
-        """Send the whole answer from the batch's thread, unless the call is over."""
+    def answer_from_thread(self, answer: HandlerResponse) -> None:
+        """Send the whole answer from the taker's thread, unless the call is over."""
         answer.headers += self.timing.header()
         data = self._connection.encoded(answer)
         if self._end():
@@ -383,6 +385,35 @@ class HandlerCall:
         call_id = self.event.headers.get("x-call-id", "-")
         text = f"{self.event.method} {self.event.path} {what}"
         self._calls.log_line(text, call_id, self.timing.trace_id)
+
+
+class CallTaker(Protocol):
+    """Takes the calls for a handler of another kind, in the loop."""
+
+    def add(self, call: HandlerCall) -> None: ...
+
+    def hurry(self) -> None:
+        """Let no call wait for anything: the process is to end."""
+
+
+class OtherHandler(ABC):
+    """A handler of another kind than `handle(event, context)`; see `HandlerKind`."""
+
+    at_a_time: int  # how many calls it serves at a time
+    notice = ""  # for the log, before its first call
+
+    @abstractmethod
+    def taker(self, calls: HandlerCalls) -> CallTaker:
+        """What takes its calls."""
+
+    @abstractmethod
+    def answers(
+        self, events: Sequence[HandlerEvent], context: HandlerContext
+    ) -> Sequence[HandlerResponse]:
+        """Answer example calls at once, in this thread."""
+
+
+Handler: TypeAlias = Handle | OtherHandler
 
 
 def _nothing() -> None:

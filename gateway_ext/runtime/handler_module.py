@@ -7,18 +7,17 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from gateway_ext.runtime.handler_values import BadResponse, HandlerContext, HandlerEvent
 
 _PACKAGE = "function"
 Handle = Callable[[HandlerEvent, HandlerContext], object]
-HandleList = Callable[[list[HandlerEvent], HandlerContext], object]
-_HANDLE, _HANDLE_LIST = "handle", "handle_batch"
+_HANDLE = "handle"
 _MOST_SHOWN = 200  # characters of the parameters of a handler that is refused
 
 
@@ -26,19 +25,22 @@ class NoHandler(Exception):
     """The folder has no handler that could be called."""
 
 
-class ListHandler(NamedTuple):
-    """A handler that takes a list of calls, and returns a list of answers."""
-
-    handle: HandleList
+_Other = TypeVar("_Other")
 
 
-Handler = Handle | ListHandler
+class HandlerKind(NamedTuple, Generic[_Other]):
+    """Another kind of handlers than `handle(event, context)`."""
+
+    name: str  # of the module's function, whose parameters are `first` and the context
+    first: str
+    is_asked: bool  # by the deployment
+    make: Callable[[Callable[..., object]], _Other]
 
 
-def load(folder: Path, *, takes_list: bool = False) -> Handler:
-    """Run handler.py once and return its `handle`, or its `handle_batch` if it `takes_list`.
+def load(folder: Path, kinds: Sequence[HandlerKind[_Other]] = ()) -> Handle | _Other:
+    """Run handler.py once and return its `handle`, or its handler of another kind that is asked.
 
-    Without a `handle`, a `handle_batch` is returned in any case. The module may use
+    Without a `handle`, one of another kind is returned in any case. The module may use
     `from .x import y`, `from function.x import y` or `import x` for its own files.
     """
     folder = folder.absolute()
@@ -50,13 +52,16 @@ def load(folder: Path, *, takes_list: bool = False) -> Handler:
     module = _run(f"{_PACKAGE}.handler", path)
     # `import handler` from one of its own files must not run it a second time.
     sys.modules.setdefault("handler", module)
-    handle, of_list = getattr(module, _HANDLE, None), getattr(module, _HANDLE_LIST, None)
-    if callable(of_list) and (takes_list or not callable(handle)):
-        _check_shape(of_list, _HANDLE_LIST, "events")
-        return ListHandler(of_list)
-    if takes_list or not callable(handle):
-        wanted = _HANDLE_LIST if takes_list else _HANDLE
-        raise NoHandler(f"{path.name} has no function `{wanted}`")
+    handle = getattr(module, _HANDLE, None)
+    for kind in kinds:
+        other = getattr(module, kind.name, None)
+        if callable(other) and (kind.is_asked or not callable(handle)):
+            _check_shape(other, kind.name, kind.first)
+            return kind.make(other)
+        if kind.is_asked:
+            raise NoHandler(f"{path.name} has no function `{kind.name}`")
+    if not callable(handle):
+        raise NoHandler(f"{path.name} has no function `{_HANDLE}`")
     _check_shape(handle, _HANDLE, "event")
     found: Handle = handle
     return found

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeGuard, TypeVar, overload
@@ -287,17 +287,6 @@ def answer_of(returned: object) -> HandlerResponse:
         answer.headers = _merged(answer.headers, _pairs_of(returned.get("headers")))
         return answer
     return _with_body(200, returned)
-
-
-def answers_in(returned: object, count: int) -> Sequence[object]:
-    """The results for a list of so many calls, one each; BadResponse for anything else."""
-    if not isinstance(returned, list | tuple):
-        raise BadResponse(
-            f"handle_batch returned {type(returned).__name__}, not a list of {count} answers"
-        )
-    if len(returned) != count:
-        raise BadResponse(f"handle_batch returned {len(returned)} answers for {count} calls")
-    return returned
 
 
 def piece_of(piece: object) -> bytes:

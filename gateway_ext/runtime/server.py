@@ -15,10 +15,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from gateway_ext.runtime.batches import GatheredCalls, batches_of
-from gateway_ext.runtime.calls import HandlerCalls
+from gateway_ext.runtime.calls import Handler, HandlerCalls
 from gateway_ext.runtime.connection import ClientLeft, ConnectionSite, RequestHead, ServerConnection
-from gateway_ext.runtime.handler_module import Handler, ListHandler
 from gateway_ext.runtime.handler_values import HandlerEvent, HandlerResponse
 from gateway_ext.runtime.settings import RuntimeSettings
 
@@ -40,7 +38,6 @@ class FunctionServer:
             read_timeout_s=settings.read_timeout_s,
         )
         self._calls: HandlerCalls | None = None
-        self._gathered: GatheredCalls | None = None  # of a handler that takes lists
         self._waited_for = asyncio.Event()
         self._stopping = asyncio.Event()
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
@@ -91,10 +88,7 @@ class FunctionServer:
             connection.refuse(429, "the function has as many calls as it takes")
         else:
             event = HandlerEvent(head.method, head.target, head.headers, body, calls.data)
-            call = calls.begin(event, connection)
-            if self._gathered is not None:
-                self._gathered.add(call)
-            return call.cancel
+            return calls.begin(event, connection).cancel
         return None
 
     def _catch_up(self) -> None:
@@ -107,8 +101,8 @@ class FunctionServer:
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
-        if self._gathered is not None:
-            self._gathered.hurry()
+        if self._calls is not None and self._calls.taker is not None:
+            self._calls.taker.hurry()
         await self._waited_for.wait()  # the loop is open for a `listen` that follows `stop`
         deadline_s = asyncio.get_running_loop().time() + self._settings.stop_timeout_s
         while self._site.connections and asyncio.get_running_loop().time() < deadline_s:
@@ -141,15 +135,12 @@ class FunctionServer:
         server.close()
 
     async def _ready(self, handler: Handler) -> None:
-        calls = HandlerCalls(
+        self._calls = HandlerCalls(
             handler,
             self._settings,
             exhausted=self._give_way,
             log_line=_write_as_json if self._settings.log_json else _write_plainly,
         )
-        if isinstance(handler, ListHandler):
-            self._gathered = batches_of(handler, self._settings.batches, calls)
-        self._calls = calls
 
     def _give_way(self) -> None:
         # Not to stdout: a thread may be held in a write to it.

@@ -22,18 +22,6 @@ class BadRuntimeSetting(ValueError):
         super().__init__(f"{name} is {value!r}, not {wanted}")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """How many calls a handler is given at most, and how long the first of them waits for others.
-
-    If the handler fails for all of them, `repeats` says whether each call is made once more, alone.
-    """
-
-    most: int = 1
-    wait_s: float = 0.0
-    repeats: bool = True
-
-
 @dataclass(frozen=True)
 class RuntimeSettings:
     """What to serve, where, and within which limits; a time of 0 is no limit."""
@@ -50,8 +38,6 @@ class RuntimeSettings:
     hostname: str = "localhost"
     gpu: bool = False
     log_json: bool = False
-    takes_list: bool = False  # whether the deployment asks for a handler of lists
-    batches: BatchSettings = BatchSettings()
     errors: HandlerErrors = _ERRORS
 
     @classmethod
@@ -59,24 +45,18 @@ class RuntimeSettings:
         """Reads GPUFAAS_* and OpenFaaS's own names; a bad value raises BadRuntimeSetting."""
         return cls(
             listen=environment.get("GPUFAAS_LISTEN")
-            or f"tcp:0.0.0.0:{_count(environment, 'PORT', 8080)}",
+            or f"tcp:0.0.0.0:{count_in(environment, 'PORT', 8080)}",
             handler=environment.get("GPUFAAS_HANDLER") or "function",
-            workers=_count(environment, "GPUFAAS_WORKERS", 1),
-            threads=_count(environment, "GPUFAAS_THREADS", 8),
-            exec_timeout_s=_time_s(environment, "exec_timeout", 0.0),
-            read_timeout_s=_time_s(environment, "read_timeout", 0.0),
-            stop_timeout_s=_time_s(environment, "write_timeout", 60.0) or math.inf,
-            max_inflight=_count(environment, "max_inflight", 0, least=0),
-            max_body_bytes=_count(environment, "GPUFAAS_MAX_BODY_BYTES", 1 << 30),
+            workers=count_in(environment, "GPUFAAS_WORKERS", 1),
+            threads=count_in(environment, "GPUFAAS_THREADS", 8),
+            exec_timeout_s=time_in_s(environment, "exec_timeout", 0.0),
+            read_timeout_s=time_in_s(environment, "read_timeout", 0.0),
+            stop_timeout_s=time_in_s(environment, "write_timeout", 60.0) or math.inf,
+            max_inflight=count_in(environment, "max_inflight", 0, least=0),
+            max_body_bytes=count_in(environment, "GPUFAAS_MAX_BODY_BYTES", 1 << 30),
             hostname=environment.get("HOSTNAME") or "localhost",
             gpu=environment.get("GPUFAAS_ENABLED") == "1",
             log_json=environment.get("GPUFAAS_LOG_FORMAT") == "json",
-            takes_list=bool(environment.get("GPUFAAS_BATCH_HANDLER")),
-            batches=BatchSettings(
-                most=_count(environment, "GPUFAAS_BATCH_HANDLER", 1),
-                wait_s=_time_s(environment, "GPUFAAS_BATCH_WAIT", 0.0),
-                repeats=environment.get("GPUFAAS_BATCH_REPEATS") != "0",
-            ),
             errors=HandlerErrors(
                 str(Path(environment.get("GPUFAAS_HANDLER") or "function").absolute()),
                 shows_text=environment.get("GPUFAAS_SHOW_ERRORS") == "1",
@@ -85,7 +65,8 @@ class RuntimeSettings:
         )
 
 
-def _count(environment: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+def count_in(environment: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+    """The number of a variable; BadRuntimeSetting if it is none, or too small."""
     value = environment.get(name, "")
     if value == "":
         return default
@@ -94,7 +75,8 @@ def _count(environment: Mapping[str, str], name: str, default: int, *, least: in
     return int(value)
 
 
-def _time_s(environment: Mapping[str, str], name: str, default: float) -> float:
+def time_in_s(environment: Mapping[str, str], name: str, default: float) -> float:
+    """The seconds of a variable: a number, or a duration as Go writes it."""
     value = environment.get(name, "").strip().replace("\N{GREEK SMALL LETTER MU}", "µ")
     if value == "":
         return default

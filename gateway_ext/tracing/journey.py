@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from common.telemetry.traces import TraceContext
 from scheduler.api import LeaseId, Placement, RequestId
@@ -14,30 +15,25 @@ WHOLE, RECEIVING = 0, 1
 TURN, LEASE, FUNCTION, HANDLER, BELOW, IN_ATTEMPT = 8, 9, 10, 11, 12, 4096
 
 
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached.
+    """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached."""
 
-    `trace_report` is the function's report of its own time (`read_report`); `ahead` is how
-    many calls the instance had when it was chosen, and `answered_in_s` the time from the whole
-    request to the head of the answer, 0 for a request that was sent while it arrived.
-    """
-
-    __slots__ = (
-        "number", "began_s", "seated_s", "leased_s", "asked_s", "answered_s", "ended_s",
-        "instance", "ahead", "answered_in_s", "request", "placement", "trace_report", "error",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.began_s = time.monotonic()
-        self.seated_s = self.leased_s = self.asked_s = self.answered_s = self.ended_s = 0.0
-        self.instance = ""
-        self.ahead = 0
-        self.answered_in_s = 0.0
-        self.request: RequestId | None = None
-        self.placement: Placement | None = None
-        self.trace_report = b""
-        self.error = ""
+    number: int
+    began_s: float = field(default_factory=time.monotonic)
+    seated_s: float = 0.0
+    leased_s: float = 0.0
+    asked_s: float = 0.0
+    answered_s: float = 0.0
+    ended_s: float = 0.0
+    instance: str = ""
+    ahead: int = 0  # how many calls the instance had when it was chosen
+    # From the whole request to the head of the answer, 0 for a request that was sent as it arrived.
+    answered_in_s: float = 0.0
+    request: RequestId | None = None
+    placement: Placement | None = None
+    trace_report: bytes = b""  # the function's report of its own time (`read_report`)
+    error: str = ""
 
     def keep_report(self, trace_report: bytes) -> None:
         """Keep the function's report of its time, unless the report is too long."""
@@ -45,6 +41,7 @@ class Attempt:
             self.trace_report = trace_report
 
 
+@dataclass(slots=True, eq=False)
 class Journey:
     """The record of one call, from its arrival on.
 
@@ -52,41 +49,25 @@ class Journey:
     of its spans are counted from `seed`, so that they need not be kept.
     """
 
-    __slots__ = (
-        "call_id", "function", "gpu", "method", "trace_id", "parent", "seed", "sampled", "state",
-        "began_s", "began_ns", "received_s", "attempts", "ended_s", "status", "error", "by_gateway",
-        "stage",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        call_id: str,
-        function: str,
-        method: str,
-        trace_id: str,
-        seed: int,
-        *,
-        gpu: bool,
-        sampled: bool,
-    ) -> None:
-        self.call_id = call_id
-        self.function = function
-        self.gpu = gpu
-        self.method = method
-        self.trace_id = trace_id
-        self.parent = ""
-        self.seed = seed
-        self.sampled = sampled
-        self.state = ""
-        self.began_s = time.monotonic()
-        self.began_ns = time.time_ns()
-        self.received_s = self.ended_s = 0.0
-        self.attempts: list[Attempt] = []
-        self.status = 0
-        self.error = ""
-        # Whether the gateway itself makes the call: for an async call, or a workflow's stage.
-        self.by_gateway = False
-        self.stage = ""
+    call_id: str
+    function: str
+    method: str
+    trace_id: str
+    seed: int
+    _: KW_ONLY
+    gpu: bool
+    sampled: bool
+    parent: str = ""
+    state: str = ""
+    began_s: float = field(default_factory=time.monotonic)
+    began_ns: int = field(default_factory=time.time_ns)
+    received_s: float = 0.0
+    ended_s: float = 0.0
+    attempts: list[Attempt] = field(default_factory=list)
+    status: int = 0
+    error: str = ""
+    by_gateway: bool = False  # whether the gateway makes it: an async call, or a workflow's stage
+    stage: str = ""
 
     def attempt(self) -> Attempt:
         attempt = Attempt(len(self.attempts))

@@ -9,7 +9,6 @@ from gateway_ext.errors import QueueFailed
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.values import DeadLetter, JobNumber
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
-from gateway_ext.model import Deployment, Endpoint, Troubles
 from gateway_ext.ui.shown_names import in_order
 from gateway_ext.ui.state import Json
 
@@ -77,20 +76,11 @@ def _letter(letter: DeadLetter) -> Json:
 _NO_BILL = Billed()
 
 
-class _SeenFunction(NamedTuple):
-    """The values of a row: while they stay equal, so does the row."""
+class _Beside(NamedTuple):
+    """What a row has beside what its function knows of itself."""
 
-    calls: int
-    lately: int
-    in_flight: int
-    waiting: int
-    endpoints: tuple[Endpoint, ...]
-    wanted: int
-    troubles: Troubles
+    lately: int  # calls since the first of the last looks
     late: bool
-    deployment: Deployment
-    models: tuple[str, ...]
-    local: tuple[str, ...]
     gpu_s: float
     billed: Billed
 
@@ -101,7 +91,8 @@ class FunctionRows:
     def __init__(self, functions: Iterable[Function], meters: GatewayMeters) -> None:
         self._functions = functions
         self._meters = meters
-        self._seen: dict[str, _SeenFunction] = {}
+        # What each row was made of: while that stays equal, so does the row.
+        self._seen: dict[str, tuple[object, ...]] = {}
         self._rows: dict[str, Json] = {}
         self._absent_since_s: dict[str, float] = {}  # those that want an instance and have none
         self._calls: deque[tuple[float, dict[str, int]]] = deque(maxlen=_LOOKS)
@@ -111,86 +102,76 @@ class FunctionRows:
     ) -> dict[str, Json]:
         """A row for each function by its id, in the ids' order; the others are by id too."""
         before_s, before = self._calls[0] if self._calls else (now_s, {})
-        functions = list(self._functions)
-        seen: dict[str, _SeenFunction] = {}
-        absent = [
-            function.label for function in functions if function.wanted and not function.endpoints
-        ]
-        self._absent_since_s = {name: self._absent_since_s.get(name, now_s) for name in absent}
-        changed: list[Function] = []
-        for function in functions:
-            label = function.label
-            late = now_s - self._absent_since_s.get(label, now_s) > _LATE_S
-            gpu_s, bill = gpu_seconds.get(label, 0.0), billed.get(label, _NO_BILL)
-            values = seen[label] = _seen(function, before.get(label), gpu_s, bill, late=late)
-            if values != self._seen.get(label):
-                changed.append(function)
-        self._calls.append((now_s, {label: values.calls for label, values in seen.items()}))
+        functions = {function.label: function for function in self._functions}
+        self._absent_since_s = {
+            label: self._absent_since_s.get(label, now_s)
+            for label, function in functions.items()
+            if function.wanted and not function.endpoints
+        }
+        seen: dict[str, tuple[object, ...]] = {}
+        changed: dict[str, _Beside] = {}
+        for label, function in functions.items():
+            calls = function.calls
+            beside = _Beside(
+                max(0, calls - before.get(label, calls)),
+                now_s - self._absent_since_s.get(label, now_s) > _LATE_S,
+                gpu_seconds.get(label, 0.0),
+                billed.get(label, _NO_BILL),
+            )
+            seen[label] = _parts(function, beside)
+            if seen[label] != self._seen.get(label):
+                changed[label] = beside
+        self._calls.append((now_s, {label: one.calls for label, one in functions.items()}))
         rows = {label: row for label, row in self._rows.items() if label in seen}
         if changed:
-            seconds = self._meters.seconds({function.label for function in changed})
-            failures = self._meters.failures()
-            for function in changed:
-                label = function.label
-                values = seen[label]
-                rate = values.lately / (now_s - before_s) if now_s > before_s else 0.0
+            seconds, failures = self._meters.seconds(changed), self._meters.failures()
+            for label, beside in changed.items():
+                rate = beside.lately / (now_s - before_s) if now_s > before_s else 0.0
                 p95_s = percentile(seconds.get(label, ()), _P95)
-                rows[label] = _row(function, values, rate, failures[label], p95_s)
+                rows[label] = _row(functions[label], beside, rate, failures[label], p95_s)
         if rows.keys() != self._rows.keys():
             rows = in_order(rows)
         self._seen, self._rows = seen, rows
         return rows
 
 
-def _seen(
-    function: Function, calls_before: int | None, gpu_s: float, billed: Billed, *, late: bool
-) -> _SeenFunction:
-    calls = function.calls
-    return _SeenFunction(
-        calls,
-        0 if calls_before is None else max(0, calls - calls_before),
-        function.inflight,
-        function.waiting,
-        function.endpoints,
-        function.wanted,
-        function.troubles,
-        late,
-        function.deployment,
-        function.learned.models,
-        function.learned.lines,
-        gpu_s,
-        billed,
+def _parts(function: Function, beside: _Beside) -> tuple[object, ...]:
+    return (
+        *beside,
+        *(function.calls, function.inflight, function.waiting, function.wanted),
+        *(function.endpoints, function.troubles, function.deployment),
+        *(function.learned.models, function.learned.lines),
     )
 
 
 def _row(
-    function: Function, seen: _SeenFunction, rate: float, errors: int, p95_s: float | None
+    function: Function, beside: _Beside, rate: float, errors: int, p95_s: float | None
 ) -> Json:
     return {
         "id": function.label,
         "name": function.id.name,
         "namespace": function.id.namespace,
         "gpu": function.options.gpu,
-        "models": seen.models,
-        "local": seen.local,
-        "replicas": len(seen.endpoints),
-        "wanted": seen.wanted,
-        "trouble": seen.troubles.start,
-        "part_trouble": seen.troubles.partly,
-        "dying": seen.troubles.dying,
-        "late": seen.late,
-        "template_trouble": seen.troubles.template,
+        "models": function.learned.models,
+        "local": function.learned.lines,
+        "replicas": len(function.endpoints),
+        "wanted": function.wanted,
+        "trouble": function.troubles.start,
+        "part_trouble": function.troubles.partly,
+        "dying": function.troubles.dying,
+        "late": beside.late,
+        "template_trouble": function.troubles.template,
         "log_command": function.id.log_command,
-        "in_flight": seen.in_flight,
-        "waiting": seen.waiting,
-        "calls": seen.calls,
+        "in_flight": function.inflight,
+        "waiting": function.waiting,
+        "calls": function.calls,
         "errors": errors,
         "rate": round(rate, 2),
         "p95_s": p95_s,
-        "gpu_seconds": seen.gpu_s,
-        "gpu_gib_seconds": seen.billed.gib_seconds,
-        "cost": seen.billed.cost,
-        "image": seen.deployment.image,
+        "gpu_seconds": beside.gpu_s,
+        "gpu_gib_seconds": beside.billed.gib_seconds,
+        "cost": beside.billed.cost,
+        "image": function.deployment.image,
     }
 
 

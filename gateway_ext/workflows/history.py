@@ -54,9 +54,13 @@ class RunRecord:
         return self.stages.setdefault(name, StageRecord())
 
     def end(self, status: int, why: str = "") -> None:
-        """Note the end; only the first call counts."""
-        if not self.ended_s:
-            self.ended_s, self.status, self.why = time.monotonic(), status, why
+        """Note the end, also of a stage whose answer was passed on; only the first call counts."""
+        if self.ended_s:
+            return
+        self.ended_s, self.status, self.why = time.monotonic(), status, why
+        for stage in self.stages.values():
+            if stage.began_s and not stage.ended_s:
+                stage.ended_s, stage.why = self.ended_s, stage.why or why
 
     @property
     def slo(self) -> str:

@@ -11,10 +11,12 @@ from gateway_ext.model import DEFAULT_NAMESPACE, FunctionId
 from gateway_ext.openfaas import valid_names
 from gateway_ext.workflows.conditions import BadCondition, Condition, condition
 from gateway_ext.workflows.errors import BadWorkflowFile
+from gateway_ext.workflows.graph import BadWorkflow, Workflow
 from gateway_ext.workflows.yaml_lines import Problems, YamlTable, yaml_table
-from scheduler.workflows.dag import MOST_EDGES, MOST_STAGES, BadWorkflow, Workflow
 
 MOST_RETRIES = 10
+_MOST_STAGES = 64
+_MOST_EDGES = 512
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _TIMEOUT_MS = 300_000
@@ -126,8 +128,8 @@ class _File:
         if not listed or not isinstance(listed, YamlTable):
             self.whole.wrong("stages", "must list a stage")
             return None
-        if len(listed) > MOST_STAGES:
-            self.whole.wrong("stages", f"are more than {MOST_STAGES}")
+        if len(listed) > _MOST_STAGES:
+            self.whole.wrong("stages", f"are more than {_MOST_STAGES}")
             return None
         names = [stage for stage in listed if self._is_stage_name(listed, stage)]
         read = (self._stage(stage, listed, namespace, names) for stage in names)
@@ -231,8 +233,8 @@ class _File:
         )
         if not stages:
             return None
-        if len(edges) > MOST_EDGES:
-            self.whole.wrong("stages", f"wait for others more than {MOST_EDGES} times")
+        if len(edges) > _MOST_EDGES:
+            self.whole.wrong("stages", f"wait for others more than {_MOST_EDGES} times")
             return None
         try:
             return Workflow(name, tuple(stages), edges)

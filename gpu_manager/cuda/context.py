@@ -30,9 +30,9 @@ from gpu_manager.cuda.sm_partitions import SmPartitions, SmShare
 from gpu_manager.cuda.staged_copy import StagingBuffers
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.lent_memory import Borrowed, IdleTimer, LentStorage, Loan
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.devices.worker_device import Unshare, WorkRecorder
-from gpu_manager.transfers.device_link import DeviceLink
-from gpu_manager.transfers.schedule import TransferRank
 
 Result = TypeVar("Result")
 
@@ -135,12 +135,13 @@ class CudaContext:
         account: Account = read_account,
         clear_workspaces: Callable[[], None] = clear_workspaces,
         make_part: MakePart | None = None,
+        link: DeviceLink | None = None,
     ) -> None:
-        """All but the UUID and `make_part` stand in for a GPU in tests.
+        """All but the UUID, `make_part` and `link` stand in for a GPU in tests.
 
         `make_part` makes a part for one of several models, which has a stream, and gives it back.
         """
-        self.link = DeviceLink()
+        self.link = link or DeviceLink()
         self.device = device
         self._uuid = uuid
         self._cuda = cuda
@@ -196,6 +197,7 @@ class CudaContext:
             "runtime": self._runtime,
             "account": self._account,
             "clear_workspaces": self._clear_workspaces,
+            "link": self.link,
         }
 
     def use_share(self, share: float) -> None:
@@ -288,11 +290,8 @@ class CudaContext:
 
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pageable memory: pinned memory is scarce."""
-        rank = TransferRank.BACKGROUND
-        with (
-            self._faults_told(),
-            self.link.copying_output(storage.nbytes(), rank),
-        ):
+        moved = self.link.copying_output(storage.nbytes(), TransferRank.BACKGROUND)
+        with self._faults_told(), moved:
             copied: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call] # torch gives it no types
             return copied
 

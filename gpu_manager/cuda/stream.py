@@ -25,7 +25,6 @@ class CudaStream(CudaContext):
     def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
         """`give_back` takes the stream when the model has left: libraries keep memory for each."""
         super().__init__(**whole.ingredients())
-        self.link = whole.link
         # While one model records, torch aborts where another one gives memory back.
         self.recorder = self._usual_recorder = None
         self.total_bytes = whole.total_bytes

@@ -5,7 +5,7 @@ import os
 import struct
 import weakref
 
-from gpu_manager.transfers.loads import LoadUrgency
+from gpu_manager.devices.loads import LoadUrgency
 
 _POPULATE_READ = 22  # madvise: have every page ready for reading
 

@@ -7,8 +7,8 @@ import torch
 
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.lent_memory import Borrowed, LentStorage, Loan
-from gpu_manager.transfers.device_link import DeviceLink
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import DeviceLink
 
 Result = TypeVar("Result")
 Unshare = Callable[[], None]  # undoes the preparation of host memory; no call may be under way

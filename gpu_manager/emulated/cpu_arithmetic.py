@@ -32,11 +32,11 @@ from gpu_manager.devices.lent_memory import (
     MappedFile,
     read_file,
 )
+from gpu_manager.devices.loads import TransferRank
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.devices.worker_device import WorkRecorder
 from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory
 from gpu_manager.emulated.process_memory import ProcessMemory
-from gpu_manager.transfers.device_link import DeviceLink
-from gpu_manager.transfers.schedule import TransferRank
 
 Result = TypeVar("Result")
 
@@ -58,6 +58,7 @@ class CpuArithmetic:
         pool: MemoryPool | None = None,
         owner: str = "",
         all_threads: int | None = None,
+        link: DeviceLink | None = None,
     ) -> None:
         """Emulate a context that takes this time and memory.
 
@@ -65,7 +66,7 @@ class CpuArithmetic:
         need a pool. The link has a queue for each owner. `all_threads` compute for
         the whole GPU, by default as many as torch uses.
         """
-        self.link = DeviceLink()
+        self.link = link or DeviceLink()
         self._owner = owner
         self._context_s = context_s
         self._context_bytes = context_bytes
@@ -87,10 +88,12 @@ class CpuArithmetic:
     def part(self, model: int) -> "CpuArithmetic":
         assert self._pool is not None, "a worker for several models has a pool"
         self._pool.install()
-        memory, threads = PooledMemory(self._pool, model), self._all_threads
-        found = CpuArithmetic(memory=memory, owner=str(model), all_threads=threads)
-        found.link = self.link
-        return found
+        return CpuArithmetic(
+            memory=PooledMemory(self._pool, model),
+            owner=str(model),
+            all_threads=self._all_threads,
+            link=self.link,
+        )
 
     def warm(self) -> None:
         """Take as long as a context takes; others that are made meanwhile do not delay it."""
@@ -165,30 +168,26 @@ class CpuArithmetic:
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        with self._shortage_told():
-            copied = found.clone().untyped_storage()
-        self._pass_input(size_bytes)
-        return copied
+        with self._shortage_told(), self.link.copying_input(size_bytes, owner=self._owner):
+            return found.clone().untyped_storage()
 
     def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
         """The area's bytes themselves; they take the time of a copy to a GPU."""
-        self._pass_input(size_bytes)
-        found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        return found.untyped_storage()
+        with self.link.copying_input(size_bytes, owner=self._owner):
+            found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
+            return found.untyped_storage()
 
     def refill(
         self, storage: torch.UntypedStorage, area: memoryview, offset: int, size_bytes: int
     ) -> None:
         if size_bytes:
             source = ctypes.addressof(ctypes.c_char.from_buffer(area, offset))
-            ctypes.memmove(storage.data_ptr(), source, size_bytes)
-            self._pass_input(size_bytes)
+            with self.link.copying_input(size_bytes, owner=self._owner):
+                ctypes.memmove(storage.data_ptr(), source, size_bytes)
 
     def park(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """A copy in pages of a file, for only anonymous memory counts as the device's."""
         size = storage.nbytes()
-        if self.link.is_limited:
-            self.link.pass_output(self._owner, size, TransferRank.BACKGROUND)
         descriptor = os.memfd_create("gpufaas-parked", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
@@ -196,11 +195,12 @@ class CpuArithmetic:
         finally:
             os.close(descriptor)
         parked = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        return parked.copy_(storage, non_blocking=False)
+        with self.link.copying_output(size, TransferRank.BACKGROUND, self._owner):
+            return parked.copy_(storage, non_blocking=False)
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        self._pass_input(storage.nbytes())
-        return self.duplicate(storage)
+        with self.link.copying_input(storage.nbytes(), owner=self._owner):
+            return self.duplicate(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         with self._shortage_told():
@@ -279,20 +279,16 @@ class CpuArithmetic:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        if self.link.is_limited:
-            self.link.pass_output(self._owner, sum(part.numel() for part in parts), rank)
-        for part, place in zip(parts, places, strict=True):
-            if part.numel():
-                target = ctypes.addressof(ctypes.c_char.from_buffer(place))
-                ctypes.memmove(target, part.data_ptr(), part.numel())
+        size_bytes = sum(part.numel() for part in parts)
+        with self.link.copying_output(size_bytes, rank, self._owner):
+            for part, place in zip(parts, places, strict=True):
+                if part.numel():
+                    target = ctypes.addressof(ctypes.c_char.from_buffer(place))
+                    ctypes.memmove(target, part.data_ptr(), part.numel())
 
     def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
         """Take the new mapping into account."""
         self.limit(self._limit_bytes)
-
-    def _pass_input(self, size_bytes: int) -> None:
-        if self.link.is_limited:
-            self.link.pass_input(self._owner, size_bytes)
 
     @property
     def _elsewhere_bytes(self) -> int:

@@ -105,19 +105,6 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
             busy.put((gpu.id,), utilisation)
     yield from (device, used, drift, busy)
     yield gauge(metrics.WORKER_MEMORY, [value for gpu in gpus for value in _workers(gpu)])
-    yield from _transfers(gpus)
-
-
-def _transfers(gpus: Iterable[HostGpu]) -> tuple[Values, Values]:
-    moved, waited = Values(metrics.TRANSFERRED), Values(metrics.TRANSFER_WAIT)
-    for gpu in gpus:
-        if gpu.paths.gates is None:
-            continue
-        for direction, rank, sums in gpu.paths.moved():
-            labels = (gpu.id, direction.value, rank.name.lower())
-            moved.put(labels, sums.size_bytes)
-            waited.put(labels, sums.waited_s)
-    return moved, waited
 
 
 def _workers(gpu: HostGpu) -> list[tuple[Labels, float]]:
@@ -151,4 +138,4 @@ def of_weights(status: StoreStatus) -> Iterator[MetricFamily]:
     ]
     yield gauge(metrics.WEIGHTS, kinds)
     yield gauge(metrics.WEIGHTS_BUDGET, [((), status.budget_bytes)])
-    yield gauge(metrics.WEIGHTS_EVICTED, [((), status.counts.evicted)])
+    yield gauge(metrics.WEIGHTS_EVICTED, [((), status.evicted)])

@@ -1,4 +1,4 @@
-"""Checks the devices periodically: memory of other programs, health, turns, paths, loads."""
+"""Checks the devices periodically: memory of other programs, health, turns, loads."""
 
 import asyncio
 import logging
@@ -55,7 +55,8 @@ class DeviceWatch:
             changed |= _reconcile(gpu)
             changed |= _look_at_loads(gpu)
             self._check_turn(gpu)
-        self._check_paths()
+        for feature in self._node.features:
+            feature.look()
         self._audit_memory()
         if changed:
             self._node.resync()
@@ -104,13 +105,6 @@ class DeviceWatch:
                 log.error("%s: process %d keeps its turn without a lease", spec.id, pid)
                 kill_turn_holder(gpu.turns, pid, slot)
             self._suspects[spec.id] = pid
-
-    def _check_paths(self) -> None:
-        """Kill workers that keep an emulated PCIe for much longer than a transfer's turn."""
-        paths = [gpu.paths.gates for gpu in self._node.gpus.values()]
-        for gates in {id(each): each for each in paths if each is not None}.values():
-            for pid in gates.kill_who_keeps_them():
-                log.error("process %d kept a path between host and GPUs: it was killed", pid)
 
     def _has_lease(self, gpu: HostGpu, pid: int) -> bool:
         host = HostProcess(pid)

@@ -13,12 +13,12 @@ from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.cuda.nvidia_gpu import NvidiaGpu, Nvml
 from gpu_manager.devices.gpu_device import GpuDevice
 from gpu_manager.devices.gpu_turns import make_turns
+from gpu_manager.devices.paths import GpuPaths
 from gpu_manager.emulated.gpu import emulated
 from gpu_manager.errors import BadSetting, NoDriver
 from gpu_manager.node.ledger import Ledger
 from gpu_manager.node.residents import HostGpu
 from gpu_manager.node.settings import MOST_SLOTS, NodeSettings
-from gpu_manager.transfers.gpu_paths import GpuPaths, SharedGates
 from scheduler.api import GpuSpec, SlotId, SlotSpec
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,7 @@ _MPS_PIPES = Path("/tmp/nvidia-mps")
 
 
 def host_gpu(
-    device: GpuDevice,
-    node: NodeId,
-    settings: NodeSettings,
-    gates: SharedGates | None,
-    gpus: int,
+    device: GpuDevice, node: NodeId, settings: NodeSettings, paths: GpuPaths, gpus: int
 ) -> HostGpu:
     """Return one of so many GPUs of the node, with nothing on it.
 
@@ -55,7 +51,7 @@ def host_gpu(
     ledger = Ledger(device.memory_bytes, context_bytes)
     # Turns also with one lease at a time: one whose models were loaded beside its runs may join it.
     turns = None if any(slot.at_once for slot in slots) else make_turns()
-    return HostGpu(device, spec, ledger, turns=turns, paths=GpuPaths(gates))
+    return HostGpu(device, spec, ledger, turns=turns, paths=paths)
 
 
 def _slots(device: GpuDevice, settings: NodeSettings) -> tuple[SlotSpec, ...]:

@@ -42,50 +42,29 @@ class EndReason(StrEnum):
     STOPPING = "the GPU manager stops"
 
 
-# Reasons for which a lease may end although the client still waits for a call in flight.
-_WANTED = frozenset(
-    {
-        EndReason.IDLE,
-        EndReason.CONTENDED,
-        EndReason.QUIET,
-        EndReason.EXPIRED,
-        EndReason.RECALLED,
-        EndReason.UNCLAIMED,  # the first call may be on its way to us
-        EndReason.WORKER_LOST,
-    }
-)
+_GIVEN_BACK = (EndReason.ORDERED, EndReason.RELEASED)
+# Other reasons for which no client waits for a call in flight any more.
+_UNWANTED = (EndReason.UNFIT, EndReason.GPU_LOST, EndReason.STOPPING)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long leases stay in force, and how long their last call may take.
+    """How long leases stay in force, and how long their last call may take."""
 
-    A lease ends when it is idle for `linger_s`, and after `expiry_s` in any case. If other requests
-    wait, a lease in use ends after `quantum_s`, and a lease that is idle for `quiet_s` plus 1.5
-    times the duration of its calls ends at once. The first call may take `first_call_s` to arrive,
-    so that two slow sessions do not keep taking the GPU from each other.
-
-    A call in flight may take `grace_s` if its lease was released, `orphan_s` if its session has
-    ended, else `call_s`. A lease that no session claims, for example because the caller died, ends
-    after `unclaimed_s`. If other requests wait, it ends `claim_s` after its models are loaded,
-    or sooner where the function claimed none of its last ones, unless a session has asked for it: a
-    function that comes later asks for another lease. So it does after that time without weights
-    here that a session sends: its function may be gone. One that is `own` ends after `linger_s`
-    where nobody waits, as quotas count it. After `pass_on_s` a session of the function that waits
-    for a lease takes one over that its caller has.
-    """
-
-    linger_s: float = 5.0
-    quantum_s: float = 0.1
-    quiet_s: float = 0.005
-    first_call_s: float = 2.0
-    expiry_s: float = 300.0
-    grace_s: float = 2.0
-    orphan_s: float = 1.5
-    call_s: float = 120.0
-    unclaimed_s: float = 120.0
+    linger_s: float = 5.0  # idle; unclaimed, too, where it is `own` and nobody waits
+    expiry_s: float = 300.0  # in any case
+    quantum_s: float = 0.1  # in use, if other requests wait
+    quiet_s: float = 0.005  # idle then, beside 1.5 times the duration of its calls
+    first_call_s: float = 2.0  # till the first call then: two slow sessions would rob each other
+    grace_s: float = 2.0  # for a call in flight, if the lease was released
+    orphan_s: float = 1.5  # if its session has ended
+    call_s: float = 120.0  # else
+    unclaimed_s: float = 120.0  # till a session claims it: its caller may have died
+    # If other requests wait and no session has asked for it: since its models are loaded, or since
+    # weights lack that nobody sends; less where the function claimed none of its last ones. A
+    # function that comes later asks for another lease.
     claim_s: float = 1.0
-    pass_on_s: float = 0.03
+    pass_on_s: float = 0.03  # till a session of its function that waits for a lease takes it over
 
 
 @dataclass(slots=True)
@@ -104,19 +83,16 @@ class SessionClaim:
     run_s: float = 0.0
     checked_s: float = 0.0
 
-    def ends_for_others(self, times: LeaseTimes) -> list[tuple[float, EndReason]]:
+    def end_for_others(self, times: LeaseTimes) -> tuple[float, EndReason]:
         """When it ends because other requests wait."""
         if self.runs:
-            quiet_s = times.quiet_s + _CALLS_OF_QUIET * self.run_s
-            return [
-                (self.claimed_s + times.quantum_s, EndReason.CONTENDED),
-                (self.used_s + quiet_s, EndReason.QUIET),
-            ]
-        quiet_s = max(times.quiet_s, self.checked_s - self.claimed_s)
-        return [
-            (self.claimed_s + times.first_call_s, EndReason.CONTENDED),
-            (self.checked_s + min(quiet_s, times.quantum_s), EndReason.QUIET),
-        ]
+            latest_s = self.claimed_s + times.quantum_s
+            quiet_s = self.used_s + times.quiet_s + _CALLS_OF_QUIET * self.run_s
+        else:
+            latest_s = self.claimed_s + times.first_call_s
+            longer_s = max(times.quiet_s, self.checked_s - self.claimed_s)
+            quiet_s = self.checked_s + min(longer_s, times.quantum_s)
+        return min((latest_s, EndReason.CONTENDED), (quiet_s, EndReason.QUIET))
 
 
 @dataclass(slots=True)
@@ -139,11 +115,7 @@ class LeaseComputing:
 
 
 class Lease:
-    """One lease, from its grant until its slot is reported as free.
-
-    Granted to a function's caller, or to a session that asked itself; claimed once a session may
-    call under it; ending from the first reason on. `LeasesInForce` changes what it is.
-    """
+    """One lease, from its grant until its slot is reported as free; `LeasesInForce` changes it."""
 
     def __init__(
         self,
@@ -155,10 +127,9 @@ class Lease:
     ) -> None:
         """Without the time of its grant it is a prefetch's, which no session claims.
 
-        If it was given to a caller of this `function`, whose sessions need not ask for it, the one
-        whose call comes first has it, and if it stands, all of them. One that `stands` its caller
-        has for several requests in this time: the scheduler recalls it, so that other requests that
-        wait do not end it here.
+        If a caller of this `function` has it, its sessions need not ask for it: the one whose call
+        comes first has it, or all of them if it stands. One that `stands` its caller has for
+        several requests in this time: the scheduler recalls it, and no others' need ends it here.
         """
         self.live = live  # as it was granted; requests may have given their parts back since
         self.id, self.models = live.lease, live.models
@@ -238,12 +209,12 @@ class Lease:
 
         The caller of a lease that was taken over gives it back while another call computes.
         """
-        given_back = reason in (EndReason.ORDERED, EndReason.RELEASED)
-        claim = self.claim_of(None) if self.function and given_back else None
-        taken_over = claim is not None and claim.holder is not None and not claim.given
-        if reason in _WANTED or taken_over:
+        if reason is EndReason.SESSION_GONE:
+            return times.orphan_s
+        claim = self.claim_of(None) if self.function and reason in _GIVEN_BACK else None
+        if claim is not None and claim.holder is not None and not claim.given:
             return times.call_s
-        return times.orphan_s if reason is EndReason.SESSION_GONE else times.grace_s
+        return times.grace_s if reason in (*_GIVEN_BACK, *_UNWANTED) else times.call_s
 
     def end_by_itself(
         self, times: LeaseTimes, claim_s: float, *, contended: bool
@@ -252,8 +223,9 @@ class Lease:
 
         Its function has `claim_s` to claim it where others wait. QUIET ones need a check first.
         """
-        claimable = self.granted_s is not None or bool(self.holders)
-        if self.ending is not None or self.checking or not claimable:
+        if self.ending is not None or self.checking:
+            return None
+        if self.granted_s is None and not self.holders:
             return None
         if not contended:
             claim_s = times.linger_s if self.live.own else times.unclaimed_s
@@ -275,7 +247,7 @@ class Lease:
             (claim.claimed_s + times.expiry_s, EndReason.EXPIRED),
         ]
         if contended:
-            at_s, reason = min(claim.ends_for_others(times))
+            at_s, reason = claim.end_for_others(times)
             if self.granted_s is not None and self.stands:
                 at_s = max(at_s, self.granted_s + self.stands_s + _LAST_CALL_S)
             ends.append((at_s, reason))
@@ -283,15 +255,12 @@ class Lease:
 
     def terms(self, spec: GpuSpec) -> LeaseTerms:
         """Return what its calls may use of its GPU and of the host."""
-        batch, vcpus = 0, 0
-        if self.live.configuration is not None:
-            batch, vcpus = self.live.configuration.batch, self.live.configuration.vcpus
-        numbers = {slot.id: number for number, slot in enumerate(spec.slot_specs())}
-        if len(numbers) == 1:
-            return LeaseTerms((), 1, batch, vcpus)
-        slots = (self.live.slot, *self.live.more_slots)
-        positions = sorted(numbers[slot] for slot in slots if slot in numbers)
-        return LeaseTerms(tuple(positions), len(numbers), batch, vcpus)
+        live, there = self.live, [slot.id for slot in spec.slot_specs()]
+        batch = 0 if live.configuration is None else live.configuration.batch
+        vcpus = 0 if live.configuration is None else live.configuration.vcpus
+        mine = (live.slot, *live.more_slots) if len(there) > 1 else ()
+        slots = tuple(number for number, slot in enumerate(there) if slot in mine)
+        return LeaseTerms(slots, len(there), batch, vcpus)
 
 
 # How long a lease of a function waits for its session while others wait. Pure.

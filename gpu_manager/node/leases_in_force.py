@@ -34,6 +34,7 @@ from scheduler.api import (
     Prepare,
     RequestId,
     SlotFreed,
+    live_lease_of,
 )
 
 log = logging.getLogger(__name__)
@@ -101,9 +102,10 @@ class LeasesInForce:
 
     def of(self, hosted: HostedModel, lease: int) -> Lease | None:
         """Return the lease of this number, if it is in force and has this model on this GPU."""
-        found = self.get(LeaseId(lease))
-        model, gpu = ModelId(hosted.order.model), GpuId(hosted.order.gpu)
-        return found if found is not None and found.gpu == gpu and model in found.models else None
+        held, order = self.get(LeaseId(lease)), hosted.order
+        if held is None or held.gpu != order.gpu or order.model not in held.models:
+            return None
+        return held
 
     def loaded_now(self, lease: Lease, models: Iterable[ModelId]) -> dict[ModelId, HostedModel]:
         """Return these models of a lease in force; nothing unless all of them are loaded."""
@@ -123,16 +125,7 @@ class LeasesInForce:
         and thereby say which request is theirs.
         """
         stands_s = 0.0 if order.stands is None else order.stands.seconds
-        live = LiveLease(
-            order.lease,
-            order.slot,
-            order.models,
-            order.requests,
-            order.more_slots,
-            order.configuration,
-            order.own,
-        )
-        lease = Lease(live, order.gpu, self._loop.time(), order.function, stands_s)
+        lease = Lease(live_lease_of(order), order.gpu, self._loop.time(), order.function, stands_s)
         if not self._add(lease, ", ".join(order.requests)):
             return
         self.note_loaded()
@@ -149,27 +142,24 @@ class LeasesInForce:
         models = tuple(load.model for load in order.loads)
         lease = Lease(LiveLease(order.lease, order.slot, models), order.gpu)
         if self._add(lease, "a prefetch"):
-            self._tasks.start(self._end_after(lease, load))
+            if load is None:
+                self.end(lease, EndReason.RELEASED)
+            else:
+                load.add_done_callback(lambda _: self.end(lease, EndReason.RELEASED))
 
     def note_loaded(self) -> None:
         """Note since when the models of leases are loaded: from then on a session may use them."""
-        ready = [
-            lease
-            for lease in self
-            if lease.loaded_s is None and self.loaded_now(lease, lease.models)
-        ]
-        for lease in ready:
-            lease.loaded_s = self._loop.time()
-        if ready:
-            self.check()  # from now on a session has less time to claim it
+        for lease in self:
+            if lease.loaded_s is None and self.loaded_now(lease, lease.models):
+                lease.loaded_s = self._loop.time()
+                self.check()  # from now on a session has less time to claim it
 
     def note_lacking(self, gpu: GpuId, model: ModelId, since_s: float | None) -> None:
         """Weights lack since then that nobody sends; None: they are sent, or are there."""
-        leases = [lease for lease in self.using(gpu, model) if lease.lacking_s != since_s]
-        for lease in leases:
-            lease.lacking_s = since_s
-        if leases:
-            self.check()
+        for lease in self.using(gpu, model):
+            if lease.lacking_s != since_s:
+                lease.lacking_s = since_s
+                self.check()
 
     def nobody_waits(self, gpu: GpuId, model: ModelId, ordered: LeaseId) -> bool:
         """Whether the lease of an order to load this model is over, and no other one uses it."""
@@ -183,13 +173,11 @@ class LeasesInForce:
     ) -> dict[ModelId, HostedModel]:
         """Wait until the models of a lease are loaded; raise the error if loading fails."""
         lease = self.get(placement.lease)
-        claim = None if lease is None else lease.claim_of(request)
-        if claim is not None:
+        if lease is not None and (claim := lease.claim_of(request)) is not None:
             claim.awaited = True
-        residents = self._gpus[placement.gpu].residents
         loaded = {}
         for model in placement.models:
-            resident = residents.get(model)
+            resident = self._gpus[placement.gpu].residents.get(model)
             if resident is None:
                 raise NoWorker(model, f"it is no longer on {placement.gpu}")
             loaded[model] = await resident.ready()
@@ -223,12 +211,11 @@ class LeasesInForce:
         """Claim a lease that the caller of this function has, and that no session has asked for."""
         now_s = self._loop.time()
         for lease in self:
-            if lease.function != function or lease.passes_on_s(self.times) > now_s:
-                continue
-            workers = self.loaded_now(lease, models)
-            if workers and self.claim(lease.id, holder, workers.values()):
-                log.debug("lease %d is passed on to %s", lease.id, holder)
-                return lease
+            if lease.function == function and lease.passes_on_s(self.times) <= now_s:
+                workers = self.loaded_now(lease, models)
+                if workers and self.claim(lease.id, holder, workers.values()):
+                    log.debug("lease %d is passed on to %s", lease.id, holder)
+                    return lease
         return None
 
     def called_first(self, lease: Lease, session: str) -> None:
@@ -349,12 +336,6 @@ class LeasesInForce:
             await asyncio.sleep(_ASK_S)
             for hosted in self._hosted_of(lease):
                 hosted.ask_computed(lease.id)
-
-    async def _end_after(self, lease: Lease, load: asyncio.Task[None] | None) -> None:
-        if load is not None:
-            await asyncio.wait({load})
-        if self.get(lease.id) is lease:
-            self.end(lease, EndReason.RELEASED)
 
     async def _check_quiet(self, lease: Lease) -> None:
         await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))

@@ -25,8 +25,6 @@ from gpu_manager.runtimes.runtime import (
     NodeFeature,
     Runtime,
 )
-from gpu_manager.transfers.gpu_paths import GpuPaths
-from gpu_manager.transfers.path import MovedSums
 from gpu_manager.weights.host_images import ImageRequest
 from gpu_manager.weights.image_requests import ImageFeed
 from scheduler.api import (
@@ -312,11 +310,9 @@ class Loader:
         emulation = self._settings.emulation
         total_bytes = model.table.total_bytes
         per_gib_s = emulation.load_s_per_gib * total_bytes / GIB
-        paths = gpu.paths
-        owner = f"{model.id} on {gpu.id}"
-        feed = ImageFeed(request, total_bytes, paths.to_gpu, owner, resident.urgency, _sums(paths))
-        run_s, share = emulation.run_s, resident.gpu_share
-        arrives = request.arriving is not None or paths.to_gpu.is_limited
+        begin_transfer = partial(gpu.paths.load, f"{model.id} on {gpu.id}", resident.urgency)
+        feed = ImageFeed(request, total_bytes, begin_transfer)
+        arrives = request.arriving is not None or gpu.paths.is_limited
         resident.progress.moved_bytes = feed.moved_bytes
         least_s = emulation.context_s + emulation.load_s + per_gib_s
         resident.progress.copy_s = least_s + total_bytes / GIB
@@ -330,16 +326,16 @@ class Loader:
             total_bytes=total_bytes,
             image=request.descriptor,
             limit_bytes=gpu.limit_bytes(resident),
-            emulation=Emulation(emulation.load_s + per_gib_s, run_s),
+            emulation=Emulation(emulation.load_s + per_gib_s, emulation.run_s),
             turns=gpu.turns,
             slots=len(gpu.spec.slot_specs()),
             arrival=feed if arrives else None,
             emptied=None if resident.takes is None else resident.takes.host,
             runtime=resident.runtime,
-            gpu_share=share,
+            gpu_share=resident.gpu_share,
             merged=resident.merged,
             together_bytes=gpu.together_bytes(resident),
-            link=paths.link,
+            link=gpu.paths.link,
             urgency=resident.urgency,
             progress=resident.progress,
         )
@@ -430,11 +426,6 @@ class Loader:
             self._short()
         else:
             self._weights.report(context.model, gpu.id)
-
-
-def _sums(paths: GpuPaths) -> MovedSums | None:
-    """Return where the manager counts what it lets pass; the workers of real GPUs count."""
-    return paths.sums[0] if paths.to_gpu.is_limited else None
 
 
 def _reading(request: ImageRequest) -> list[LoadSpan]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from cache_manager.model.ids import GpuId, ModelId
 from common.gpu_wishes import AS_MEASURED, PROCESS, WHOLE
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.devices.loads import LoadProgress, LoadUrgency
+from gpu_manager.devices.paths import GpuPaths
 from gpu_manager.errors import GpuManagerError
 from gpu_manager.node.change_signal import ChangeSignal
 from gpu_manager.node.ledger import Account, Ledger, ProcessUse, SharedContext
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel, HostProcess, LoadSpan, MergedSums
-from gpu_manager.transfers.gpu_paths import GpuPaths
-from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
 from gpu_manager.weights.host_images import ImageHold
 from scheduler.api import GpuSpec, LeaseId, MemoryPressure, NodeReports, SlotId
 
@@ -125,6 +125,7 @@ class HostGpu:
 
     def close(self) -> None:
         self.device.close()
+        self.paths.close()
         if self.turns is not None:
             os.close(self.turns)
             self.turns = None

@@ -15,6 +15,7 @@ from msgspec import structs
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from common.time_limits import time_limit
+from gpu_manager.devices.loads import TransferRank
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker
 from gpu_manager.runtimes.runtime import (
@@ -27,8 +28,6 @@ from gpu_manager.runtimes.runtime import (
     MergedSums,
     Observer,
 )
-from gpu_manager.transfers.path import Moved
-from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker import orders
 from gpu_manager.worker.orders import Singly
 from torch_shim.errors import ConnectionLost, WireError
@@ -330,13 +329,10 @@ class HostingWorker:
     async def assign(self, assign: orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
+            gates = () if self._link is None else self._link.descriptors
             turns = () if self._turns is None else (self._turns,)
-            gates: tuple[int, ...] = ()
-            if self._link is not None:
-                gates, speed = self._link.gates, self._link.speed
-                link = [float(speed.bytes_per_s), float(speed.block)]
-                assign = structs.replace(assign, link=link)
-            assign = structs.replace(assign, slots=self._slots)
+            link = [] if self._link is None else self._link.numbers
+            assign = structs.replace(assign, link=link, slots=self._slots)
             await self.worker.send(assign, (*gates, *turns))
         await asyncio.shield(self._assigned)
 
@@ -399,7 +395,8 @@ class HostingWorker:
         elif isinstance(order, orders.Note):
             self._note(order)
         elif isinstance(order, orders.BytesMoved):
-            self._note_moved(order)
+            if self._link is not None:
+                self._link.note_moved(order.to_gpu, order.to_host)
         elif isinstance(order, orders.ModelDropped):
             self._dropped(order)
         elif isinstance(order, orders.ImageLoadFailed) and order.model == _NO_MODEL:
@@ -426,14 +423,6 @@ class HostingWorker:
         known = {} if trace is None else {"trace_id": trace.trace_id}
         names = ", ".join(model.order.model for model in self._models.values())
         log.info("worker %s of %s: %.500s", self.worker.name, names, order.text, extra=known)
-
-    def _note_moved(self, order: orders.BytesMoved) -> None:
-        if self._link is None:
-            return
-        for sums, told in zip(self._link.sums, (order.to_gpu, order.to_host), strict=True):
-            for rank, moved in zip(TransferRank, told, strict=False):
-                if len(moved) == len(Moved._fields):
-                    sums.add(rank, *moved)
 
     def _dropped(self, order: orders.ModelDropped) -> None:
         model = self._models.get(order.model)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, NewType, Protocol
 
-from gpu_manager.transfers.gpu_paths import WorkerLink
-from gpu_manager.transfers.loads import LoadProgress, LoadUrgency
+from gpu_manager.devices.loads import LoadProgress, LoadUrgency
+from gpu_manager.devices.paths import WorkerLink
 from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker.orders import Admission, WorkerOrder
 
@@ -171,6 +171,9 @@ class NodeFeature:
         self, hosted: HostedModel, report: WorkerOrder, descriptors: Sequence[int]
     ) -> None:
         """Handle a worker's report about the feature; the caller closes the descriptors."""
+
+    def look(self) -> None:
+        """Look for what is amiss; called every few seconds."""
 
 
 class MergedSums(NamedTuple):

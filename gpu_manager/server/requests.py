@@ -12,6 +12,8 @@ import msgspec
 from cache_manager.model.ids import NodeId
 from common.telemetry.metrics import MetricFamily
 from gpu_manager.credentials import ADMINISTRATOR, FunctionCredentials, FunctionIdentity
+from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.devices.paths import DiskPath, GpuPaths
 from gpu_manager.errors import ClientNotAllowed
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.settings import NodeSettings
@@ -79,6 +81,14 @@ class ManagerFeature(NodeFeature):
 
     def end_session(self, session: ClientSession) -> None:
         """Handle the end of a session."""
+
+    def paths(self, device: GpuDevice) -> GpuPaths | None:  # noqa: ARG002 - it has none
+        """Return what bytes pass between the host and this GPU."""
+        return None
+
+    def disk(self) -> DiskPath | None:
+        """Return what weights pass on their way from disk."""
+        return None
 
     def families(self) -> Iterator[MetricFamily]:
         """Yield the feature's metrics as they are now."""

@@ -106,25 +106,23 @@ class Acquiring:
         trace = None if asked.trace is None else trace_of(asked.trace)
         work = Work(trace, function=str(session.identity))
         ABOUT.set(work)  # this task does only this work
-        granted = await self._grant(_Wanted(session, asked, models))
-        placement = granted.placement
+        placement, request, queue_s, load_s, workers = await self._grant(
+            _Wanted(session, asked, models)
+        )
         work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
-        if granted.request is not None:
-            answer["request"] = granted.request
+        answer["queue_s"] = queue_s
+        if request is not None:
+            answer["request"] = request
         if placement.node != self._node.name:
-            assert granted.request is not None, "a lease elsewhere is of a request of here"
-            located = self._located(session, granted.request, placement)
-            return answer | {"queue_s": granted.queue_s, "elsewhere": located}, []
-        by_digest = zip(asked.models, map(granted.workers.__getitem__, models), strict=True)
-        fresh = [worker for worker in granted.workers.values() if worker.id not in asked.workers]
+            assert request is not None, "a lease elsewhere is of a request of here"
+            return answer | {"elsewhere": self._located(session, request, placement)}, []
+        fresh = [worker for worker in workers.values() if worker.id not in asked.workers]
         ends = [_open_channel(session, worker) for worker in fresh] if local else []
-        answer |= {
-            "queue_s": granted.queue_s,
-            "load_s": granted.load_s,
-            "workers": {digest: worker.id for digest, worker in by_digest},
-            "fresh": [worker.id for worker in fresh],
-        }
+        by_digest = zip(asked.models, models, strict=True)
+        answer["load_s"] = load_s
+        answer["workers"] = {digest: workers[model].id for digest, model in by_digest}
+        answer["fresh"] = [worker.id for worker in fresh]
         return answer, [end.detach() for end in ends]
 
     def stop(self) -> None:

@@ -12,7 +12,6 @@ from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
 from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.transfers.gpu_paths import GpuPaths
 from gpu_manager.weights.store import WeightStore
 from torch_shim.errors import BadFrame
 from torch_shim.wire.messages import Admin
@@ -151,20 +150,16 @@ class NodeAdministration:
             "used_bytes": gpu.device.used_bytes(),
             "utilisation": gpu.device.utilisation(),
             "models": len(gpu.residents),
-            "transfers": [] if gpu.paths.gates is None else _transfers(gpu.paths),
+            "transfers": [
+                {
+                    "direction": passed.direction,
+                    "class": passed.kind,
+                    "bytes": int(passed.size_bytes),
+                    "waited_s": passed.waited_s,
+                }
+                for passed in gpu.paths.passed()
+            ],
         }
-
-
-def _transfers(paths: GpuPaths) -> list[Row]:
-    return [
-        {
-            "direction": direction.value,
-            "class": rank.name.lower(),
-            "bytes": int(moved.size_bytes),
-            "waited_s": moved.waited_s,
-        }
-        for direction, rank, moved in paths.moved()
-    ]
 
 
 def _demotion(demotion: Demotion) -> Row:

@@ -67,17 +67,6 @@ class ImageHold:
         self.release()
 
 
-class MemoryUsage(NamedTuple):
-    """The host memory that images use, and the eviction rule."""
-
-    images: int
-    kept_bytes: int
-    lingering_bytes: int
-    reserved_bytes: int
-    budget_bytes: int
-    rule: str
-
-
 class HostImages:
     """The images in memory; `on_freed` gets the digest of an image whose memory was freed."""
 
@@ -110,20 +99,17 @@ class HostImages:
 
     def take_in(
         self, digest: str, descriptor: int, table: ImageTable, owners: frozenset[str]
-    ) -> tuple[ImageHold, bool]:
-        """Add these tenants' image, or close the copy if one exists.
-
-        Return a hold, and whether one existed.
-        """
+    ) -> ImageHold:
+        """Add these tenants' image, or close the copy if one exists; return a hold."""
         with self._lock:
             image = self._images.get(digest)
             if image is not None:
                 os.close(descriptor)
                 self._index.set_owners(ModelId(digest), owners)
-                return self._hold(image), True
+                return self._hold(image)
             image = self._images[digest] = HostImage(digest, descriptor, table)
             self._index.admit(ModelId(digest), table.total_bytes, self._now_s(), owners)
-            return self._hold(image), False
+            return self._hold(image)
 
     def open(self, digest: str) -> ImageHold | None:
         with self._lock:
@@ -190,18 +176,6 @@ class HostImages:
             self._index.remove(ModelId(idle.image.digest))
             self._drop(idle.image)
             return True
-
-    def usage(self) -> MemoryUsage:
-        with self._lock:
-            index = self._index
-            return MemoryUsage(
-                len(self._images),
-                index.used_bytes,
-                index.lingering_bytes,
-                index.reserved_bytes,
-                index.budget_bytes,
-                index.rule,
-            )
 
     def record_read(self, size_bytes: int, took_s: float) -> None:
         with self._lock:

@@ -4,10 +4,10 @@ import contextlib
 import os
 import select
 import threading
+from collections.abc import Callable
 
 from gpu_manager.devices.image_file import VERIFIED, packed
-from gpu_manager.transfers.loads import LoadUrgency
-from gpu_manager.transfers.path import MovedSums, PathTransfer, TransferAbandoned, TransferPath
+from gpu_manager.devices.paths import Transfer, TransferAbandoned
 from gpu_manager.weights.host_images import ImageRequest
 
 
@@ -18,19 +18,13 @@ class ImageFeed:
         self,
         request: ImageRequest,
         total_bytes: int,
-        path: TransferPath,
-        owner: str = "",
-        urgency: LoadUrgency | None = None,
-        sums: MovedSums | None = None,
+        begin_transfer: Callable[[], Transfer] = Transfer,
     ) -> None:
-        """`owner` has a queue of its own for the path; what has passed is added to the sums."""
+        """`begin_transfer` begins what passes the GPU's path, when the image is followed."""
         self._request = request
         self._arriving = request.arriving
         self._total_bytes = total_bytes
-        self._path = path
-        self._owner = owner
-        self._urgency = urgency or LoadUrgency()
-        self._sums = sums
+        self._begin_transfer = begin_transfer
         self._told_bytes = 0
 
     def moved_bytes(self) -> int:
@@ -67,9 +61,7 @@ class ImageFeed:
 
     def _tell_progress(self, told: "_Told") -> bool:
         """Tell what is there until everything is; False if the reading has failed."""
-        transfer = self._path.transfer(self._owner, self._urgency.rank, self._sums)
-        self._urgency.listen(transfer.promote)
-        transfer.promote(self._urgency.rank)  # it may have changed before
+        transfer = self._begin_transfer()
         while told.end < self._total_bytes:
             present = self._wait_beyond(told.end, transfer)
             if present is None:
@@ -78,7 +70,7 @@ class ImageFeed:
             self._told_bytes = told.end
         return True
 
-    def _wait_beyond(self, told: int, transfer: PathTransfer) -> int | None:
+    def _wait_beyond(self, told: int, transfer: Transfer) -> int | None:
         if self._arriving is None:
             return self._total_bytes
         if self._arriving.present_bytes > told:

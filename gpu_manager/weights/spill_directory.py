@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from cache_manager.model.ids import ModelId
@@ -27,18 +26,6 @@ _LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 64
 _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MOST_FILES = 1 << 16  # small files take more of a disk than their bytes
-
-
-@dataclass(slots=True)
-class SpillCounts:
-    """Counts of the directory's operations since the start."""
-
-    written: int = 0
-    failed: int = 0
-    too_large: int = 0
-    dropped: int = 0
-    read: int = 0
-    changed: int = 0
 
 
 class Spilled:
@@ -82,7 +69,6 @@ class SpillDirectory:
     def __init__(self, path: Path, budget_bytes: int) -> None:
         self.path = path
         self.budget_bytes = budget_bytes
-        self.counts = SpillCounts()
         self.on_change: Callable[[str], None] = _ignore  # gets digests written or removed
         self.tenants: Callable[[str], frozenset[str]] = _unknown  # that have the image
         self._files = TierIndex("lru", budget_bytes, _MOST_FILES)
@@ -117,21 +103,18 @@ class SpillDirectory:
             if self._has(digest):
                 return True
             if size > self.budget_bytes:
-                self.counts.too_large += 1
                 return False
             try:
                 with self._lock:
                     self._make_room(size)
                 self._write_file(digest, header, descriptor, table)
             except OSError as error:
-                self.counts.failed += 1
                 self._log_fault(f"cannot spill weights {digest} to {self.path}: {error}")
                 raise StoreFailed(f"spilling weights {digest}: {error}") from error
             self._is_faulty = False
             with self._lock:
                 self._files.admit(ModelId(digest), size, time.monotonic())
                 self.on_change(digest)
-            self.counts.written += 1
             return True
 
     def table(self, digest: str) -> ImageTable:
@@ -148,29 +131,16 @@ class SpillDirectory:
             yield Spilled(digest, table, source, start)
             with suppress(OSError):  # the disk may allow reading only
                 os.utime(source)  # keeps the order of use for the next process
-        self.counts.read += 1
 
-    def remove(self, digest: str) -> None:
-        """Forget an image that cannot be used, and delete its file unless the disk refuses."""
+    def delete(self, digest: str, *, is_usable: bool = True) -> None:
+        """Delete an image's file, if there is one; one that the disk keeps is known if usable."""
         with self._lock:
             try:
                 self._delete(digest)
             except OSError as error:
-                self._log_undeleted(digest, error)
-                self._forget(digest)
-
-    def delete(self, digest: str) -> bool:
-        """Delete an image's file, if there is one; return False if the disk refuses."""
-        with self._lock:
-            try:
-                self._delete(digest)
-            except OSError as error:
-                self._log_undeleted(digest, error)
-                return False
-            return True
-
-    def _log_undeleted(self, digest: str, error: OSError) -> None:
-        self._log_fault(f"cannot delete weights {digest} from {self.path}: {error}")
+                self._log_fault(f"cannot delete weights {digest} from {self.path}: {error}")
+                if not is_usable:
+                    self._forget(digest)
 
     def _log_fault(self, text: str) -> None:
         """Log the first of several faults; the next one after the disk has worked again."""
@@ -222,7 +192,6 @@ class SpillDirectory:
         demotion = self._files.room(time.monotonic(), size)
         for digest in () if demotion is None else demotion.victims:
             self._delete(digest)
-            self.counts.dropped += 1
 
     def _delete(self, digest: str) -> None:
         """Delete a file; it stays known if the disk refuses, which raises OSError."""
@@ -257,8 +226,7 @@ class SpillDirectory:
             yield
         except WeightsChanged as error:
             _log.error("%s; deleted", error)
-            self.counts.changed += 1
-            self.remove(digest)
+            self.delete(digest, is_usable=False)
             raise
 
     @contextmanager
@@ -266,7 +234,7 @@ class SpillDirectory:
         try:
             descriptor = os.open(self._file(digest), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as error:
-            self.remove(digest)
+            self.delete(digest, is_usable=False)
             raise UnknownImage(digest) from error
         except OSError as error:
             raise StoreFailed(f"spilled weights {digest}: {error}") from error

@@ -12,11 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from cache_manager.model.ids import Tier
 from cache_manager.tier_index import Demotion, TierIndex
+from gpu_manager.devices.paths import DiskPath
 from gpu_manager.errors import (
     ProofRefused,
     ReadingGivenUp,
@@ -26,7 +27,6 @@ from gpu_manager.errors import (
     WeightStoreError,
     WeightStoreFull,
 )
-from gpu_manager.transfers.path import TransferPath, disk_speed
 from gpu_manager.weights.host_images import (
     ArrivingImage,
     HostImage,
@@ -35,7 +35,7 @@ from gpu_manager.weights.host_images import (
     ImageRequest,
 )
 from gpu_manager.weights.sealed_images import ImageWriter, WeightsUpload, checked_digest
-from gpu_manager.weights.spill_directory import SpillCounts, SpillDirectory, Spilled
+from gpu_manager.weights.spill_directory import SpillDirectory, Spilled
 from torch_shim.wire.image_digests import (
     GrowingDigest,
     ImageTable,
@@ -52,49 +52,29 @@ _REMEMBERED = 32  # of the latest demotions
 _LOGGED = 16  # victims of one demotion
 
 
-@dataclass(slots=True)
-class StoreCounts:
-    """Counts of the store's operations since the start."""
-
-    adopted: int = 0
-    duplicates: int = 0
-    proofs: int = 0
-    proofs_refused: int = 0
-    evicted: int = 0
-    lost: int = 0  # evicted with no copy on disk
-
-
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """The store's current content.
-
-    `kept_bytes` count against the budget. `lingering_bytes` were evicted, but are still mapped:
-    they are freed when their last holder releases them. `rule` is the eviction rule of host memory,
-    `demotions` are its latest decisions.
-    """
+    """The store's current content."""
 
     images: int
-    kept_bytes: int
-    lingering_bytes: int
+    kept_bytes: int  # that count against the budget
+    lingering_bytes: int  # of evicted images that are held still
     reserved_bytes: int
     budget_bytes: int
     disk_images: int
     disk_bytes: int
-    counts: StoreCounts
-    spill: SpillCounts
-    rule: str
-    demotions: tuple[Demotion, ...]
+    evicted: int  # since the start
+    rule: str  # by which images leave host memory
+    demotions: tuple[Demotion, ...]  # its latest decisions
 
 
 class Demoter:
     """Makes the images in memory fit their budget; the tier's index selects the victims."""
 
-    def __init__(
-        self, images: HostImages, spill: SpillDirectory | None, counts: StoreCounts
-    ) -> None:
+    def __init__(self, images: HostImages, spill: SpillDirectory | None) -> None:
         self._images = images
         self._spill = spill
-        self._counts = counts
+        self.evicted = 0
         self._lock = threading.Lock()  # taken before the images' lock; held while writing
         # The latest decisions with their reasons, the oldest first.
         self.latest: deque[Demotion] = deque(maxlen=_REMEMBERED)
@@ -154,7 +134,7 @@ class Demoter:
                     stuck |= failed
                     return
             if self._images.demote(image):
-                self._counts.evicted += 1
+                self.evicted += 1
 
     def _write(self, image: HostImage, descriptor: int) -> set[str]:
         """Write an image to disk; return the digests of images that cannot be written."""
@@ -180,15 +160,14 @@ class WeightStore:
         index: TierIndex,
         spill: SpillDirectory | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        disk: TransferPath | None = None,
+        disk: DiskPath | None = None,
         readers: Executor | None = None,
     ) -> None:
         """`index` is the empty index of host memory; `now_s` is its clock.
 
-        `disk` is the path that images from disk take, if the disk is emulated. `readers` read them.
+        `disk` is the path that images from disk take. `readers` read them.
         """
-        self.counts = StoreCounts()
-        self._budget_bytes = index.budget_bytes
+        self._index = index
         self._now_s = now_s
         self._spill = spill
         self._owners = PossessionRecord()
@@ -198,9 +177,9 @@ class WeightStore:
         if spill is not None:
             spill.on_change = self._on_disk_change
             spill.tenants = self._owners.tenants
-        self._demoter = Demoter(self._images, spill, self.counts)
+        self._demoter = Demoter(self._images, spill)
         self._counting = threading.Lock()  # taken after every other lock
-        self._disk = disk or TransferPath(disk_speed(0.0))
+        self._disk = disk or DiskPath()
         self._arriving: dict[str, ArrivingImage] = {}
         self._requesting = threading.Lock()  # taken before every other lock, and never for long
         self._readers = readers or ThreadPoolExecutor(_MOST_READINGS, "read-weights")
@@ -227,8 +206,8 @@ class WeightStore:
     def _checked_digest(self, descriptor: int, table: ImageTable, announced: str | None) -> str:
         """Return the digest of sealed memory; close the memory if it is not what it should be."""
         try:
-            if table.total_bytes > self._budget_bytes:
-                raise WeightStoreFull(table.total_bytes, self._budget_bytes)
+            if table.total_bytes > self._index.budget_bytes:
+                raise WeightStoreFull(table.total_bytes, self._index.budget_bytes)
             return checked_digest(descriptor, table, announced)
         except BaseException:
             os.close(descriptor)
@@ -236,13 +215,10 @@ class WeightStore:
 
     def _take_in(self, digest: str, descriptor: int, table: ImageTable, function: str) -> None:
         owners = self._owners.tenants(digest) | {tenant_of(function)}
-        hold, existed = self._images.take_in(digest, descriptor, table, owners)
-        with hold:  # so that making room does not evict the new image
+        # Held, so that making room does not evict the new image.
+        with self._images.take_in(digest, descriptor, table, owners):
             self._owners.add(function, digest)
             self._note_change(digest)
-            with self._counting:
-                self.counts.duplicates += existed
-                self.counts.adopted += not existed
             self._demoter.make_room()
 
     def upload(
@@ -285,11 +261,7 @@ class WeightStore:
         with self.open(digest) as hold:
             expected = possession_proof(parts_of(hold.descriptor, hold.table), nonce)
         if not hmac.compare_digest(expected.encode(), proof.encode()):
-            with self._counting:
-                self.counts.proofs_refused += 1
             raise ProofRefused(function, digest)
-        with self._counting:
-            self.counts.proofs += 1
         self._owners.add(function, digest)
 
     def allowed(self, function: str, digest: str) -> bool:
@@ -372,13 +344,17 @@ class WeightStore:
         return request
 
     def status(self) -> StoreStatus:
-        usage, spill = self._images.usage(), self._spill
+        index, spill = self._index, self._spill
         return StoreStatus(
-            **usage._asdict(),
+            images=len(self._images),
+            kept_bytes=index.used_bytes,
+            lingering_bytes=index.lingering_bytes,
+            reserved_bytes=index.reserved_bytes,
+            budget_bytes=index.budget_bytes,
             disk_images=0 if spill is None else len(spill),
             disk_bytes=0 if spill is None else spill.used_bytes,
-            counts=replace(self.counts),
-            spill=SpillCounts() if spill is None else replace(spill.counts),
+            evicted=self._demoter.evicted,
+            rule=index.rule,
             demotions=tuple(self._demoter.latest),
         )
 
@@ -429,7 +405,7 @@ class WeightStore:
         try:
             descriptor = self._copy(arriving)
             owners = self._owners.tenants(digest)
-            with self._images.take_in(digest, descriptor, arriving.table, owners)[0]:
+            with self._images.take_in(digest, descriptor, arriving.table, owners):
                 self._note_change(digest)
                 arriving.finish(partial(self._images.hold, digest))
         except WeightStoreError as error:
@@ -490,8 +466,8 @@ class WeightStore:
 
     def _on_freed(self, digest: str) -> None:
         self._note_change(digest)
-        if not self._on_disk(digest) and self._owners.forget(digest):
-            self.counts.lost += 1
+        if not self._on_disk(digest):
+            self._owners.forget(digest)
 
     def _on_disk_change(self, digest: str) -> None:
         self._note_change(digest)
@@ -562,10 +538,10 @@ class PossessionRecord:
                 del self._tenants[digest]
             return not tenants
 
-    def forget(self, digest: str) -> bool:
-        """Remove all records of weights that the node no longer has; return whether any existed."""
+    def forget(self, digest: str) -> None:
+        """Remove all records of weights that the node no longer has."""
         with self._lock:
-            return self._tenants.pop(digest, None) is not None
+            self._tenants.pop(digest, None)
 
 
 def tenant_of(function: str) -> str:

@@ -18,8 +18,8 @@ import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost
 from gpu_manager.devices.lent_memory import make_file
+from gpu_manager.devices.loads import TransferRank
 from gpu_manager.devices.worker_device import Unshare, WorkerDevice
-from gpu_manager.transfers.schedule import TransferRank
 from gpu_manager.worker.calls.call import CallAnswer, read_call
 from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.features import AnswerFrame

@@ -19,7 +19,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import InputReader, Inputs, KeptStorages, TensorInput
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import versions_of
-from gpu_manager.worker.usage import ModelUsage
+from gpu_manager.worker.program.usage import ModelUsage
 from torch_shim.wire.protocol import FailureKind
 
 # Looks at what a run gave before it is delivered, and at whether it wrote to inputs or constants.

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.worker.executor import Executor, RunCall
 from gpu_manager.worker.orders import LoadImage, WorkerOrder
 from gpu_manager.worker.program.inputs import KeptStorages
@@ -65,6 +66,8 @@ class ModelFeature:
 
 class WorkerFeature:
     """A feature's part of the process."""
+
+    link: DeviceLink | None = None  # by which everything passes between the process and its GPU
 
     def __init__(self, worker: WorkerSpace) -> None:
         self.worker = worker

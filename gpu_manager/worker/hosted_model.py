@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
+from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.devices.worker_device import WorkerDevice
-from gpu_manager.transfers.loads import LoadUrgency
-from gpu_manager.transfers.path import Moved
 from gpu_manager.worker import orders
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer
@@ -76,7 +75,6 @@ class HostedModel:
         self._settled = threading.Event()  # its load has ended, well or not
 
     def note_settled(self) -> None:
-        self.device.link.report(self._moved, at_once=True)
         self._settled.set()
 
     def leave(self) -> bool:
@@ -152,8 +150,7 @@ class HostedModel:
 
     def _report(self, *, at_once: bool = False) -> None:
         for part in self.parts:
-            part.report()
-        self.device.link.report(self._moved, at_once=at_once)
+            part.report(at_once=at_once)
 
     def _tell_computed(self, lease: int) -> None:
         computed_s = self._clocks.take(lease)
@@ -165,9 +162,6 @@ class HostedModel:
         self._report(at_once=True)
         computed_s = self._clocks.take(lease)
         self._tell(orders.CallsEnded(self.number, lease, computed_s))
-
-    def _moved(self, to_gpu: list[Moved], to_host: list[Moved]) -> None:
-        self._tell(orders.BytesMoved([*map(list, to_gpu)], [*map(list, to_host)]))
 
     def _claimed(self, lease: int, session: str) -> None:
         self._tell(orders.CallsClaimed(self.number, lease, session))

@@ -22,10 +22,10 @@ from gpu_manager.cuda.context import CudaContext
 from gpu_manager.cuda.stream import CudaStream
 from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.devices.image_file import Arrival, ImageFile
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.emulated.memory_pool import MemoryPool
-from gpu_manager.transfers.path import PathSpeed
 from gpu_manager.worker import orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.data import PassedData
@@ -34,6 +34,7 @@ from gpu_manager.worker.hosted_model import HostedModel
 from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.sandbox import give_up_rights
+from gpu_manager.worker.transfers.device_link import WorkerTransfers
 from torch_shim.errors import WireError
 from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.protocol import FrameKind
@@ -56,9 +57,9 @@ def live(
 FEATURES: tuple[type[WorkerFeature], ...] = (
     Merging,
     PassedData,
+    WorkerTransfers,
 )
 
-_GATES = 2  # to the GPU and from it
 # Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.
 _CHANNEL_STACK_BYTES = 2 << 20
 
@@ -79,13 +80,15 @@ class _WorkerLife:
         self._models: dict[int, HostedModel] = {}
         space = WorkerSpace(self._tell, self._setup.background)
         self._features = [feature(space) for feature in FEATURES]
+        links = [feature.link for feature in self._features if feature.link is not None]
+        self._link = links[0] if links else DeviceLink()
         threading.excepthook = self._broke
         threading.stack_size(_CHANNEL_STACK_BYTES)
 
     def obey(self) -> None:
         """Carry out orders until the manager hangs up."""
         handlers: dict[type[orders.WorkerOrder], Callable[[Any, Frame], object]] = {
-            orders.Warm: lambda order, _: self._setup.warm(order),
+            orders.Warm: lambda order, _: self._setup.warm(order, self._link),
             orders.Assign: self._assign,
             orders.LoadImage: self._load,
             orders.SetLimit: self._limit,
@@ -123,12 +126,7 @@ class _WorkerLife:
             feature.answer_for_left(order)
 
     def _assign(self, order: orders.Assign, frame: Frame) -> None:
-        gates, turns = frame.descriptors[:_GATES], frame.descriptors[_GATES:]
-        if order.link:
-            self._setup.device.link.connect(gates, _speed(order.link))
-        else:
-            turns = frame.descriptors
-        for each in turns:
+        for each in self._link.connect(order.link, frame.descriptors):
             if order.slots > 1:
                 self._together.slots = SlotTurns(each)
             else:
@@ -190,11 +188,6 @@ class _WorkerLife:
         self._tell(orders.Note(f"a channel ended by {kind}: {error}"[:500], ""))
 
 
-def _speed(link: list[float]) -> PathSpeed:
-    bytes_per_s, block_bytes = link
-    return PathSpeed(bytes_per_s, int(block_bytes))
-
-
 # Collections of garbage that threads share: one serves all that wait for it to begin.
 
 
@@ -244,9 +237,9 @@ class WorkerSetup:
         self._warmed = threading.Event()
         self._assigned = threading.Event()
 
-    def warm(self, order: orders.Warm) -> None:
-        """Make the device ready, in the background."""
-        self.device = _device(order, self._pool)
+    def warm(self, order: orders.Warm, link: DeviceLink) -> None:
+        """Make the device ready, in the background; `link` is its process's to it."""
+        self.device = _device(order, self._pool, link)
         self.background(self._warm)
         self.table = OperatorTable(self.device.device)
 
@@ -352,16 +345,16 @@ def _placed(
         raise
 
 
-def _device(order: orders.Warm, pool: MemoryPool | None) -> WorkerDevice:
+def _device(order: orders.Warm, pool: MemoryPool | None, link: DeviceLink) -> WorkerDevice:
     if order.device == "cpu":
-        return CpuArithmetic(order.context_s, order.context_bytes, pool=pool)
+        return CpuArithmetic(order.context_s, order.context_bytes, pool=pool, link=link)
     # CUDA reads the variable when it is first touched, by `warm`.
     uuid = order.device.removeprefix("cuda:")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
     # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
     # read once, and is what torch uses on newer cards anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
-    return CudaContext(uuid, make_part=CudaStream)
+    return CudaContext(uuid, make_part=CudaStream, link=link)
 
 
 def _whole(work: Callable[[], None]) -> None:

@@ -42,9 +42,9 @@ class Assign(WorkerOrder):
     """Manager to worker: you belong to a tenant now. `uid` is 0 where it stays as it is.
 
     It is carried out when the device is ready, and may follow LoadImage. The first two descriptors
-    are those of the gates to and from the GPU (`transfers/process_gate.py`), where there is a
-    `link`: its bytes a second and those of its blocks. The next one is that of the GPU's turns:
-    one for the whole GPU, or one for each of its `slots`.
+    are those of the gates to and from the GPU, where there is a `link`: its bytes a second and
+    those of its blocks. The next one is that of the GPU's turns: one for the whole GPU, or one for
+    each of its `slots`.
     """
 
     uid: Count

@@ -12,18 +12,11 @@ from typing import Any, NamedTuple
 from gpufaas.child_programs import SignalForwarding, killed_at_end
 from gpufaas.errors import CommandError
 from gpufaas.shim_counts import ReportFile
+from torch_shim.process_report import GraphBreak
 
 _PROBE = Path(__file__).parent / "probe"
 _OURS = b"gpufaas exec: "
 _EXIT_SIGNAL = 128
-
-
-class ReportedBreak(NamedTuple):
-    """The line at which a graph ended, with the reason."""
-
-    file: str
-    line: int
-    reason: str
 
 
 class LocalGraph(NamedTuple):
@@ -32,7 +25,6 @@ class LocalGraph(NamedTuple):
     file: str
     line: int
     reason: str
-    calls: int
     operators: int
 
 
@@ -65,7 +57,7 @@ class TrialRun:
     graph_calls: int
     graph_operators: int
     local_operators: int
-    breaks: Sequence[ReportedBreak] = ()
+    breaks: Sequence[GraphBreak] = ()
     local: Sequence[LocalGraph] = ()
     operators: Sequence[OutsideOperator] = ()
     refused: Sequence[RefusedCall] = ()
@@ -132,7 +124,7 @@ async def _pass_on(errors: asyncio.StreamReader | None) -> bool:
 def _read(
     code: int, took_s: float, stats: list[dict[str, Any]], notes: list[dict[str, Any]]
 ) -> TrialRun:
-    breaks = {ReportedBreak(*entry): None for line in stats for entry in line["breaks"]}
+    breaks = {GraphBreak(*entry): None for line in stats for entry in line["breaks"]}
     refused = {RefusedCall(*entry): None for line in notes for entry in line["refused"]}
     return TrialRun(
         code,
@@ -149,12 +141,10 @@ def _read(
 
 def _local_graphs(graphs: Iterable[LocalGraph]) -> list[LocalGraph]:
     """Summed over processes by line and reason."""
-    calls: Counter[tuple[str, int, str]] = Counter()
     operators: Counter[tuple[str, int, str]] = Counter()
     for entry in graphs:
-        calls[entry[:3]] += entry.calls
         operators[entry[:3]] += entry.operators
-    return [LocalGraph(*key, calls[key], operators[key]) for key in calls]
+    return [LocalGraph(*key, count) for key, count in operators.items()]
 
 
 def _operators(operators: Iterable[OutsideOperator]) -> list[OutsideOperator]:

@@ -67,7 +67,7 @@ def _local_graphs(ran: TrialRun) -> Iterator[Finding]:
     most = (1 - WANTED_SHARE) * (ran.graph_operators + ran.local_operators)
     for graph in ran.local:
         if graph.operators:
-            what = f"{_times(graph.operators, 'operator')} of a module"
+            what = f"{counted(graph.operators, 'operator')} of a module"
             heavy, file = graph.operators > most, _absolute(graph.file)
             yield Finding("local", heavy, file, graph.line, what, *for_local(graph.reason))
 
@@ -78,7 +78,7 @@ def _operators(ran: TrialRun) -> Iterator[Finding]:
         # By its fastest call, as others may have waited.
         heavy = operator.fastest_s * operator.calls >= HEAVY_S
         if heavy or (nothing_on_gpu and operator.name not in _NO_WORK):
-            what = f"{operator.name}: {_times(operator.calls, 'call')}, {operator.seconds:.2f} s"
+            what = f"{operator.name}: {counted(operator.calls, 'call')}, {operator.seconds:.2f} s"
             # Graphs take no sparse ones.
             remedy = "" if "sparse" in operator.name else _INTO_A_GRAPH
             file = _absolute(operator.file)
@@ -94,5 +94,5 @@ def _absolute(file: str) -> str:
     return str(Path(file).resolve())
 
 
-def _times(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -3,14 +3,13 @@
 import argparse
 import csv
 import io
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from common import numerals
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.cells import columns
 from gpufaas.remote.scheduler_api import add_scheduler_options, scheduler_api
 
@@ -31,13 +30,7 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     last_s = seconds_ago(options.since)
     answer = scheduler_api(options).get("/bill", by=options.by, last_s=last_s)
-    if options.json:
-        print(json.dumps(answer, indent=1))
-    elif options.csv:
-        print(bill_csv(answer), end="")
-    else:
-        print(bill_text(answer))
-    return 0
+    return print_answer(answer, options, bill_csv if options.csv else bill_text)
 
 
 def seconds_ago(text: str) -> float:
@@ -58,12 +51,7 @@ _GIB_HOUR = (1 << 30) * 3600 * 1e6
 _HEAD = ("COMPUTING", "LOADING", "KEPT", "WAITING", "USED", "IDLE", "CONTEXT", "HOST", "DISK")
 _TIMES = ("computing_us", "loading_us", "kept_us", "waiting_us")
 _MEMORY = ("used_byte_us", "idle_byte_us", "context_byte_us", "host_byte_us", "disk_byte_us")
-_FIELDS = (
-    "gpu_us",
-    *_TIMES,
-    "kept_from_others_us",
-    *_MEMORY,
-)
+_FIELDS = ("gpu_us", *_TIMES, "kept_from_others_us", *_MEMORY)
 _NOBODY = "(nobody)"
 _MINUTE_S, _HOUR_S = 60, 3600
 
@@ -96,7 +84,7 @@ def bill_csv(bill: Mapping[str, Any]) -> str:
         used = row["used"]
         cost = "" if used["cost"] is None else used["cost"]
         writer.writerow((row["name"], *(used[field] for field in _FIELDS), cost, bill["currency"]))
-    return text.getvalue()
+    return text.getvalue().rstrip("\n")
 
 
 def _row(name: str, used: Amounts) -> list[str]:

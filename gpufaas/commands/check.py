@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway_ext.providers.process.launch import RUNTIME
 from gpufaas.check.trial_run import TrialRun, run_program
-from gpufaas.check.verdicts import Finding, judge, outside_graphs, share_in_graphs
+from gpufaas.check.verdicts import Finding, counted, judge, outside_graphs, share_in_graphs
 from gpufaas.errors import CommandError
 from gpufaas.options.gpu_node import add_device_options, device_settings
 from gpufaas.options.shared import Commands
@@ -154,10 +154,10 @@ def _of_run(ran: TrialRun) -> Iterator[str]:
         yield "function's own processor; put torch.compile around what computes"
         yield "(of processes that end by os._exit nothing is known)"
     elif share is not None:
-        here = _counted(ran.local_operators, "operator")
+        here = counted(ran.local_operators, "operator")
         yield (
             f"{share:.1%} of the modules' operators in graphs: {ran.graph_operators:,} in "
-            f"{_counted(ran.graph_calls, 'call')}, {here} here"
+            f"{counted(ran.graph_calls, 'call')}, {here} here"
         )
     outside = outside_graphs(ran)
     calls, seconds = outside["calls"], outside["seconds"]
@@ -177,7 +177,3 @@ def _verdict(checked: Checked) -> str:
     if not checked.run.graph_operators:
         return "nothing ran on the GPU: compute in the forward of an nn.Module that is on 'cuda'"
     return "nothing stands in the way"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

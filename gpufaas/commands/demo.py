@@ -91,14 +91,11 @@ def _short_table(by_size: Mapping[int, Runs]) -> str:
     )
     lines = [head, "-" * len(head)]
     for name in by_size[_SHOWN]:
-        cells = [_mean(by_size[size][name]) for size in _SHORT]
-        lines.append(
-            f"{name:<12}"
-            + "".join(
-                f"{cell.avg_latency_s:>14.2f}{cell.p99_s:>14.2f}{cell.miss_ratio:>13.3f}"
-                for cell in cells
-            )
+        means = [_mean(by_size[size][name]) for size in _SHORT]
+        cells = (
+            f"{of.avg_latency_s:>14.2f}{of.p99_s:>14.2f}{of.miss_ratio:>13.3f}" for of in means
         )
+        lines.append(f"{name:<12}" + "".join(cells))
     return "\n".join(lines)
 
 
@@ -113,26 +110,22 @@ def _mean(results: list[ScenarioResult]) -> _Figures:
 
 def _draw(draw: ModuleType, path: Path, results: Runs) -> None:
     runs = {name: _mean(of_policy) for name, of_policy in results.items()}
-    latency = {name: [run.avg_latency_s] for name, run in runs.items()}
-    miss = {name: [run.miss_ratio] for name, run in runs.items()}
-    draw.draw_side_by_side(
-        path,
-        f"The thesis's workload, {_SHOWN} functions on 12 GPUs",
-        [
-            draw.Bars(
-                "Average latency",
-                "seconds (logarithmic)",
-                [""],
-                latency,
-                {name: [value] for name, value in REPORTED_LATENCIES_S.items()},
-                logarithmic=True,
-            ),
-            draw.Bars(
-                "Miss ratio",
-                "share of placements",
-                [""],
-                miss,
-                {name: [value] for name, value in REPORTED_MISS_RATIOS.items()},
-            ),
-        ],
-    )
+    latency = {name: run.avg_latency_s for name, run in runs.items()}
+    miss = {name: run.miss_ratio for name, run in runs.items()}
+    pictures = [
+        draw.Bars(
+            *("Average latency", "seconds (logarithmic)", [""]),
+            *(_bars(latency), _bars(REPORTED_LATENCIES_S)),
+            logarithmic=True,
+        ),
+        draw.Bars(
+            *("Miss ratio", "share of placements", [""]), _bars(miss), _bars(REPORTED_MISS_RATIOS)
+        ),
+    ]
+    title = f"The thesis's workload, {_SHOWN} functions on 12 GPUs"
+    draw.draw_side_by_side(path, title, pictures)
+
+
+def _bars(values: Mapping[str, float]) -> dict[str, list[float]]:
+    """A bar a policy, all of one group."""
+    return {name: [value] for name, value in values.items()}

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import platform
 import shutil
 import sys
@@ -19,7 +18,7 @@ from common.numerals import format_size
 from gpufaas.child_programs import output_of
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import AllSettings
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.cells import columns
 from gpufaas.stack.held_ports import claimed_port
 from gpufaas.stack.own_etcd import OLDEST_SOUND, etcd_version, find_etcd
@@ -53,10 +52,7 @@ def add_parser(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     findings = [*examine(), *examine_room(options.environment)]
-    if options.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        print(report(findings))
+    print_answer(list(map(asdict, findings)), options, lambda _: report(findings))
     return int(any(finding.state in _NEEDED for finding in findings))
 
 
@@ -206,9 +202,8 @@ def _etcd() -> PartStatus:
     text = ".".join(map(str, version)) or "unknown version"
     if program.of_wheel:
         return PartStatus("etcd", "ok", f"{text} of the wheel, for a trial", used_for, remedy)
-    if version < OLDEST_SOUND:
-        return PartStatus("etcd", "old", f"{text} ({program.path})", used_for, remedy)
-    return PartStatus("etcd", "ok", f"{text} ({program.path})", used_for)
+    state, remedy = ("old", remedy) if version < OLDEST_SOUND else ("ok", "")
+    return PartStatus("etcd", state, f"{text} ({program.path})", used_for, remedy)
 
 
 def _program(name: str, command: tuple[str, ...], used_for: str, remedy: str) -> PartStatus:

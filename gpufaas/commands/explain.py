@@ -2,14 +2,14 @@
 
 import argparse
 import http.client
-import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from common.foreign_text import plain, printable
 from gpufaas.commands.trace import call_spans, named_call
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import (
@@ -35,13 +35,10 @@ def add_parser(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.request is None:
-        answer = scheduler.get("/explain?named=true")
-        print(json.dumps(answer) if options.json else latest_text(answer))
-        return 0
+        return print_answer(scheduler.get("/explain?named=true"), options, latest_text, indent=None)
     told = explanation(scheduler, lambda: gateway_api(options), options.request)
     story = told["requests"][0] if len(told.get("requests", ())) == 1 else told
-    print(json.dumps(story, indent=1) if options.json else call_text(told))
-    return 0
+    return print_answer(story, options, lambda _: call_text(told))
 
 
 def explanation(
@@ -82,10 +79,9 @@ def _latest(request: dict[str, Any]) -> str:
 
 def _remembered(scheduler: SchedulerApi, request: str) -> dict[str, Any] | None:
     """A request that the call's function made, unless the scheduler has forgotten it."""
-    try:
+    with suppress(CommandError):
         return request_story(scheduler, request)
-    except CommandError:
-        return None
+    return None
 
 
 def _without_request(spans: list[dict[str, Any]]) -> Iterator[str]:

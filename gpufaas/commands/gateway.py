@@ -134,7 +134,7 @@ async def _serve(
         Gateway(
             *(settings, provider, leases),
             pinning=pinning,
-            capacity=shim,
+            largest_gpu_bytes=shim.largest_gpu_bytes,
             tracer=CallTracer(exporter, keep=tracing.keep, ratio=tracing.ratio),
             console=console,
         ) as gateway,
@@ -188,18 +188,19 @@ class ShimEnvironment:
         gpus = sorted(cluster["gpus"], key=lambda gpu: (-gpu["memory_bytes"], gpu["id"]))
         self._largest = gpus[0] if gpus else self._largest
 
-    async def refresh_forever(self) -> None:
-        while True:
-            await asyncio.sleep(_REFRESH_EVERY_S)
-            await self.refresh()
-
 
 @asynccontextmanager
 async def _refreshed(shim: ShimEnvironment) -> AsyncIterator[None]:
     """Refresh the GPUs that functions see, as long as the context lasts."""
+
+    async def refresh_forever() -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_EVERY_S)
+            await shim.refresh()
+
     await shim.refresh()
     refreshing = BackgroundTasks(log, "asking for the cluster's GPUs")
-    refreshing.start(shim.refresh_forever())
+    refreshing.start(refresh_forever())
     try:
         yield
     finally:

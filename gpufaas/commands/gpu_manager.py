@@ -31,35 +31,19 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("gpu-manager", help="manage the GPUs of this node")
     add = parser.add_argument
     add("--node", default=socket.gethostname(), help="the node's name (the host's)")
-    add(
-        "--listen",
-        action="append",
-        metavar="ADDRESS",
-        help="unix:/path, unix:@name, tcp:host:port or tls:host:port; may be given several times",
-    )
+    where = "unix:/path, unix:@name, tcp:host:port or tls:host:port; may be given several times"
+    add("--listen", action="append", metavar="ADDRESS", help=where)
     add("--certificate", metavar="FILE", help="PEM, for clients that connect to a tls address")
     add("--key", metavar="FILE", help="the certificate's key")
-    add(
-        "--spill-size",
-        default="64GiB",
-        metavar="SIZE",
-        help="the most bytes in that folder (64GiB)",
-    )
+    spilled = "the most bytes in that folder (64GiB)"
+    add("--spill-size", default="64GiB", metavar="SIZE", help=spilled)
     add("--data-memory", metavar="SIZE", help="host memory for data of functions (an eighth)")
-    add(
-        "--data-disk",
-        default="16GiB",
-        metavar="SIZE",
-        help="the most bytes of such data in the folder of --spill (16GiB)",
-    )
+    on_disk = "the most bytes of such data in the folder of --spill (16GiB)"
+    add("--data-disk", default="16GiB", metavar="SIZE", help=on_disk)
     add("--secret-file", metavar="FILE", help="the secret for credentials; made if missing")
     add("--scheduler", metavar="URL[,URL]", help="join the cluster of these schedulers")
-    add(
-        "--advertise",
-        action="append",
-        metavar="ADDRESS",
-        help="where functions on other hosts reach this node (where it listens)",
-    )
+    elsewhere = "where functions on other hosts reach this node (where it listens)"
+    add("--advertise", action="append", metavar="ADDRESS", help=elsewhere)
     prepare = "when workers import torch: at the start, or for the first GPU function"
     add("--prepare", default=AT_START, choices=PREPARE_CHOICES, help=f"{prepare} ({AT_START})")
     add("--metrics", metavar="HOST:PORT", help="where to answer Prometheus and health checks")

@@ -1,7 +1,6 @@
 """`gpufaas models`, `evict`, `pin`, `unpin`, `prefetch`: models in a manager or a cluster."""
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -9,7 +8,7 @@ from typing import Any
 
 from common.numerals import format_size
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.cells import Row, columns, table
 from gpufaas.output.cluster_text import functions_text, hosting_text, hostings_text
 from gpufaas.output.request_text import rest_text
@@ -53,15 +52,12 @@ def _models(options: argparse.Namespace) -> int:
     if options.address is None:
         api = scheduler_api(options)
         models = _named(api.get("/models"), options.model)
-        if options.model:
-            models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
-        show = cluster_details if options.model else cluster_table
-        print(json.dumps(models, indent=1) if options.json else show(models))
-        return 0
+        if not options.model:
+            return print_answer(models, options, cluster_table)
+        models = [api.get(f"/models/{in_path(row['model'])}") for row in models]
+        return print_answer(models, options, lambda _: "\n\n".join(map(cluster_detail, models)))
     rows = request_admin(options.address, options.credential, do="models")["models"]
-    rows = _named(rows, options.model)
-    print(json.dumps(rows, indent=1) if options.json else node_table(rows))
-    return 0
+    return print_answer(_named(rows, options.model), options, node_table)
 
 
 def _order(options: argparse.Namespace) -> int:
@@ -69,14 +65,14 @@ def _order(options: argparse.Namespace) -> int:
         path = f"/models/{in_path(options.model)}/{options.command}"
         once = options.command in GIVEN_ONCE
         done = scheduler_api(options).post(path, once=once, gpu=options.gpu)
-        print(json.dumps(done) if options.json else f"{done['done']}: {done['model']}")
-        return 0
+        text = f"{done['done']}: {done['model']}"
+        return print_answer(done, options, lambda _: text, indent=None)
     if options.command == "prefetch":
         raise CommandError("a scheduler prefetches, no GPU manager: leave out --address")
     order = {"do": options.command, "model": options.model, "gpu": options.gpu}
     answer = request_admin(options.address, options.credential, **order)
-    print(json.dumps(answer) if options.json else f"{options.command}: {answer['model']}")
-    return 0
+    text = f"{options.command}: {answer['model']}"
+    return print_answer(answer, options, lambda _: text, indent=None)
 
 
 def _named(rows: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]:
@@ -108,10 +104,6 @@ def node_table(rows: list[dict[str, Any]]) -> str:
 def cluster_table(models: list[dict[str, Any]]) -> str:
     """A cluster's models, one line each, with the GPUs that hold them (`*`: pinned)."""
     return table(_CLUSTER_CELLS, models)
-
-
-def cluster_details(models: list[dict[str, Any]]) -> str:
-    return "\n\n".join(map(cluster_detail, models))
 
 
 def cluster_detail(model: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """`gpufaas policy list|show|get|set`: the policy of a running scheduler."""
 
 import argparse
-import json
 from typing import Any
 
 from common import numerals
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands, add_verb
+from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.cells import columns
 from gpufaas.output.cluster_text import choice_text
 from gpufaas.remote.scheduler_api import add_scheduler_options, scheduler_api
@@ -35,27 +34,27 @@ def add_parser(commands: Commands) -> None:
 
 
 def _get(options: argparse.Namespace) -> int:
-    return _print_choice(scheduler_api(options).get("/policy"), options)
+    return print_answer(scheduler_api(options).get("/policy"), options, choice_text, indent=None)
 
 
 def _set(options: argparse.Namespace) -> int:
     parameters = dict(_parameter(text) for text in options.parameters)
     choice = {"policy": options.policy, "parameters": parameters}
-    return _print_choice(scheduler_api(options).put("/policy", choice), options)
+    answer = scheduler_api(options).put("/policy", choice)
+    return print_answer(answer, options, choice_text, indent=None)
 
 
 def _list(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
-    answer = scheduler.get("/policies")
-    if options.json:
-        print(json.dumps(answer, indent=1))
-    elif options.long:
-        print("\n\n".join(map(_rule_text, answer)))
-    else:
+
+    def text(answer: list[Policy]) -> str:
+        if options.long:
+            return "\n\n".join(map(_rule_text, answer))
         in_force = scheduler.get("/policy")["policy"]
         rows = [_row(policy, "*" if policy["name"] == in_force else "") for policy in answer]
-        print(columns([("", "POLICY", "RULE", "PARAMETERS"), *rows]))
-    return 0
+        return columns([("", "POLICY", "RULE", "PARAMETERS"), *rows])
+
+    return print_answer(scheduler.get("/policies"), options, text)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -64,8 +63,7 @@ def _show(options: argparse.Namespace) -> int:
     named = [policy for policy in scheduler.get("/policies") if policy["name"] == name]
     if not named:
         raise CommandError(f"there is no policy {name!r}: `gpufaas policy list` has all")
-    print(json.dumps(named[0], indent=1) if options.json else _rule_text(named[0]))
-    return 0
+    return print_answer(named[0], options, _rule_text)
 
 
 def _row(policy: Policy, mark: str) -> tuple[str, ...]:
@@ -86,11 +84,6 @@ def _summary(policy: Policy) -> str:
 
 def _defaults(policy: Policy) -> str:
     return choice_text({"policy": policy["name"], "parameters": policy["parameters"]})
-
-
-def _print_choice(choice: dict[str, Any], options: argparse.Namespace) -> int:
-    print(json.dumps(choice) if options.json else choice_text(choice))
-    return 0
 
 
 def _parameter(text: str) -> tuple[str, float]:

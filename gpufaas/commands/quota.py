@@ -1,7 +1,6 @@
 """`gpufaas quota list|show|set|remove`: shares, priorities, quotas of namespaces and functions."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,29 +9,14 @@ from common import numerals
 from common.errors import BadSize
 from common.numerals import format_size, parse_size
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands, add_verb
+from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.cells import Row, table
-from gpufaas.remote.scheduler_api import (
-    SchedulerApi,
-    add_scheduler_options,
-    in_path,
-    scheduler_api,
-)
+from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import check_number
 
 _NONE = "none"
 _OWNER_HELP = "NAMESPACE or NAMESPACE/FUNCTION"
-# The options of `set`, with the names of their terms.
-_TERMS = {
-    "weight": "weight",
-    "priority": "priority",
-    "gpu_seconds": "gpu_s",
-    "window": "window_s",
-    "memory": "resident_bytes",
-    "leases": "leases",
-    "waiting": "waiting",
-}
 
 
 def add_parser(commands: Commands) -> None:
@@ -43,14 +27,8 @@ def add_parser(commands: Commands) -> None:
     verbs = parser.add_subparsers(dest="verb")
     choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
     _add_owner(choose)
-    add = choose.add_argument
-    add("--weight", type=_number, help="its part of the GPUs where others wait too (1)")
-    add("--priority", type=_whole, help="how urgent its requests are (0)")
-    add("--gpu-seconds", type=_or_none(_number), metavar="N", help="GPU time in any window")
-    add("--window", type=_number, metavar="SECONDS", help="the window of the GPU time (60)")
-    add("--memory", type=_or_none(_size), metavar="SIZE", help="GPU memory of its models: 2GiB")
-    add("--leases", type=_or_none(_whole), metavar="N", help="GPU leases at a time")
-    add("--waiting", type=_or_none(_whole), metavar="N", help="requests that wait at a time")
+    for option, (_, read, metavar, text) in _TERMS.items():
+        choose.add_argument(_flag(option), type=read, metavar=metavar, help=text)
     choose.description = "A limit ends with the value `none`."
     show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
                     "list", "get")  # fmt: skip
@@ -68,17 +46,17 @@ def _add_owner(parser: argparse.ArgumentParser) -> None:
 
 def _set(options: argparse.Namespace) -> int:
     given = vars(options)
-    changed = {term: given[option] for option, term in _TERMS.items() if option in given}
+    changed = {term: given[option] for option, (term, *_) in _TERMS.items() if option in given}
     if not changed:
         raise CommandError("nothing to set: name one of " + ", ".join(map(_flag, _TERMS)))
-    for option, term in _TERMS.items():
+    for option, (term, *_) in _TERMS.items():
         if changed.get(term) is not None:
             _check(option, term, changed[term])
     scheduler, path = scheduler_api(options), _path(options.owner)
     before: Mapping[str, Any] = scheduler.get(path)["terms"]
     if note := _namespace_of_none(options.owner, _known_functions(scheduler)):
         print(f"gpufaas quota: {note}", file=sys.stderr)
-    return _print([scheduler.put(path, {**before, **changed})], options)
+    return print_answer([scheduler.put(path, {**before, **changed})], options, quota_table)
 
 
 def _check(option: str, term: str, value: float) -> None:
@@ -108,17 +86,13 @@ def _namespace_of_none(owner: str, functions: Sequence[str]) -> str:
 def _show(options: argparse.Namespace) -> int:
     scheduler = scheduler_api(options)
     if options.owner is None:
-        return _print(scheduler.get("/quotas")["owners"], options)
-    return _print([scheduler.get(_path(options.owner))], options)
+        return print_answer(scheduler.get("/quotas")["owners"], options, quota_table)
+    return print_answer([scheduler.get(_path(options.owner))], options, quota_table)
 
 
 def _remove(options: argparse.Namespace) -> int:
-    return _print([scheduler_api(options).delete(_path(options.owner))], options)
-
-
-def _print(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
-    print(json.dumps(rows, indent=1) if options.json else quota_table(rows))
-    return 0
+    removed = scheduler_api(options).delete(_path(options.owner))
+    return print_answer([removed], options, quota_table)
 
 
 def _path(owner: str) -> str:
@@ -132,29 +106,36 @@ def _flag(option: str) -> str:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _number(text: str) -> float:
-    try:
-        return numerals.number(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number is expected") from error
+def _value(read: Callable[[str], float], what: str) -> Callable[[str], float]:
+    def value(text: str) -> float:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {what} is expected") from error
+        except BadSize as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
-
-def _whole(text: str) -> int:
-    try:
-        return numerals.whole(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number is expected") from error
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except BadSize as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return value
 
 
 def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == _NONE else read(text)
+
+
+_number, _whole = _value(numerals.number, "a number"), _value(numerals.whole, "a whole number")
+_size = _value(parse_size, "a size")
+
+
+# The options of `set`: their terms, values, metavars and helps.
+_TERMS: Mapping[str, tuple[str, Callable[[str], float | None], str | None, str]] = {
+    "weight": ("weight", _number, None, "its part of the GPUs where others wait too (1)"),
+    "priority": ("priority", _whole, None, "how urgent its requests are (0)"),
+    "gpu_seconds": ("gpu_s", _or_none(_number), "N", "GPU time in any window"),
+    "window": ("window_s", _number, "SECONDS", "the window of the GPU time (60)"),
+    "memory": ("resident_bytes", _or_none(_size), "SIZE", "GPU memory of its models: 2GiB"),
+    "leases": ("leases", _or_none(_whole), "N", "GPU leases at a time"),
+    "waiting": ("waiting", _or_none(_whole), "N", "requests that wait at a time"),
+}
 
 
 # -- the table ------------------------------------------------------------------------------------

@@ -4,23 +4,20 @@ With `--policy` the recorded traffic is simulated under other policies.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.policy_comparison import (
     as_json,
     chosen_policies,
     compare_policies,
     side_by_side,
 )
-from scheduler.core.core import Core
 from scheduler.model.errors import BadRecording
-from scheduler.model.events import Event
 from scheduler.recording import Beginning, RecordedStep, digest, parsed
 
 _MOST_SHOWN = 5
@@ -40,12 +37,8 @@ class ReplayResult:
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("replay", help="replay a recorded live run in a fresh core")
     parser.add_argument("file", help="as `gpufaas scheduler --record FILE` wrote it")
-    parser.add_argument(
-        "--policy",
-        nargs="+",
-        metavar="P",
-        help="what these policies (or all) would have done with that traffic, simulated",
-    )
+    others = "what these policies (or all) would have done with that traffic, simulated"
+    parser.add_argument("--policy", nargs="+", metavar="P", help=others)
     parser.add_argument("--parameters", metavar="NAME=N,...", help="of those policies")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
@@ -61,10 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.parameters:
         raise CommandError("--parameters are of a policy: name it with --policy")
     result = replay(path)
-    if options.json:
-        print(json.dumps(asdict(result), indent=1))
-    else:
-        print(replay_text(result))
+    print_answer(asdict(result), options, lambda _: replay_text(result))
     return int(bool(result.differing_lines))
 
 
@@ -94,15 +84,11 @@ def replay(path: Path) -> ReplayResult:
         began_s = entry.at_s
         result.events += 1
         result.by_kind[type(entry.event).__name__] += 1
-        if _answer(core, entry.event, entry.at_s) != entry.digest:
+        if digest(core.handle(entry.event, entry.at_s)) != entry.digest:
             result.differing_lines.append(number)
     if core is None:
         raise BadRecording(f"{path}: the recording is empty")
     return result
-
-
-def _answer(core: Core, event: Event, at_s: float) -> str:
-    return digest(core.handle(event, at_s))
 
 
 def _entries(path: Path) -> Iterator[tuple[int, Beginning | RecordedStep]]:

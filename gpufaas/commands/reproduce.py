@@ -23,18 +23,11 @@ def add_parser(commands: Commands) -> None:
     add = parser.add_argument
     add("--paper", choices=_PAPERS, default=_THESIS, help="whose evaluation (thesis)")
     add("--seeds", type=int, metavar="K", help=f"seeds to average over ({SEEDS}; thesis)")
-    add(
-        "--out",
-        default="out",
-        metavar="DIR",
-        help="folder of evaluation.md and, by --paper or --policies, evaluation/*.md (out)",
-    )
+    folder = "folder of evaluation.md and, by --paper or --policies, evaluation/*.md (out)"
+    add("--out", default="out", metavar="DIR", help=folder)
     add("--policies", action="store_true", help="instead: every policy on every other's ground")
-    add(
-        "--calibrate",
-        action="store_true",
-        help="only search for the setting with most of the claims, print the best (thesis)",
-    )
+    search = "only search for the setting with most of the claims, print the best (thesis)"
+    add("--calibrate", action="store_true", help=search)
     parser.set_defaults(run=_run)
 
 

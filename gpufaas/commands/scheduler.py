@@ -33,7 +33,7 @@ from scheduler.model.errors import DatastoreError
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Etcd, Settings
+from scheduler.settings import Etcd, Settings
 from scheduler.store.datastore import Store
 from scheduler.store.etcd_channel import EtcdSettings
 from scheduler.store.etcd_store import EtcdStore

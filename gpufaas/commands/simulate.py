@@ -1,13 +1,11 @@
 """`gpufaas simulate`: policies compared on a simulated cluster."""
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 
 from cache_manager import eviction
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.policy_comparison import chosen_policies
 from gpufaas.output.request_text import decision_text
 from gpufaas.output.simulations import ProgressBar, simulation_table
@@ -23,13 +21,8 @@ _MANY_REQUESTS = 10_000
 def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("simulate", help="run policies on a simulated cluster")
     add = parser.add_argument
-    add(
-        "--policy",
-        nargs="+",
-        default=["all"],
-        metavar="P",
-        help="names, with blanks or commas; or all",
-    )
+    names = "names, with blanks or commas; or all"
+    add("--policy", nargs="+", default=["all"], metavar="P", help=names)
     add("--eviction", default="lru", help=f"one of {', '.join(eviction.available())}")
     add("--working-set", type=int, default=35, metavar="N", help="functions in use (35)")
     add("--gpus", type=int, default=Hardware().gpus, help="GPUs (12)")
@@ -61,11 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.explain is not None:
         return _explain(scenarios, options)
     results = _simulate(scenarios)
-    if options.json:
-        print(json.dumps([as_json(result) for result in results], indent=1))
-    else:
-        print(simulation_table(results))
-    return 0
+    return print_answer(list(map(as_json, results)), options, lambda _: simulation_table(results))
 
 
 def _scenarios(options: argparse.Namespace) -> list[Scenario]:
@@ -121,10 +110,8 @@ def _explain(scenarios: list[Scenario], options: argparse.Namespace) -> int:
     if not explanations:
         last = runs[0].summary.requests - 1
         raise CommandError(f"no request {options.explain!r}; there are r0 to r{last}")
-    if options.json:
-        print(json.dumps([asdict(explanation) for explanation in explanations], indent=1))
-    else:
-        print(
-            "\n\n".join(decision_text(explanation) for explanation in explanations), file=sys.stdout
-        )
-    return 0
+    return print_answer(
+        list(map(asdict, explanations)),
+        options,
+        lambda _: "\n\n".join(map(decision_text, explanations)),
+    )

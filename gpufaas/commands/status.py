@@ -1,7 +1,6 @@
 """`gpufaas status`: a scheduler's cluster, or a GPU manager's node; refreshed on a terminal."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from common.numerals import format_size
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.cells import columns
 from gpufaas.output.cluster_text import cluster_text
 from gpufaas.remote.http_request import NoAnswer
@@ -43,9 +42,7 @@ def _what(options: argparse.Namespace) -> tuple[Callable[[], Answer], Callable[[
 def _run(options: argparse.Namespace) -> int:
     look, text = _what(options)
     if options.json or options.once or not sys.stdout.isatty():
-        answer = look()
-        print(json.dumps(answer, indent=1) if options.json else text(answer))
-        return 0
+        return print_answer(look(), options, text)
     try:
         while True:
             try:

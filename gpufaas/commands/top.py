@@ -1,21 +1,21 @@
 """`gpufaas top`: the gateway's page at a terminal: GPUs, functions, queue and decisions."""
 
 import argparse
-import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.request_text import request_text
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import in_path
-from gpufaas.top.live_state import State, StateReader
-from gpufaas.top.panels import PANELS
+from gpufaas.top.panels import PANELS, State
 from gpufaas.top.screen import ScreenView, frame, full_listing, rows_of, selected_index
 from gpufaas.top.styled_text import StyledText, painted
-from gpufaas.top.terminal import Terminal, columns, terminal
+from gpufaas.top.terminal import Terminal, terminal
 
 _LOOK_S = 1.0
 _DECISIONS = next(number for number, panel in enumerate(PANELS) if panel.name == "decisions")
@@ -36,10 +36,8 @@ def _run(options: argparse.Namespace) -> int:
     # https://no-color.org: any value but the empty one
     plain = bool(environment.get("NO_COLOR")) or environment.get("TERM", "dumb") == "dumb"
     if options.json or options.once or not at_terminal:
-        state = gateway.get("/ui/state")
-        colours = sys.stdout.isatty() and not plain
-        print(json.dumps(state, indent=1) if options.json else _printed(state, colours=colours))
-        return 0
+        text = partial(_printed, colours=sys.stdout.isatty() and not plain)
+        return print_answer(gateway.get("/ui/state"), options, text)
     with terminal(colours=not plain) as screen:
         _Top(gateway, screen).run()
     return 0
@@ -47,7 +45,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _printed(state: State, *, colours: bool) -> str:
     why = "" if state["scheduler"]["ok"] else state["scheduler"]["why"]
-    lines = full_listing(state, why, columns(), whole=not sys.stdout.isatty())
+    width = shutil.get_terminal_size((120, 40)).columns
+    lines = full_listing(state, why, width, whole=not sys.stdout.isatty())
     return "\n".join(painted(line, colours=colours) for line in lines)
 
 
@@ -142,3 +141,40 @@ class _Top:
     def _close(self) -> None:
         self._view.opened = None
         self._view.explanation = ""
+
+
+class StateReader:
+    """Asks until it is stopped; `notify` is called, in the thread, after each answer."""
+
+    def __init__(
+        self, gateway: GatewayApi, notify: Callable[[], None], every_s: float = 1.0
+    ) -> None:
+        self._gateway = gateway
+        self._notify = notify
+        self._every_s = every_s
+        self._latest: tuple[State | None, str] = (None, "")
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread, which does not keep the process alive."""
+        threading.Thread(target=self._run, name="state-reader", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+
+    def latest(self) -> tuple[State | None, str]:
+        """The last state, and why it may be out of date (or an empty text)."""
+        return self._latest
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                state = self._gateway.get("/ui/state")
+                if not isinstance(state, dict) or "scheduler" not in state:
+                    raise CommandError(f"{self._gateway.url} answers what is no state of a page")
+                self._latest = (state, "")
+            except CommandError as error:
+                self._latest = (self._latest[0], str(error))
+            self._notify()
+            self._stopped.wait(self._every_s)

@@ -1,7 +1,6 @@
 """`gpufaas trace`: the spans of one call, from the gateway to the GPU and back."""
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -11,7 +10,7 @@ from urllib.parse import quote
 from common.foreign_text import printable
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands
+from gpufaas.options.shared import Commands, print_answer
 from gpufaas.remote.gateway_api import GatewayApi, add_gateway_options, gateway_api
 from gpufaas.remote.scheduler_api import SchedulerApi, add_scheduler_options, in_path, scheduler_api
 
@@ -72,12 +71,9 @@ def named_call(text: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     gateway = gateway_api(options)
     if options.call is None:
-        answer = gateway.get(_PATH)
-        print(json.dumps(answer) if options.json else latest_text(answer))
-        return 0
+        return print_answer(gateway.get(_PATH), options, latest_text, indent=None)
     story = request_trace(gateway, _scheduler(options), options.call)
-    print(json.dumps(story, indent=1) if options.json else "\n".join(trace_text(story)))
-    return 0
+    return print_answer(story, options, lambda _: "\n".join(trace_text(story)))
 
 
 def _scheduler(options: argparse.Namespace) -> SchedulerApi:
@@ -178,13 +174,13 @@ def _line(span: Shown, depth: int, begun_ns: int) -> str:
     began = _ms((span["begin_ns"] - begun_ns) / _MS)
     took = _ms((span["end_ns"] - span["begin_ns"]) / _MS)
     service = span["service"].removeprefix("gpufaas-")
-    details = ", ".join([*_facts(span["attributes"]), *_error(span)])
+    details = ", ".join(_facts(span))
     return f"{began:>12} {took:>12}  {'  ' * depth}{span['name']} [{service}] {details}".rstrip()
 
 
-def _facts(attributes: Shown) -> Iterator[str]:
+def _facts(span: Shown) -> Iterator[str]:
     for name, words in _WORDS:
-        value = attributes.get(name)
+        value = span["attributes"].get(name)
         if isinstance(value, bool):
             value = "yes" if value else "no"
         if value is None or value == "":
@@ -193,10 +189,8 @@ def _facts(attributes: Shown) -> Iterator[str]:
             yield words.replace(_TIME, _ms(float(value) * 1e3))
         else:
             yield words.format(value)
-
-
-def _error(span: Shown) -> list[str]:
-    return [f"FAILED: {span['error']}"] if span.get("error") else []
+    if span.get("error"):
+        yield f"FAILED: {span['error']}"
 
 
 def _ms(milliseconds: float) -> str:

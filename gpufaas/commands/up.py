@@ -44,25 +44,12 @@ def add_parser(commands: Commands) -> None:
     up = commands.add_parser("up", help="run etcd, scheduler, GPU manager and gateway here")
     add = up.add_argument
     add("--config", metavar="FILE", help="settings (gpufaas.toml here, or in /etc/gpufaas)")
-    add(
-        "--port",
-        dest="gateway.listen",
-        type=_at_port,
-        metavar="N",
-        help="of the gateway, on loopback (8080)",
-    )
-    add(
-        "--listen",
-        dest="gateway.listen",
-        metavar="HOST:PORT",
-        help="the same, on another address",
-    )
+    port = "of the gateway, on loopback (8080)"
+    add("--port", dest="gateway.listen", type=_at_port, metavar="N", help=port)
+    add("--listen", dest="gateway.listen", metavar="HOST:PORT", help="the same, on another address")
     add("--policy", help=f"one of {', '.join(policies.available())} (lalbo3)")
-    add(
-        "--exit-rule",
-        metavar="RULE",
-        help=f"for idle models: {', '.join(exits.available())} (never)",
-    )
+    rules = f"for idle models: {', '.join(exits.available())} (never)"
+    add("--exit-rule", metavar="RULE", help=rules)
     add_node_table_options(up)
     add("--without-etcd", action="store_true", help="keep the state in memory; `down` loses it")
     add("--examples", action="store_true", help="deploy and invoke the functions of stack.yml")
@@ -75,11 +62,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_state(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--state",
-        metavar="DIR",
-        help="where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)",
-    )
+    folder = "where it keeps everything (GPUFAAS_STATE; /var/lib/gpufaas for root)"
+    parser.add_argument("--state", metavar="DIR", help=folder)
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -87,7 +71,8 @@ def _up(options: argparse.Namespace) -> int:
     folder = stack_folder(options.state, options.environment)
     folder.make()
     with folder.held():
-        settings = _settings(options)
+        settings = read_settings(options.config, options.environment, vars(options))
+        check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
         work = _work(options, settings, folder, time.monotonic())
         return asyncio.run(run_until_signal(work))
 
@@ -122,12 +107,6 @@ def _at_port(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to 65535 is expected")
 
 
-def _settings(options: argparse.Namespace) -> AllSettings:
-    settings = read_settings(options.config, options.environment, vars(options))
-    check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
-    return settings
-
-
 async def _work(
     options: argparse.Namespace, settings: AllSettings, folder: StackFolder, began_s: float
 ) -> int:
@@ -143,7 +122,7 @@ async def _work(
             for part in (plan.scheduler(), plan.node(), plan.gateway()):
                 await supervisor.start(part)
             running = RunningStack(
-                os.getpid(), plan.gateway_url, plan.scheduler_url, plan.node_address
+                os.getpid(), plan.gateway_url, plan.scheduler_url, plan.folder.node_address
             )
             folder.record(running)
             took_s = time.monotonic() - began_s
@@ -263,7 +242,7 @@ def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
   gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
-  GPU manager  {plan.node_address}
+  GPU manager  {plan.folder.node_address}
   metrics      {"  ".join(f"{url}/metrics" for url in measured)}
                (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gpufaas.errors import CommandError
-from gpufaas.options.shared import Commands, add_verb
+from gpufaas.options.shared import Commands, add_verb, print_answer
 from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text
 from gpufaas.remote.gateway_api import add_gateway_options, gateway_api
 
@@ -37,15 +37,11 @@ def add_parser(commands: Commands) -> None:
     logs = add_verb(verbs, "logs", "the last runs of a workflow, with their stages")
     for verb in (describe, invoke, remove, logs):
         verb.add_argument("name")
-    invoke.add_argument(
-        "--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself"
-    )
-    invoke.add_argument("--content-type", default=None, metavar="TYPE", help="(by the body)")
-    invoke.add_argument("--async", dest="later", action="store_true", default=False,
-                        help="queue the call, and print its id")  # fmt: skip
-    invoke.add_argument(
-        "--callback", default=None, metavar="URL", help="with --async: for its result"
-    )
+    add, later = invoke.add_argument, "queue the call, and print its id"
+    add("--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself")
+    add("--content-type", default=None, metavar="TYPE", help="(by the body)")
+    add("--async", dest="later", action="store_true", default=False, help=later)
+    add("--callback", default=None, metavar="URL", help="with --async: for its result")
     for verb, run in (
         (deploy, _deploy), (every, _list), (describe, _describe),
         (invoke, _invoke), (remove, _remove), (logs, _logs),
@@ -83,15 +79,12 @@ def _deploy(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    workflows = gateway_api(options).get(_path(_ALL, options))
-    print(json.dumps(workflows, indent=1) if options.json else workflow_rows(workflows))
-    return 0
+    return print_answer(gateway_api(options).get(_path(_ALL, options)), options, workflow_rows)
 
 
 def _describe(options: argparse.Namespace) -> int:
     answer = gateway_api(options).get(_path(f"{_ONE}/{quote(options.name, safe='')}", options))
-    print(json.dumps(answer, indent=1) if options.json else workflow_text(answer))
-    return 0
+    return print_answer(answer, options, workflow_text)
 
 
 def _remove(options: argparse.Namespace) -> int:
@@ -104,8 +97,7 @@ def _remove(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     path = f"{_ONE}/{quote(options.name, safe='')}/runs"
     answer = gateway_api(options).get(_path(path, options))
-    print(json.dumps(answer, indent=1) if options.json else "\n".join(runs_text(answer["runs"])))
-    return 0
+    return print_answer(answer, options, lambda _: "\n".join(runs_text(answer["runs"])))
 
 
 def _invoke(options: argparse.Namespace) -> int:

@@ -21,8 +21,7 @@ from gateway_ext.settings import GatewaySettings
 from gpufaas.errors import CommandError
 from gpufaas.log_format import FORMATS
 from scheduler import policies
-from scheduler.service.bill import Billing
-from scheduler.service.settings import Etcd, Serving, Settings
+from scheduler.settings import Billing, Etcd, Serving, Settings
 
 _FILE = "gpufaas.toml"
 _SYSTEM_FILE = Path("/etc/gpufaas") / _FILE

@@ -1,9 +1,10 @@
 """Pieces of many subcommands' parsers, and the secret of a cluster, which an option names."""
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpu_manager.credentials import load_secret
 from gpufaas.log_format import FORMATS
@@ -24,6 +25,14 @@ def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argpa
     )
 
 
+def print_answer(
+    answer: Any, options: argparse.Namespace, text: Callable[[Any], str], *, indent: int | None = 1
+) -> int:
+    """Print an answer as JSON if the options say so, else its text; the exit code of success."""
+    print(json.dumps(answer, indent=indent) if options.json else text(answer))
+    return 0
+
+
 def add_log_level_option(parser: argparse.ArgumentParser, setting: str) -> None:
     levels = ["debug", "info", "warning", "error"]
     parser.add_argument("--log-level", dest=setting, choices=levels, help="(info)")
@@ -35,11 +44,8 @@ def add_log_format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_secret_option(parser: argparse.ArgumentParser, missing: str = "") -> None:
-    parser.add_argument(
-        "--secret-file",
-        metavar="FILE",
-        help=f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)",
-    )
+    file = f"the cluster's secret{missing} (GPUFAAS_STATE/secret; /var/lib/gpufaas for root)"
+    parser.add_argument("--secret-file", metavar="FILE", help=file)
 
 
 def cluster_secret(

@@ -35,6 +35,11 @@ def seconds(value: float | None) -> str:
     return f"{value // _HOUR_S:.0f} h {value % _HOUR_S // _MINUTE_S:.0f} min"
 
 
+def short_seconds(value: float) -> str:
+    """A latency."""
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
 def share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 

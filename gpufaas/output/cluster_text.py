@@ -7,7 +7,7 @@ from typing import Any
 
 from common.gpu_wishes import PROCESS, STREAM, WHOLE
 from common.numerals import format_size
-from gpufaas.output.cells import columns
+from gpufaas.output.cells import columns, short_seconds
 from gpufaas.output.request_text import configuration_text
 from scheduler import policies
 from scheduler.model.errors import UnknownPolicy
@@ -39,14 +39,14 @@ def _head(cluster: dict[str, Any]) -> Iterator[str]:
         times = cluster[name]
         if times is not None:
             yield (
-                f"{words}: median {_ms(times['median_s'])}, 99th percentile "
-                f"{_ms(times['p99_s'])}, average {_ms(times['average_s'])}"
+                f"{words}: median {short_seconds(times['median_s'])}, 99th percentile "
+                f"{short_seconds(times['p99_s'])}, average {short_seconds(times['average_s'])}"
             )
     accuracy = cluster["accuracy"]
     if accuracy is not None:
         yield (
-            f"load and run: estimated {_ms(accuracy['estimated_s'])}, measured "
-            f"{_ms(accuracy['measured_s'])}, off by {_ms(accuracy['error_s'])} "
+            f"load and run: estimated {short_seconds(accuracy['estimated_s'])}, measured "
+            f"{short_seconds(accuracy['measured_s'])}, off by {short_seconds(accuracy['error_s'])} "
             f"(average of {accuracy['leases']} leases)"
         )
 
@@ -134,10 +134,6 @@ def functions_text(names: list[str]) -> str:
     """The first names, and how many more there are."""
     left_out = len(names) - _MOST_FUNCTIONS
     return " + ".join(names[:_MOST_FUNCTIONS]) + (f" + {left_out} more" if left_out > 0 else "")
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def hosting_text(row: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpufaas.errors import CommandError
 from gpufaas.options.configuration import numbers
+from gpufaas.output.cells import short_seconds
 from scheduler import policies
 from scheduler.model.errors import BadRecording
 from scheduler.recording import Beginning, RecordedStep
@@ -24,10 +25,10 @@ _ROWS: tuple[tuple[str, Callable[[TrafficFigures], str]], ...] = (
     ("false misses", lambda found: str(found.false_misses)),
     ("evictions", lambda found: str(found.evictions)),
     ("on another GPU", lambda found: str(found.elsewhere)),
-    ("average latency", lambda found: _seconds(found.avg_latency_s)),
-    ("median", lambda found: _seconds(found.p50_s)),
-    ("95th percentile", lambda found: _seconds(found.p95_s)),
-    ("99th percentile", lambda found: _seconds(found.p99_s)),
+    ("average latency", lambda found: short_seconds(found.avg_latency_s)),
+    ("median", lambda found: short_seconds(found.p50_s)),
+    ("95th percentile", lambda found: short_seconds(found.p95_s)),
+    ("99th percentile", lambda found: short_seconds(found.p99_s)),
 )
 _NEAR = 0.1
 
@@ -157,7 +158,3 @@ def _assumptions(comparison: Comparison) -> Iterator[str]:
         "Callers that leave after the last request's end belong to the recording's end. Requests "
         "that had not ended are simulated and not counted."
     )
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.1f} ms" if value < 1.0 else f"{value:.2f} s"

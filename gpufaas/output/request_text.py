@@ -37,15 +37,12 @@ def _weighed(why: Explanation) -> list[str]:
     names = list(dict.fromkeys(name for candidate in weighed for name in candidate.terms or ()))
     if not names:
         return []
-    widths = [max(9, len(name) + 2) for name in names]
-    heads = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    widths = {name: max(9, len(name) + 2) for name in names}
+    heads = "".join(f"{name:>{width}}" for name, width in widths.items())
     lines = [f"  {'weighed':<12}{'gain s':>9}{heads}"]
     for candidate in weighed:
         terms = candidate.terms or {}
-        cells = "".join(
-            f"{terms.get(name, 0.0):>+{width}.2f}"
-            for name, width in zip(names, widths, strict=True)
-        )
+        cells = "".join(f"{terms.get(name, 0.0):>+{width}.2f}" for name, width in widths.items())
         mark = "  <- chosen" if candidate.slot == why.chosen else ""
         lines.append(f"  {candidate.slot:<12}{sum(terms.values()):>+9.2f}{cells}{mark}")
     return lines

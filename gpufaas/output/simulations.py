@@ -1,33 +1,35 @@
 """Simulations at a terminal: a bar of their progress, their results as a line a policy."""
 
 import sys
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 from scheduler.sim.study import ScenarioResult
 
+# Of each column its head, its width, its digits, and the figure of a run.
+_COLUMNS: Sequence[tuple[str, int, int, Callable[[Any], float]]] = (
+    ("avg s", 9, 2, attrgetter("avg_latency_s")),
+    ("p50 s", 9, 2, attrgetter("p50_s")),
+    ("p95 s", 9, 2, attrgetter("p95_s")),
+    ("p99 s", 9, 2, attrgetter("p99_s")),
+    ("miss", 8, 3, attrgetter("miss_ratio")),
+    ("false", 8, 3, attrgetter("false_miss_ratio")),
+    ("busy", 8, 3, attrgetter("gpu_busy_ratio")),
+    ("copies", 8, 2, lambda run: next(iter(run.duplicates.values()), 0.0)),
+    ("end s", 9, 1, attrgetter("makespan_s")),
+)
+
 
 def simulation_table(results: list[ScenarioResult]) -> str:
-    head = (
-        f"{'policy':<12}{'avg s':>9}{'p50 s':>9}{'p95 s':>9}{'p99 s':>9}"
-        f"{'miss':>8}{'false':>8}{'busy':>8}{'copies':>8}{'end s':>9}"
-    )
+    head = f"{'policy':<12}" + "".join(f"{name:>{width}}" for name, width, _, _ in _COLUMNS)
     lines = [head, "-" * len(head)]
     for policy, group in groupby(results, key=lambda result: result.scenario.policy):
         runs = [result.summary for result in group]
-        copies = fmean(next(iter(run.duplicates.values()), 0.0) for run in runs)
-        lines.append(
-            f"{policy:<12}"
-            f"{fmean(run.avg_latency_s for run in runs):>9.2f}"
-            f"{fmean(run.p50_s for run in runs):>9.2f}"
-            f"{fmean(run.p95_s for run in runs):>9.2f}"
-            f"{fmean(run.p99_s for run in runs):>9.2f}"
-            f"{fmean(run.miss_ratio for run in runs):>8.3f}"
-            f"{fmean(run.false_miss_ratio for run in runs):>8.3f}"
-            f"{fmean(run.gpu_busy_ratio for run in runs):>8.3f}"
-            f"{copies:>8.2f}"
-            f"{fmean(run.makespan_s for run in runs):>9.1f}"
-        )
+        cells = (f"{fmean(map(of, runs)):>{width}.{digits}f}" for _, width, digits, of in _COLUMNS)
+        lines.append(f"{policy:<12}" + "".join(cells))
     lines.append("")
     lines.append(
         "false: misses while another GPU held the model; busy: GPU time spent on inference; "

@@ -1,26 +1,19 @@
 """Workflows and their runs as text."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from operator import itemgetter
 
-from gpufaas.output.cells import columns
-
-Shown = Mapping[str, Any]
+from gpufaas.output.cells import Row, table
 
 _BAR = 30
 
 
-def workflow_rows(workflows: Sequence[Shown]) -> str:
-    rows = [("NAME", "NAMESPACE", "STAGES", "SLO")]
-    rows += [
-        (workflow["name"], workflow["namespace"], str(workflow["stages"]), _ms(workflow["sloMs"]))
-        for workflow in workflows
-    ]
-    return columns(rows)
+def workflow_rows(workflows: Sequence[Row]) -> str:
+    return table(_WORKFLOWS, workflows)
 
 
-def workflow_text(workflow: Shown) -> str:
+def workflow_text(workflow: Row) -> str:
     lines = [
         f"workflow   {workflow['name']}.{workflow['namespace']}",
         f"SLO        {_ms(workflow['sloMs'])}",
@@ -28,23 +21,10 @@ def workflow_text(workflow: Shown) -> str:
         f"fastest    {_ms(workflow['fastestMs']) if workflow['fastestMs'] else 'not known'}",
         "",
     ]
-    rows = [("STAGE", "FUNCTION", "AFTER", "MEAN", "SHARE", "")]
-    for stage in workflow["stages"]:
-        share = stage["share"]
-        rows.append(
-            (
-                stage["name"],
-                stage["function"],
-                ", ".join(stage["after"]),
-                _ms(stage["meanMs"]),
-                "" if share is None else f"{100 * share:3.0f} % {'#' * round(_BAR * share)}",
-                "; ".join(_wishes(stage)),
-            )
-        )
-    return "\n".join([*lines, columns(rows)])
+    return "\n".join([*lines, table(_STAGES, workflow["stages"])])
 
 
-def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
+def runs_text(runs: Sequence[Row]) -> Iterator[str]:
     for run in reversed(runs):
         at = datetime.fromtimestamp(run["at"], UTC).isoformat(timespec="milliseconds")
         ended = "running" if run["running"] else str(run["status"])
@@ -54,7 +34,7 @@ def runs_text(runs: Sequence[Shown]) -> Iterator[str]:
             yield f"  {name}: {_stage(stage, running=run['running'])}"
 
 
-def _stage(stage: Shown, *, running: bool) -> str:
+def _stage(stage: Row, *, running: bool) -> str:
     if stage["skipped"]:
         return "skipped"
     tries = f", {stage['attempts']} attempts" if stage["attempts"] > 1 else ""
@@ -65,20 +45,38 @@ def _stage(stage: Shown, *, running: bool) -> str:
     return f"{began}took {_ms(stage['tookMs'])}, {status}{tries}{why}"
 
 
-def _wishes(stage: Shown) -> Iterator[str]:
-    if stage["when"]:
-        yield f"when {stage['when']}"
-    if stage["retries"]:
-        yield f"{stage['retries']} retries"
-    if stage["timeoutMs"]:
-        yield f"limit {_ms(stage['timeoutMs'])}"
-    if stage["optional"]:
-        yield "optional"
-    if stage["each"]:
-        yield "for each element"
-    if stage["byHandle"]:
-        yield "by handle"
+def _share(stage: Row) -> str:
+    share = stage["share"]
+    return "" if share is None else f"{100 * share:3.0f} % {'#' * round(_BAR * share)}"
+
+
+def _wishes(stage: Row) -> str:
+    wishes = {
+        f"when {stage['when']}": stage["when"],
+        f"{stage['retries']} retries": stage["retries"],
+        f"limit {_ms(stage['timeoutMs'])}": stage["timeoutMs"],
+        "optional": stage["optional"],
+        "for each element": stage["each"],
+        "by handle": stage["byHandle"],
+    }
+    return "; ".join(text for text, is_wished in wishes.items() if is_wished)
 
 
 def _ms(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.6g} ms"
+
+
+_WORKFLOWS: Mapping[str, Callable[[Row], str]] = {
+    "NAME": itemgetter("name"),
+    "NAMESPACE": itemgetter("namespace"),
+    "STAGES": lambda workflow: str(workflow["stages"]),
+    "SLO": lambda workflow: _ms(workflow["sloMs"]),
+}
+_STAGES: Mapping[str, Callable[[Row], str]] = {
+    "STAGE": itemgetter("name"),
+    "FUNCTION": itemgetter("function"),
+    "AFTER": lambda stage: ", ".join(stage["after"]),
+    "MEAN": lambda stage: _ms(stage["meanMs"]),
+    "SHARE": _share,
+    "": _wishes,
+}

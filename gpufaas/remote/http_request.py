@@ -37,8 +37,10 @@ class HttpUrl:
 
     @property
     def authorization(self) -> str:
-        """The URL's login as a value of the header `Authorization`; empty without a login."""
-        return basic_authorization(*self.login.split(":", 1)) if self.login else ""
+        """The URL's percent-encoded login as the header `Authorization`; empty without one."""
+        user, _, password = self.login.partition(":")
+        login = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
+        return "Basic " + b64encode(login).decode() if self.login else ""
 
 
 def http_url(text: str, whose: str) -> HttpUrl:
@@ -69,12 +71,6 @@ def is_at(url: HttpUrl, known: str | None) -> bool:
     other = http_url(known, "server")
     hosts = {url.host, other.host}
     return url.port == other.port and (len(hosts) == 1 or hosts <= _LOOPBACK)
-
-
-def basic_authorization(user: str, password: str = "") -> str:
-    """A user and a password, percent-encoded as URLs have them, as HTTP's basic authorization."""
-    login = unquote_to_bytes(user) + b":" + unquote_to_bytes(password)
-    return "Basic " + b64encode(login).decode()
 
 
 def _refused(text: str, whose: str) -> CommandError:

@@ -86,15 +86,11 @@ class SchedulerApi:
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--scheduler",
-        metavar="URL[,URL]",
-        help="any scheduler of the cluster (GPUFAAS_SCHEDULER, else the stack's)",
-    )
+    which = "any scheduler of the cluster (GPUFAAS_SCHEDULER, else the stack's)"
+    parser.add_argument("--scheduler", metavar="URL[,URL]", help=which)
     parser.epilog = WHICH_STACK
     add_secret_option(parser)
-    add("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def scheduler_api(options: argparse.Namespace) -> SchedulerApi:

@@ -4,12 +4,11 @@ import asyncio
 import secrets
 import shutil
 import time
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import aiohttp
@@ -83,21 +82,21 @@ async def _show_once(plan: StackPlan) -> bool:
     cli = shutil.which("faas-cli")
     password = (plan.gateway_credentials / "basic-auth-password").read_text().strip()
     user = (plan.gateway_credentials / "basic-auth-user").read_text().strip()
-    credentials = {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
-    timeout = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(plan.gateway_url, timeout=timeout) as session:
+    login, timeout = aiohttp.BasicAuth(user, password, "utf-8"), aiohttp.ClientTimeout(total=120)
+    bearer = token(plan.folder.secret_file.read_bytes(), ApiRole.CALLER)
+    async with (
+        aiohttp.ClientSession(plan.gateway_url, timeout=timeout, auth=login) as system,
+        aiohttp.ClientSession(plan.gateway_url, timeout=timeout) as functions,
+    ):
+        gateway = _ShownGateway(system, functions, SchedulerApi((plan.scheduler_url,), bearer))
         if cli is None:
-            await _deploy_by_rest(session, credentials, examples)
+            await gateway.deploy(examples)
         else:
             await _deploy_by_cli(cli, plan, password)
-        bearer = token(plan.folder.secret_file.read_bytes(), ApiRole.CALLER)
-        scheduler = SchedulerApi((plan.scheduler_url,), bearer)
-        succeeded = [
-            await _invoke_example(session, credentials, scheduler, example) for example in examples
-        ]
-        call = partial(_example_call, session)
-        succeeded += [await show(session, credentials, call) for show in _MORE]
-        print(f"\n{cluster_text(await asyncio.to_thread(scheduler.get, '/cluster'))}\n", flush=True)
+        succeeded = [await gateway.show(example) for example in examples]
+        succeeded += [await show(system, gateway.call_handler) for show in _MORE]
+        cluster = await asyncio.to_thread(gateway.scheduler.get, "/cluster")
+    print(f"\n{cluster_text(cluster)}\n", flush=True)
     return all(succeeded)
 
 
@@ -150,107 +149,95 @@ async def _run(
         raise CommandError(f"{' '.join(command)} failed:\n{output.decode(errors='replace')}")
 
 
-async def _deploy_by_rest(
-    session: aiohttp.ClientSession, credentials: Mapping[str, str], examples: list[_Example]
-) -> None:
-    print(f"deploying {_STACK} by REST (faas-cli is not on the PATH)", flush=True)
-    for example in examples:
-        async with session.post(
-            "/system/functions", json=example.deployment, headers=credentials
-        ) as answer:
-            if answer.status not in _ACCEPTED:
-                raise CommandError(f"{example.name}: {await answer.text()}")
+@dataclass(frozen=True, slots=True)
+class _ShownGateway:
+    """Sessions at a gateway, with its login and without, and who places its calls."""
 
+    system: aiohttp.ClientSession
+    functions: aiohttp.ClientSession
+    scheduler: SchedulerApi
 
-async def _invoke_example(
-    session: aiohttp.ClientSession,
-    credentials: Mapping[str, str],
-    scheduler: SchedulerApi,
-    example: _Example,
-) -> bool:
-    """Print an example's answer and time, and its placement if it uses a GPU."""
-    await _ready(session, credentials, example.name)
-    path = f"/function/{example.name}"
-    answer = await _call(session, path, example.body, "first")
-    if answer is None:
-        return False
-    print(f"  {' '.join(answer.split())[:_SHOWN]}", flush=True)
-    if not example.gpu:
-        return await _call(session, path, example.body, "again") is not None
-    return await _on_gpu(session, scheduler, example)
+    async def deploy(self, examples: list[_Example]) -> None:
+        print(f"deploying {_STACK} by REST (faas-cli is not on the PATH)", flush=True)
+        for example in examples:
+            async with self.system.post("/system/functions", json=example.deployment) as answer:
+                if answer.status not in _ACCEPTED:
+                    raise CommandError(f"{example.name}: {await answer.text()}")
 
-
-async def _on_gpu(
-    session: aiohttp.ClientSession, scheduler: SchedulerApi, example: _Example
-) -> bool:
-    """Call until a GPU answers; before its graph is traced, a function computes locally."""
-    path, deadline_s = f"/function/{example.name}", time.monotonic() + _TRACED_S
-    call_id = ""
-    while not await asyncio.to_thread(_is_known, scheduler, call_id):
-        if time.monotonic() > deadline_s:
-            print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
+    async def show(self, example: _Example) -> bool:
+        """Print an example's answer and time, and its placement if it uses a GPU."""
+        await self._ready(example.name)
+        path = f"/function/{example.name}"
+        answer = await self._call(path, example.body, "first")
+        if answer is None:
             return False
-        await asyncio.sleep(_PAUSE_S)
+        print(f"  {' '.join(answer.split())[:_SHOWN]}", flush=True)
+        if not example.gpu:
+            return await self._call(path, example.body, "again") is not None
+        return await self._on_gpu(example)
+
+    async def _on_gpu(self, example: _Example) -> bool:
+        """Call until a GPU answers; before its graph is traced, a function computes locally."""
+        path, deadline_s = f"/function/{example.name}", time.monotonic() + _TRACED_S
+        call_id = ""
+        while not await asyncio.to_thread(self._is_known, call_id):
+            if time.monotonic() > deadline_s:
+                print(f"\n{example.name} was on no GPU within {_TRACED_S:g} s", flush=True)
+                return False
+            await asyncio.sleep(_PAUSE_S)
+            call_id = _call_id(example.name)
+            if await self._call(path, example.body, "", call_id) is None:
+                return False
         call_id = _call_id(example.name)
-        if await _call(session, path, example.body, "", call_id) is None:
+        if await self._call(path, example.body, "on a GPU", call_id) is None:
             return False
-    call_id = _call_id(example.name)
-    if await _call(session, path, example.body, "on a GPU", call_id) is None:
+        await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
+        story = await asyncio.to_thread(request_story, self.scheduler, call_id)
+        print(indent(request_text(story), "  "), flush=True)
+        return True
+
+    async def call_handler(self, path: str, handler: Path, when: str) -> str | None:
+        """The answer to the first body of a handler's example.json, printed with its time."""
+        return await self._call(path, example_body(handler), when)
+
+    async def _call(self, path: str, body: bytes, when: str, call_id: str = "") -> str | None:
+        """One call's answer, printed with its time if `when` names it; None if it failed."""
+        name = path.rpartition("/")[2]
+        headers = {"X-Call-Id": call_id or _call_id(name), "Content-Type": "application/json"}
+        began_s = time.monotonic()
+        async with self.functions.post(path, data=body, headers=headers) as response:
+            content = (await response.read()).decode(errors="replace").strip()
+        took_ms = (time.monotonic() - began_s) * 1000
+        if response.status != _OK:
+            print(f"\n{name} answered {response.status}: {content}", flush=True)
+            return None
+        if when:
+            print(f"\n{name}, {when}: {took_ms:.0f} ms", flush=True)
+        return content
+
+    def _is_known(self, call_id: str) -> bool:
+        """Whether the scheduler has a request of the call."""
+        with suppress(CommandError):
+            return bool(call_id and request_story(self.scheduler, call_id))
         return False
-    await asyncio.sleep(_PAUSE_S)  # the lease is released after the answer
-    story = await asyncio.to_thread(request_story, scheduler, call_id)
-    print("\n".join(f"  {line}" for line in request_text(story).splitlines()), flush=True)
-    return True
 
-
-async def _call(
-    session: aiohttp.ClientSession, path: str, body: bytes, when: str, call_id: str = ""
-) -> str | None:
-    """One call's answer, printed with its time if `when` names the call; None if it failed."""
-    name = path.rpartition("/")[2]
-    headers = {"X-Call-Id": call_id or _call_id(name), "Content-Type": "application/json"}
-    began_s = time.monotonic()
-    async with session.post(path, data=body, headers=headers) as response:
-        content = (await response.read()).decode(errors="replace").strip()
-    took_ms = (time.monotonic() - began_s) * 1000
-    if response.status != _OK:
-        print(f"\n{name} answered {response.status}: {content}", flush=True)
-        return None
-    if when:
-        print(f"\n{name}, {when}: {took_ms:.0f} ms", flush=True)
-    return content
-
-
-async def _example_call(
-    session: aiohttp.ClientSession, path: str, handler: Path, when: str
-) -> str | None:
-    """As `_call`, with the first body of a handler's example.json."""
-    return await _call(session, path, example_body(handler), when)
+    async def _ready(self, name: str) -> None:
+        """Wait for an instance; CommandError with the provider's reason if none comes."""
+        deadline_s = time.monotonic() + _READY_S
+        while True:
+            async with self.system.get(f"/system/function/{name}") as answer:
+                status = await answer.json(content_type=None) if answer.status == _OK else {}
+            if status.get("availableReplicas"):
+                return
+            if time.monotonic() > deadline_s:
+                known = status.get("annotations", {})
+                trouble = known.get("com.gpufaas.trouble", "no reason is known")
+                raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
+            await asyncio.sleep(0.2)
 
 
 def _call_id(name: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
-
-
-def _is_known(scheduler: SchedulerApi, call_id: str) -> bool:
-    """Whether the scheduler has a request of the call."""
-    with suppress(CommandError):
-        return bool(call_id and request_story(scheduler, call_id))
-    return False
-
-
-async def _ready(session: aiohttp.ClientSession, credentials: Mapping[str, str], name: str) -> None:
-    """Wait for an instance; CommandError with the provider's reason if none comes."""
-    deadline_s = time.monotonic() + _READY_S
-    while True:
-        async with session.get(f"/system/function/{name}", headers=credentials) as answer:
-            status = await answer.json(content_type=None) if answer.status == _OK else {}
-        if status.get("availableReplicas"):
-            return
-        if time.monotonic() > deadline_s:
-            trouble = status.get("annotations", {}).get("com.gpufaas.trouble", "no reason is known")
-            raise CommandError(f"{name} is not ready after {_READY_S:g} s: {trouble}")
-        await asyncio.sleep(0.2)
 
 
 def example_body(handler: Path) -> bytes:

@@ -100,10 +100,13 @@ def claimed_port(listen: str, whose: str, remedy: str) -> Iterator[None]:
     which the kernel forgets when our process ends.
     """
     host, port = host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(socket.AF_UNIX) as claim:
         try:
             claim.bind(f"\0gpufaas-port-{port}")
-            _check_free(host, port)
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 problem = f"{listen} is not free for {whose} ({error.strerror}); try {remedy}"
@@ -111,9 +114,3 @@ def claimed_port(listen: str, whose: str, remedy: str) -> Iterator[None]:
                 problem = f"{listen} cannot be listened at for {whose}: {error.strerror}"
             raise CommandError(problem) from error
         yield
-
-
-def _check_free(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))

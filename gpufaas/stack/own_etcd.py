@@ -7,11 +7,12 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from logging import Logger
 from pathlib import Path
 
-from common.liveness import Answers, LivenessTimes
+from common.liveness import LivenessTimes
 from common.time_limits import time_limit
 from gpufaas.child_programs import dies_with_us, killed_at_end
 from gpufaas.errors import EtcdFailed, PortTaken
@@ -78,12 +79,7 @@ def find_etcd() -> EtcdProgram | None:
 
 @asynccontextmanager
 async def etcd_server(
-    data: Path,
-    log: Logger,
-    *,
-    port: int,
-    options: Sequence[str] = (),
-    guarded: bool = False,
+    data: Path, log: Logger, *, port: int, options: Sequence[str] = (), guarded: bool = False
 ) -> AsyncIterator[EtcdServer]:
     """Run an etcd on loopback with its data in this folder, where they stay.
 
@@ -285,7 +281,8 @@ async def _keep(data: Path, port: int, log: Logger, up: "asyncio.Future[None]") 
                 if not up.done():
                     up.set_result(None)
                 process = server.process
-                why = await until_ended(process, _answers_at(port), LivenessTimes(), process.kill)
+                answers = partial(_answers, port)
+                why = await until_ended(process, answers, LivenessTimes(), process.kill)
             log.warning("etcd %s; it is started again; its log is %s", why, data / LOG_NAME)
         except EtcdFailed as error:
             if not up.done():
@@ -295,12 +292,8 @@ async def _keep(data: Path, port: int, log: Logger, up: "asyncio.Future[None]") 
             await asyncio.sleep(_PAUSE_S)
 
 
-def _answers_at(port: int) -> Answers:
-    async def answers() -> bool:
-        try:
-            async with time_limit(_SIGN_OF_LIFE_S):
-                return bool(await http_answer(port, "GET", "/health"))
-        except TimeoutError:
-            return False
-
-    return answers
+async def _answers(port: int) -> bool:
+    with suppress(TimeoutError):
+        async with time_limit(_SIGN_OF_LIFE_S):
+            return bool(await http_answer(port, "GET", "/health"))
+    return False

@@ -5,11 +5,11 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.liveness import Answers
 from gpufaas.options.configuration import AT_START, AllSettings
 from gpufaas.options.gpu_node import as_flags
 from gpufaas.remote.http_request import NoAnswer, http_url, open_response
@@ -37,10 +37,6 @@ class StackPlan:
     etcd_password: Path | None  # the file of the password, if the etcd is our own
 
     @property
-    def node_address(self) -> str:
-        return self.folder.node_address
-
-    @property
     def gateway_credentials(self) -> Path:
         """The folder of the gateway's user and password, in files named as OpenFaaS's."""
         named = self.settings.gateway.secrets_dir or self.environment.get("secret_mount_path")
@@ -59,28 +55,28 @@ class StackPlan:
         async def ready() -> bool:
             return bool((await _health(self.scheduler_url)).get("leading"))
 
-        return self._part("scheduler", options, ready, answers=_alive_at(self.scheduler_url))
+        return self._part("scheduler", options, ready, alive_at=self.scheduler_url)
 
     def node(self) -> Part:
         node = replace(self.settings.node, metrics=self.node_metrics)
         options = [
             *("--scheduler", self.scheduler_url, "--node", self.node_name),
-            *("--listen", self.node_address, "--log-format", self.settings.log_format),
+            *("--listen", self.folder.node_address, "--log-format", self.settings.log_format),
             *as_flags(node),
         ]
 
         async def ready() -> bool:
             return int((await _health(self.scheduler_url)).get("gpus", 0)) > 0
 
-        answers = _alive_at(f"http://{self.node_metrics}") if self.node_metrics else None
-        part = self._part("gpu-manager", options, ready, configured=False, answers=answers)
+        url = f"http://{self.node_metrics}" if self.node_metrics else ""
+        part = self._part("gpu-manager", options, ready, configured=False, alive_at=url)
         # Functions that are there already are not announced again, and would wait for workers.
         return replace(part, command_again=(*part.command, "--prepare", AT_START))
 
     def gateway(self) -> Part:
         options = [
             *("--listen", self.settings.gateway.listen, "--scheduler", self.scheduler_url),
-            *("--node", self.node_address, "--state-dir", str(self.folder.gateway)),
+            *("--node", self.folder.node_address, "--state-dir", str(self.folder.gateway)),
             *("--secrets-dir", str(self.gateway_credentials)),
         ]
 
@@ -88,8 +84,7 @@ class StackPlan:
             return (await _get(self.gateway_url, "/readyz"))[0] == _OK
 
         stop_s = self.settings.gateway.drain_s + 10.0
-        answers = _alive_at(self.gateway_url)
-        return self._part("gateway", options, ready, stop_s=stop_s, answers=answers)
+        return self._part("gateway", options, ready, stop_s=stop_s, alive_at=self.gateway_url)
 
     def _part(
         self,
@@ -99,24 +94,21 @@ class StackPlan:
         *,
         configured: bool = True,
         stop_s: float = 10.0,
-        answers: Answers | None,
+        alive_at: str,
     ) -> Part:
         config = ["--config", self.config] if configured and self.config else []
         secret = ["--secret-file", str(self.folder.secret_file)]
         command = (sys.executable, "-P", "-m", "gpufaas.cli", name, *config, *options, *secret)
         environment = {**self.environment, "PYTHONUNBUFFERED": "1"}
         return Part(
-            *(name, command, self.folder.log(name), ready, environment, stop_s), answers=answers
+            *(name, command, self.folder.log(name), ready, environment, stop_s),
+            answers=partial(_is_alive, alive_at) if alive_at else None,
         )
 
 
-def _alive_at(url: str) -> Answers:
+async def _is_alive(url: str) -> bool:
     """Whether the part at this URL answers at all, ready or not."""
-
-    async def answers() -> bool:
-        return (await _get(url, "/healthz"))[0] != 0
-
-    return answers
+    return (await _get(url, "/healthz"))[0] != 0
 
 
 async def _health(url: str) -> Mapping[str, Any]:

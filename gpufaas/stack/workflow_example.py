@@ -1,7 +1,8 @@
 """Deploys and calls the workflow of the examples; prints its stages and their times."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from textwrap import indent
 
 import aiohttp
 
@@ -17,23 +18,19 @@ _SHOWN = 160
 
 
 async def show_workflow(
-    session: aiohttp.ClientSession,
-    credentials: Mapping[str, str],
-    call: Callable[[str, Path, str], Awaitable[str | None]],
+    system: aiohttp.ClientSession, call: Callable[[str, Path, str], Awaitable[str | None]]
 ) -> bool:
     """Whether the workflow's call succeeded; True without a workflow.yml here."""
     if not _FILE.is_file():
         return True
-    async with session.post(
-        "/system/workflows", data=_FILE.read_bytes(), headers=credentials
-    ) as answer:
+    async with system.post("/system/workflows", data=_FILE.read_bytes()) as answer:
         if answer.status != _STORED:
             raise CommandError(f"{_FILE}: {await answer.text()}")
     content = await call(f"/workflow/{_NAME}", _INPUT, "all its stages")
     if content is None:
         return False
     print(f"  {' '.join(content.split())[:_SHOWN]}", flush=True)
-    async with session.get(f"/system/workflow/{_NAME}", headers=credentials) as answer:
+    async with system.get(f"/system/workflow/{_NAME}") as answer:
         workflow = await answer.json(content_type=None)
-    print("\n".join(f"  {line}" for line in workflow_text(workflow).splitlines()), flush=True)
+    print(indent(workflow_text(workflow), "  "), flush=True)
     return True

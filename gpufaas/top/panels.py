@@ -7,7 +7,6 @@ from common.foreign_text import plain
 from common.numerals import format_size as size
 from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import hosting_text
-from gpufaas.top.live_state import State
 from gpufaas.top.styled_text import (
     BOLD,
     CYAN,
@@ -20,6 +19,7 @@ from gpufaas.top.styled_text import (
     memory_bar,
 )
 
+State = Mapping[str, Any]  # of the page: docs/page.md
 Item = Mapping[str, Any]
 
 _STATES = {"busy": GREEN, "idle": DIM, "draining": YELLOW, "silent": RED}
@@ -75,20 +75,15 @@ def _gpu(state: State, key: str) -> list[StyledLine]:
     if gpu is None:
         return [[StyledText(f"{plain(key)} is gone", RED)]]
     now_s = state["now"]
+    where = f"  {plain(gpu['kind'])} on {plain(gpu['node'])}"
+    use = (
+        f"{gpu['state']}, {size(gpu['used_bytes'])} of {size(gpu['total_bytes'])} used, "
+        f"{size(gpu['withheld_bytes'])} by others; busy {share(gpu['utilisation'])} of "
+        "the last minute"
+    )
     lines: list[StyledLine] = [
-        [
-            StyledText(plain(gpu["id"]), BOLD),
-            StyledText(f"  {plain(gpu['kind'])} on {plain(gpu['node'])}"),
-        ],
-        [
-            StyledText(
-                f"{gpu['state']}, {size(gpu['used_bytes'])} of {size(gpu['total_bytes'])} used, "
-                f"{size(gpu['withheld_bytes'])} by others; busy {share(gpu['utilisation'])} of "
-                "the last minute"
-            )
-        ],
-        [],
-        [StyledText(_RESIDENT_HEAD, BOLD)],
+        [StyledText(plain(gpu["id"]), BOLD), StyledText(where)],
+        *([StyledText(use)], [], [StyledText(_RESIDENT_HEAD, BOLD)]),
     ]
     for resident in reversed(gpu["residents"]):
         marks = [name for name in ("busy", "loading", "pinned") if resident[name]]
@@ -102,11 +97,8 @@ def _gpu(state: State, key: str) -> list[StyledLine]:
     lines += [[], [StyledText("LEASES", BOLD)]]
     lines += [_lease(lease, now_s) for lease in gpu["leases"]] or [[StyledText("none", DIM)]]
     lines += [[], [StyledText("WAITING FOR IT", BOLD)]]
-    waiting = [
-        [StyledText(f"{plain(request['request'])}  {plain(request['function'])}")]
-        for request in gpu["queue"]
-    ]
-    return lines + (waiting or [[StyledText("nobody", DIM)]])
+    waiting = (f"{plain(each['request'])}  {plain(each['function'])}" for each in gpu["queue"])
+    return lines + ([[StyledText(text)] for text in waiting] or [[StyledText("nobody", DIM)]])
 
 
 def _lease(lease: Item, now_s: float) -> StyledLine:
@@ -153,11 +145,7 @@ def _functions(state: State, _width: int) -> Iterator[ListRow]:
 
 def _function(state: State, key: str) -> list[StyledLine]:
     function = _item(state["functions"], "id", key)
-    if function is None:
-        return [[StyledText(f"{plain(key)} is gone", RED)]]
-    return [
-        [StyledText(f"{name:<14}"), StyledText(plain(value))] for name, value in function.items()
-    ]
+    return _facts(function, 14) if function else [[StyledText(f"{plain(key)} is gone", RED)]]
 
 
 # -- queue, decisions, jobs, alerts ---------------------------------------------------------------
@@ -178,11 +166,7 @@ def _queue(state: State, _width: int) -> Iterator[ListRow]:
 
 def _queued(state: State, key: str) -> list[StyledLine]:
     request = _item(state["queue"]["head"], "request", key)
-    if request is None:
-        return [[StyledText(f"{plain(key)} no longer waits", DIM)]]
-    return [
-        [StyledText(f"{name:<12}"), StyledText(plain(value))] for name, value in request.items()
-    ]
+    return _facts(request, 12) if request else [[StyledText(f"{plain(key)} no longer waits", DIM)]]
 
 
 _DECISIONS_HEAD = (
@@ -211,14 +195,11 @@ def _decisions(state: State, _width: int) -> Iterator[ListRow]:
 def _decision(state: State, key: str) -> list[StyledLine]:
     """The decision's known facts; its explanation is requested separately."""
     decision = _item(state["decisions"], "request", key)
-    if decision is None:
-        return [[StyledText(plain(key), BOLD)]]
-    return [
-        [
-            StyledText(plain(key), BOLD),
-            StyledText(f"  {plain(decision['function'])} on {plain(decision['gpu'])}"),
-        ]
-    ]
+    shown = [StyledText(plain(key), BOLD)]
+    if decision is not None:
+        where = f"  {plain(decision['function'])} on {plain(decision['gpu'])}"
+        shown.append(StyledText(where))
+    return [shown]
 
 
 _LETTERS_HEAD = f"{'ID':>6}  {'DIED':<10}{'FUNCTION':<34}{'TRIES':>6}  WHY"
@@ -235,16 +216,14 @@ def _letters(state: State, _width: int) -> Iterator[ListRow]:
 
 def _letter(state: State, key: str) -> list[StyledLine]:
     letters = state["dead_letters"]["items"]
-    letter = next((letter for letter in letters if str(letter["id"]) == key), {"id": key})
-    return [[StyledText(f"{name:<10}"), StyledText(plain(value))] for name, value in letter.items()]
+    return _facts(next((each for each in letters if str(each["id"]) == key), {"id": key}), 10)
 
 
 def _alerts(state: State, _width: int) -> Iterator[ListRow]:
     for number, alert in enumerate(state["alerts"]):
+        style = RED if alert["level"] == "critical" else YELLOW
         line = [
-            StyledText(
-                f"{plain(alert['level']):<10}", RED if alert["level"] == "critical" else YELLOW
-            ),
+            StyledText(f"{plain(alert['level']):<10}", style),
             StyledText(plain(alert["text"])),
             StyledText(f"  {plain(alert['what_to_do'])}", DIM),
         ]
@@ -253,12 +232,14 @@ def _alerts(state: State, _width: int) -> Iterator[ListRow]:
 
 def _alert(state: State, key: str) -> list[StyledLine]:
     number = int(key)
-    alerts = state["alerts"][number : number + 1]
-    if not alerts:
-        return [[StyledText("nothing is wrong any more", GREEN)]]
+    for alert in state["alerts"][number : number + 1]:
+        return [[StyledText(plain(alert["text"]), BOLD)], [StyledText(plain(alert["what_to_do"]))]]
+    return [[StyledText("nothing is wrong any more", GREEN)]]
+
+
+def _facts(item: Item, width: int) -> list[StyledLine]:
     return [
-        [StyledText(plain(alerts[0]["text"]), BOLD)],
-        [StyledText(plain(alerts[0]["what_to_do"]))],
+        [StyledText(f"{name:<{width}}"), StyledText(plain(value))] for name, value in item.items()
     ]
 
 
@@ -274,51 +255,32 @@ def _short(text: object, width: int) -> str:
 
 PANELS: Sequence[ListPanel] = (
     ListPanel(
-        "GPUs",
-        lambda state: len(state["gpus"]),
-        _gpus_head,
-        _gpus,
-        _gpu,
+        "GPUs", lambda state: len(state["gpus"]), _gpus_head, _gpus, _gpu,
         "no GPU is attached: gpufaas gpu-manager --scheduler URL",
     ),
     ListPanel(
-        "functions",
-        lambda s: len(s["functions"]),
-        lambda _: _FUNCTIONS_HEAD,
-        _functions,
-        _function,
+        "functions", lambda state: len(state["functions"]),
+        lambda _: _FUNCTIONS_HEAD, _functions, _function,
         "nothing is deployed: faas-cli deploy, or gpufaas up --examples",
     ),
     ListPanel(
-        "queue",
-        lambda state: state["queue"]["length"],
-        lambda _: _QUEUE_HEAD,
-        _queue,
-        _queued,
+        "queue", lambda state: state["queue"]["length"],
+        lambda _: _QUEUE_HEAD, _queue, _queued,
         "nobody waits",
     ),
     ListPanel(
-        "decisions",
-        lambda s: len(s["decisions"]),
-        lambda _: _DECISIONS_HEAD,
-        _decisions,
-        _decision,
+        "decisions", lambda state: len(state["decisions"]),
+        lambda _: _DECISIONS_HEAD, _decisions, _decision,
         "nothing was decided yet: call a function that uses a GPU",
     ),
     ListPanel(
-        "dead letters",
-        lambda s: s["dead_letters"]["count"],
-        lambda _: _LETTERS_HEAD,
-        _letters,
-        _letter,
+        "dead letters", lambda state: state["dead_letters"]["count"],
+        lambda _: _LETTERS_HEAD, _letters, _letter,
         "no async call has failed for good",
     ),
     ListPanel(
-        "alerts",
-        lambda state: len(state["alerts"]),
-        lambda _: "",
-        _alerts,
-        _alert,
+        "alerts", lambda state: len(state["alerts"]),
+        lambda _: "", _alerts, _alert,
         "nothing needs looking at",
     ),
-)
+)  # fmt: skip

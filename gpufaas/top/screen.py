@@ -7,8 +7,7 @@ from typing import Any
 from common.foreign_text import plain as clean
 from gpufaas.output.cells import clock, rate, seconds, share
 from gpufaas.output.cluster_text import in_force_text
-from gpufaas.top.live_state import State
-from gpufaas.top.panels import PANELS, ListPanel, ListRow
+from gpufaas.top.panels import PANELS, ListPanel, ListRow, State
 from gpufaas.top.styled_text import (
     BOLD,
     CYAN,
@@ -79,23 +78,20 @@ def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine
     scheduler, totals, queue = state["scheduler"], state["totals"], state["queue"]
     shown = {"policy": state["policy"]["name"], "parameters": state["policy"]["parameters"]}
     policy, _, parameters = in_force_text(shown).partition(" ")
+    leader = clean(scheduler["leader"]) or "no scheduler"
     first = [
         StyledText("gpufaas", BOLD),
-        StyledText(
-            f"  {clean(scheduler['leader']) or 'no scheduler'} leads, term {scheduler['term']}, "
-        ),
+        StyledText(f"  {leader} leads, term {scheduler['term']}, "),
         StyledText(f"etcd {clean(scheduler['etcd'])}", RED if scheduler["etcd"] == "lost" else ""),
         StyledText("; policy "),
         StyledText(clean(policy), CYAN),
         StyledText(f" {clean(parameters)}".rstrip()),
         StyledText(f"   {clock(state['now'])}", DIM),
     ]
-    waiting = queue["length"] + queue["local"]
+    waiting = f"waiting {queue['length']} +{queue['local']}"
     second = [
-        StyledText(
-            f"{rate(totals['rate'])} requests   waiting {queue['length']} +{queue['local']}"
-        ),
-        StyledText("   hits ", DIM if not waiting else ""),
+        StyledText(f"{rate(totals['rate'])} requests   {waiting}"),
+        StyledText("   hits ", "" if queue["length"] + queue["local"] else DIM),
         StyledText(share(totals["hit_ratio"]), GREEN),
         StyledText(
             f"   p50 {seconds(totals['p50_s'])}  p95 {seconds(totals['p95_s'])}  "
@@ -109,16 +105,11 @@ def head(state: State, trouble: str, width: int, others: str) -> list[StyledLine
         ),
         StyledText(f"{totals['failed']} failed", RED if totals["failed"] else ""),
     ]
-    return [
-        first,
-        second,
-        third,
-        *_history(state["history"], width),
-        _alert_line(state, trouble, others),
-    ]
+    history = _history(state["history"], width)
+    return [first, second, third, history, _alert_line(state, trouble, others)]
 
 
-def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
+def _history(history: Mapping[str, Any], width: int) -> StyledLine:
     cells = max(8, min(60, (width - 3 * _SPARK) // 3))
     line: list[StyledText] = []
     series = history["series"]
@@ -135,7 +126,7 @@ def _history(history: Mapping[str, Any], width: int) -> list[StyledLine]:
             StyledText(f"{spark:<{cells}}", CYAN),
             StyledText(f" {shown(last)}   "),
         ]
-    return [line]
+    return line
 
 
 def _alert_line(state: State, trouble: str, others: str) -> StyledLine:
@@ -153,10 +144,8 @@ def _tabs(state: State, view: ScreenView) -> StyledLine:
     line: list[StyledText] = []
     for number, panel in enumerate(PANELS):
         style = REVERSED if number == view.panel else ""
-        line += [
-            StyledText(f" {number + 1} {panel.name} {panel.count(state)} ", style),
-            StyledText(" "),
-        ]
+        name = f" {number + 1} {panel.name} {panel.count(state)} "
+        line += [StyledText(name, style), StyledText(" ")]
     return line
 
 

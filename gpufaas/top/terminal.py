@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import shutil
 import signal
 import sys
 import termios
@@ -10,7 +9,6 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 from gpufaas.top.styled_text import StyledText, painted
 
@@ -27,6 +25,8 @@ _KEYS = {
     "\r": "enter", "\n": "enter", "\x1b": "escape", "q": "quit", "\x03": "quit", "\x04": "quit",
 }  # fmt: skip
 _READ_BYTES = 1024
+# Not an exception, which would be lost where it is raised in a finalizer.
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminal:
@@ -83,21 +83,10 @@ class Terminal:
         with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._usual)
 
-    def resized(self, number: int, where: FrameType | None) -> None:
-        """A signal handler: redraw with the new size."""
-        del number, where
-        self.wake()
-
-    def end(self, number: int, where: FrameType | None) -> None:
-        """A signal handler: leave as if `q` were pressed."""
-        del number, where
-        self.ended = True
-        self.wake()
-
-    def stop(self, number: int, where: FrameType | None) -> None:
-        """A signal handler: restore the screen while the process is stopped."""
-        del number, where
-        self._stopped = True
+    def signalled(self, number: int, _where: FrameType | None) -> None:
+        """A signal handler: redraw with the new size, stop with a restored screen, or end."""
+        self._stopped = self._stopped or number == signal.SIGTSTP
+        self.ended = self.ended or number in _ENDS
         self.wake()
 
     def _stop(self) -> None:
@@ -118,15 +107,8 @@ class Terminal:
 def terminal(*, colours: bool) -> Iterator[Terminal]:
     """The alternate screen within the context; afterwards the terminal is restored."""
     screen = Terminal(colours=colours)
-    handlers: dict[int, Any] = {
-        signal.SIGWINCH: screen.resized,
-        # Not an exception, which would be lost where it is raised in a finalizer.
-        signal.SIGINT: screen.end,
-        signal.SIGTERM: screen.end,
-        signal.SIGHUP: screen.end,
-        signal.SIGTSTP: screen.stop,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    numbers = (signal.SIGWINCH, signal.SIGTSTP, *_ENDS)
+    before = {number: signal.signal(number, screen.signalled) for number in numbers}
     try:
         screen.enter()
         yield screen
@@ -143,8 +125,3 @@ def pressed_keys(text: str) -> Iterator[str]:
         pressed = next((key for key in longest_first if text.startswith(key)), text[0])
         yield _KEYS.get(pressed, pressed)
         text = text[len(pressed) :]
-
-
-def columns() -> int:
-    """The width of the output; COLUMNS or 120 if it is no terminal."""
-    return shutil.get_terminal_size((120, 40)).columns

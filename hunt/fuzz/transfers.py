@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from torch_shim.remote.inputs import NAME_OF
 from torch_shim.remote.program import RemoteProgram
+from torch_shim.remote.values import NAME_OF
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import NoTorchFunction, become_cuda
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Slice, Tuple
@@ -148,7 +148,7 @@ class _Case:
         return self._chance.choice(choices)
 
 
-def check(number: int, lease_for: Any) -> None:
+def check(number: int, leases: Any) -> None:
     """Run one case; AssertionError where a bit differs."""
     case = _Case(number)
     bases = case.bases()
@@ -158,7 +158,7 @@ def check(number: int, lease_for: Any) -> None:
     for _ in range(_CALLS):
         expected = _run(program, inputs.plain)
         with NoTorchFunction():
-            got = remote.run(inputs.handles, lease_for)
+            got = remote.run(inputs.handles, leases)
         outputs = [become_cuda(found) if type(found) is torch.Tensor else found for found in got]
         written = _Tensors(bases.plain + expected, bases.handles + outputs)
         _compare(written)
@@ -213,7 +213,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     layer = torch.nn.Linear(256, 256).cuda()
     stays = layer(torch.ones(256, 256).cuda())
-    lease_for = write_epochs.marked(stays).absent.run_there.args[0]
+    leases = write_epochs.marked(stays).absent.run_there.args[0]
 
     @seed(options.seed)
     @settings(
@@ -224,7 +224,7 @@ def main() -> None:
     )
     @given(st.integers(0, _MOST_CASES))
     def checks(number: int) -> None:
-        check(number, lease_for)
+        check(number, leases)
 
     checks()
 

@@ -14,20 +14,19 @@ from typing import Any
 
 from gateway_ext.jobs import worker as job_worker
 from gateway_ext.jobs.sqlite import queue as sqlite_queue
-from gateway_ext.shared_jobs import link as nats_link
-from gateway_ext.shared_jobs import queue as jetstream_queue
 from hunt.seeds.event_journal import EventJournal, JournalLogs
 from hunt.seeds.faults import Faults
 from hunt.seeds.machines import Machine, Runnable
 from hunt.seeds.programs.callers import CallersProgram
 from hunt.seeds.programs.function_program import FunctionProgram
-from hunt.seeds.programs.gateway_program import GatewayProgram, OwnedIdentity
+from hunt.seeds.programs.gateway_program import GatewayProgram
 from hunt.seeds.programs.node_program import NodeProgram
 from hunt.seeds.programs.operator_program import OperatorProgram
 from hunt.seeds.programs.scheduler_program import SchedulerProgram, term_at
 from hunt.seeds.programs.service_probe import ServiceProbe
 from hunt.seeds.scenarios.fault_plan import ETCD, NATS, Fault, FaultKind
 from hunt.seeds.scenarios.scenario import Scenario, scenario_of
+from hunt.seeds.shared_queue import SHARED_QUEUE
 from hunt.seeds.surroundings import Surroundings
 from hunt.seeds.verdicts import Verdicts
 from scheduler.service import scheduler_service
@@ -37,7 +36,6 @@ from tests.kit.simulation.job_disk import SimulatedCommitter
 from tests.kit.simulation.simulated_etcd import SimulatedEtcd
 from tests.kit.simulation.simulated_loop import PROGRAM, SimulatedProgram, bury, last_words_ignored
 from tests.kit.simulation.simulated_nats import SimulatedNats
-from tests.kit.simulation.simulated_nats_client import SimulatedNatsClient
 from tests.kit.simulation.simulated_network import Network, NetworkedLoop
 from tests.kit.simulation.simulated_session import SimulatedSession
 
@@ -198,8 +196,7 @@ class _Simulation:
         chance = self._around.chance
         return (
             (sqlite_queue, "Committer", committer),
-            (nats_link, "Client", SimulatedNatsClient),
-            (jetstream_queue, "GatewayIdentity", OwnedIdentity),
+            *SHARED_QUEUE,
             (job_worker, "Random", lambda: Random(chance.getrandbits(64))),
             (job_worker, "callback_session", lambda *_: SimulatedSession()),
             (scheduler_service, "term_at", term_at),

@@ -9,6 +9,7 @@ from hunt.seeds.programs.node_program import NodeProgram
 from hunt.seeds.programs.operator_program import POLICY, WORKFLOW_TEXT, OperatorProgram
 from hunt.seeds.programs.scheduler_program import SchedulerProgram
 from scheduler.core.core import Core
+from scheduler.features.tenants.quotas import Quotas
 from scheduler.service.leadership.term import Office
 from tests.kit.cores.invariants import check_books
 
@@ -100,12 +101,12 @@ class Verdicts:
                 yield f"{policy} decides, not {operator.accepted.get(POLICY)}"
             owners = [each for each in operator.accepted if each not in (POLICY, WORKFLOW_TEXT)]
             for owner in owners:
-                terms = office.terms.of_operators.get(owner)
+                terms = office.feature(Quotas).book.of_operators.get(owner)
                 if not operator.may_hold(owner, terms):
                     yield f"{owner} has {terms}, not {operator.accepted[owner]}"
         for gateway in self._gateways:
-            plan = gateway.workflows.get(WORKFLOW)
-            text = None if plan is None else plan.text
+            table = gateway.workflows
+            text = None if table is None else table.texts().get(WORKFLOW)
             if not operator.may_hold(WORKFLOW_TEXT, text):
                 yield f"{gateway.name} has another workflow: {text}"
 

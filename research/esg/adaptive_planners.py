@@ -14,7 +14,7 @@ from research.esg.path_search import KEPT_PATHS, PathCurve, path_curve
 from research.esg.printed import esg_paper
 from research.esg.slo_distribution import GROUP_SIZE, SloDistribution, chain, distribute
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Choice, StageProfile
+from scheduler.policies.weighing import Choice, StageProfile
 
 # Deviations of the noise; without any, half of the last stages would end late.
 MARGIN = 3.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from scheduler.workflows.dag import Workflow
+from gateway_ext.workflows.graph import Workflow
 
 
 @dataclass(frozen=True, slots=True)

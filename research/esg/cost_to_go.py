@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, undominated
+from scheduler.policies.weighing import Choice, Prices, StageProfile, undominated
 
 # A missed deadline counts as so many times what the call costs, alone, at its cheapest.
 MISS_WORTH = 20.0

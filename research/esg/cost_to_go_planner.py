@@ -20,7 +20,7 @@ from research.esg.lane_plans import LanePlan, StageCall
 from research.esg.node_choice import NodeChoice, NodeRoom, node_for
 from research.esg.printed import esg_paper
 from research.esg.workflow_run import IntervalForecast
-from scheduler.workflows.stage_profiles import Prices
+from scheduler.policies.weighing import Prices
 
 # The weight of the latest batch in what later batches are expected to be.
 _WEIGHT = 0.05

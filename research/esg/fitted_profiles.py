@@ -8,7 +8,7 @@ from math import ceil
 
 from research.esg.printed import FunctionRow, esg_paper
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
+from scheduler.policies.weighing import Prices, StageProfile, profile
 
 # 256 configurations a function, as in section 5.3; the lists of options are ours.
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)

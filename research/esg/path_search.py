@@ -16,7 +16,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from scheduler.workflows.stage_profiles import Choice, StageProfile, undominated
+from scheduler.policies.weighing import Choice, StageProfile, undominated
 
 KEPT_PATHS = 5
 

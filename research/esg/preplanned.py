@@ -13,7 +13,7 @@ from research.esg.applications import Application
 from research.esg.fitted_profiles import BATCHES, VCPUS, VGPUS, EsgAssumptions, fitted_profiles
 from research.esg.lane_plans import LanePlan, StageCall
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Choice
+from scheduler.policies.weighing import Choice
 
 _BOOTSTRAP, _ROUNDS, _A_ROUND = 100, 50, 5
 _CANDIDATES = 40

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from research.esg.applications import Application
 from research.sage.printed_numbers import PrintedHeadline
-from scheduler.workflows.stage_profiles import Prices
+from scheduler.policies.weighing import Prices
 
 
 @dataclass(frozen=True, slots=True)

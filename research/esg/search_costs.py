@@ -12,7 +12,7 @@ from research.esg.applications import Application
 from research.esg.fitted_profiles import EsgAssumptions, fitted_profiles
 from research.esg.path_search import KEPT_PATHS, ConfigurationPath, cheapest_paths, path_curve
 from research.esg.printed import LoadLevel, esg_paper
-from scheduler.workflows.stage_profiles import StageProfile
+from scheduler.policies.weighing import StageProfile
 
 # A search is asked with these parts of its target: later stages and calls that waited have less.
 _PARTS_OF_TARGET = (0.85, 0.9, 0.95, 1.0)

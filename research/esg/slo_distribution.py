@@ -9,14 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gateway_ext.workflows.graph import Workflow
 from research.esg.fitted_profiles import seconds_of
-from scheduler.workflows.dag import BadProfile, Workflow, WorkflowError
-from scheduler.workflows.stage_profiles import StageProfile
+from scheduler.policies.weighing import StageProfile
 
 GROUP_SIZE = 3
 
 
-class SloTooShort(WorkflowError):
+class BadProfile(Exception):
+    """No choice of configurations can be made of these profiles."""
+
+
+class SloTooShort(Exception):
     """No choice of configurations ends within the deadline."""
 
     def __init__(self, workflow: str, slo_s: float, fastest_s: float) -> None:

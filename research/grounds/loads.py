@@ -16,10 +16,9 @@ from research.grounds.runs_at_once import SharingEngine
 from research.grounds.stage_engine import StageEngine
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch
 from scheduler.model.events import Event, ModelRegistered, RequestArrived, SlotFreed
-from scheduler.model.values import LeaseId, ModelSpec, RequestId
+from scheduler.model.values import METRICS, LeaseId, ModelSpec, RequestId
 from scheduler.sim.engine import Engine
 from scheduler.sim.model_catalogue import Hardware, SimModel, working_set
 from scheduler.sim.simulation_tally import percentile

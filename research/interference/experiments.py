@@ -25,7 +25,7 @@ from research.interference.printed import (
     additive,
     interference_paper,
 )
-from scheduler.estimates.resource_metrics import METRICS
+from scheduler.model.values import METRICS
 
 # Bounds of the parts of the applications whose slowdowns are not printed: those of Table IV's.
 _SUFFERS = (0.0, 0.083)

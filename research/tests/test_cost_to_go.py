@@ -16,7 +16,7 @@ from research.esg.cost_to_go import (
     scarcity_prices,
 )
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
+from scheduler.policies.weighing import Prices, StageProfile, profile
 
 PRICES = Prices(vcpu_hour=0.0, vgpu_hour=3600.0)  # a second of a vGPU costs 1
 LAST = cost_to_go([])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from research.esg.path_search import ConfigurationPath, cheapest_paths, path_curve
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Choice, StageProfile
+from scheduler.policies.weighing import Choice, StageProfile
 
 # Multiples of 1/64 add up exactly, so that ties are ties.
 QUARTERS = st.integers(1, 40).map(lambda number: number / 64)

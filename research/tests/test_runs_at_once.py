@@ -10,9 +10,8 @@ from research.grounds.runs_at_once import SharingEngine
 from research.interference.printed import interference_paper
 from scheduler import policies
 from scheduler.composition import make_core
-from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.events import ModelRegistered
-from scheduler.model.values import ModelSpec
+from scheduler.model.values import METRICS, ModelSpec
 from scheduler.sim.model_catalogue import SimModel
 from scheduler.sim.workload import Workload
 

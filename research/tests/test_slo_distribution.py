@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway_ext.workflows.graph import Workflow
 from research.esg.slo_distribution import (
+    BadProfile,
     SloTooShort,
     average_normalised_lengths,
     chain,
@@ -17,8 +19,7 @@ from research.esg.slo_distribution import (
     require_slo,
 )
 from scheduler.model.values import Configuration
-from scheduler.workflows.dag import BadProfile, Workflow
-from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
+from scheduler.policies.weighing import Prices, StageProfile, profile
 from tests.kit.random_graphs import graphs
 
 PRICES = Prices(0.034, 0.67)

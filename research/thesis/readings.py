@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from cache_manager import eviction
 from cache_manager.model.ids import ModelId
 from scheduler import policies
+from scheduler.cluster.request_queue import Pending
+from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
 from scheduler.composition import compose
 from scheduler.core.core import Core
 from scheduler.model.errors import BadParameter
 from scheduler.model.values import CoreSettings, RequestId
-from scheduler.policies import lalbo3, rro3
-from scheduler.policies.placement_policy import Decision, Policy
+from scheduler.policies import lalbo3
+from scheduler.policies.placement_policy import Decision, Place, Policy, Queue
+from scheduler.policies.rr import spread
 from scheduler.sim.model_catalogue import original
 from scheduler.sim.study import Scenario, Traffic
 from scheduler.sim.workload import Workload
@@ -111,7 +114,19 @@ class _AsPrinted:
     o3_limit: int
 
     def decide(self, view: View) -> Iterator[Decision]:
-        return lalbo3.decide(view, self.o3_limit, takes_first=True)
+        for decision in lalbo3.decide(view, self.o3_limit):
+            if isinstance(decision, Queue):  # on the busy GPU that is free soonest
+                first = _first_soon_enough(view, decision.request) or decision.slot
+                yield Queue(decision.request, first, decision.rule)
+            else:
+                yield decision
+
+
+def _first_soon_enough(view: View, request: Pending) -> Slot | None:
+    """The loop of Algorithm 8 as it is printed, over a list of GPUs sorted by frequency."""
+    load_s = view.nearest_load_s(request)  # in a study as long on every GPU
+    soon = (slot for slot in view.busy_holders(request) if view.wait_s(slot) < load_s)
+    return next(soon, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +136,15 @@ class _Windowed:
     window: int
 
     def decide(self, view: View) -> Iterator[Decision]:
-        return rro3.decide(view, self.window)
+        yield from spread(view)
+        for slot in view.idle_slots():
+            hit = view.local_hit(slot)
+            if hit is not None and slot.local.ahead_of(hit) >= self.window:
+                hit = None
+            request = hit or view.local_head(slot)
+            if request is not None:
+                rule = "hit in the local queue" if hit else "head of the local queue, no hit"
+                yield Place((request,), slot, rule)
 
 
 @dataclass(frozen=True, slots=True)

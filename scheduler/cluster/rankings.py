@@ -188,7 +188,7 @@ class LoadableSlots:
 
     def settle(self, slot: Slot, slots: int) -> bool:
         """Follow a change of one of so many slots; False if a new start is due, to drop entries."""
-        if not self.running or not slot.loadable:
+        if not slot.loadable:
             return True
         ranking = self.rankings[slot.gpu.size_class]
         ranking.add(slot)

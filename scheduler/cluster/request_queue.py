@@ -1,5 +1,6 @@
 """Waiting requests, a lane for each set of models, in order of arrival, with their visits."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush, heappushpop, nlargest
@@ -23,16 +24,24 @@ class Standing(Enum):
 class Bundle:
     """The models that one request needs together; interned, so that it is compared by identity.
 
-    `needs` holds each model's memory; `size_class` is the smallest GPU size that has room.
+    `needs` holds each model's memory; `size_class` is the smallest of `sizes` that has room.
     """
 
     __slots__ = ("bytes", "models", "needs", "size_class")
 
-    def __init__(self, models: tuple[ModelId, ...]) -> None:
+    def __init__(
+        self,
+        models: tuple[ModelId, ...],
+        needs: tuple[tuple[ModelId, int], ...] = (),
+        sizes: Sequence[int] = (),
+    ) -> None:
         self.models = models
-        self.needs: tuple[tuple[ModelId, int], ...] = ()
-        self.bytes = 0
-        self.size_class = 0
+        self.measure(needs, sizes)
+
+    def measure(self, needs: tuple[tuple[ModelId, int], ...], sizes: Sequence[int]) -> None:
+        self.needs = needs
+        self.bytes = sum([size_bytes for _, size_bytes in needs])
+        self.size_class = bisect_left(sizes, self.bytes)
 
 
 class Pending:
@@ -103,14 +112,6 @@ class Pending:
         return self.request.slo_s
 
 
-def of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:
-    """Those of the first one's function: sessions of one function alone can share a lease."""
-    if len(chosen) == 1:
-        return (chosen[0],)
-    function = chosen[0].request.function
-    return tuple([pending for pending in chosen if pending.request.function == function])
-
-
 class BundleLane:
     """The requests that wait for the same models, in order."""
 
@@ -143,12 +144,15 @@ class RequestQueue:
 
     Lanes are kept apart by size class (the smallest GPU size with room for the models), so that
     a GPU finds the first request it has room for. The heaps of lane heads are pruned when read.
+    The queue knows for how long, all in all, it has not been empty.
     """
 
     def __init__(self, size_classes: int = 1) -> None:
         self.lanes: dict[Bundle, BundleLane] = {}
         self.count = 0
         self._heads: list[list[tuple[int, BundleLane]]] = [[] for _ in range(size_classes)]
+        self._contended_s = 0.0
+        self._contended_since_s = 0.0
 
     def __len__(self) -> int:
         return self.count
@@ -208,8 +212,15 @@ class RequestQueue:
         requests.sort(key=_rank)
         return requests[:most]
 
-    def add(self, pending: Pending, rank: int) -> None:
+    def contended_s(self, now: float) -> float:
+        """For how long, in all, somebody has waited here."""
+        waits_s = max(0.0, now - self._contended_since_s) if self.count else 0.0
+        return self._contended_s + waits_s
+
+    def add(self, pending: Pending, rank: int, now: float) -> None:
         """Insert a request by rank; free at the end of its lane, a walk elsewhere."""
+        if not self.count:
+            self._contended_since_s = now
         bundle = pending.bundle
         lane = self.lanes.get(bundle)
         if lane is None:
@@ -229,7 +240,9 @@ class RequestQueue:
         else:
             _insert(lane, pending)
 
-    def remove(self, pending: Pending) -> None:
+    def remove(self, pending: Pending, now: float) -> None:
+        if self.count == 1:
+            self._contended_s = self.contended_s(now)
         lane = self.lanes[pending.bundle]
         before, after = pending.leading, pending.following
         if after is None:
@@ -293,25 +306,6 @@ def _insert(lane: BundleLane, pending: Pending) -> None:
 
 def _rank(pending: Pending) -> int:
     return pending.rank
-
-
-class WaitClock:
-    """Runs while somebody waits; the difference of two readings is the time between them."""
-
-    def __init__(self) -> None:
-        self._total_s = 0.0
-        self._since_s: float | None = None
-
-    def note(self, waiting: int, now: float) -> None:
-        if waiting and self._since_s is None:
-            self._since_s = now
-        elif not waiting and self._since_s is not None:
-            self._total_s = self.read_s(now)
-            self._since_s = None
-
-    def read_s(self, now: float) -> float:
-        waits_s = 0.0 if self._since_s is None else max(0.0, now - self._since_s)
-        return self._total_s + waits_s
 
 
 # Older placements count less: half as much after this much time with requests waiting.

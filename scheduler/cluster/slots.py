@@ -1,17 +1,13 @@
 """GPUs, their slots and the leases in force on them."""
 
-from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency import GpuCache
-from scheduler.cluster.request_queue import Pending, RequestQueue, Standing, WaitClock
+from scheduler.cluster.request_queue import Pending, RequestQueue, Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
-
-# Of a slot whose leases run at once: what a run's time is compared with may have ended before it.
-_MOST_ENDED = 64
 
 
 class Relisting(Protocol):
@@ -40,6 +36,7 @@ class ActiveLease:
         self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
         self.more: tuple[Slot, ...] = ()
+        self.more_ids: tuple[SlotId, ...] = ()
         self.configuration: Configuration | None = None
         self.beside = False
         self.is_shared = False
@@ -58,11 +55,11 @@ class ActiveLease:
     def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
         """Take what it has beside its slot; a manager that takes no configurations gets none."""
         gpu = self.slot.gpu
-        self.more = more
+        self.more, self.more_ids = more, tuple([other.id for other in more])
         for other in more:
             assert other.gpu is gpu, f"{other.id} is on another GPU than {self.slot.id}"
             assert other is not self.slot, f"{other.id} is named twice"
-            other.taken += 1
+            other.computing += 1
         if configuration is not None and gpu.spec.vcpus:
             self.configuration = configuration
             gpu.vcpus_used += configuration.vcpus
@@ -85,16 +82,13 @@ class ActiveLease:
         slot = self.slot
         self.beside = False
         slot.copying -= 1
+        slot.computing += 1
         if slot.at_once:
             self.begins_s, self.due_s = now, now + self.run_s
             slot.free_s = slot.room_s(now)
         else:
             self.begins_s = max(now, slot.free_s)
             self.due_s = slot.free_s = self.begins_s + self.run_s
-
-    @property
-    def more_ids(self) -> tuple[SlotId, ...]:
-        return tuple([slot.id for slot in self.more]) if self.more else ()
 
     def left_s(self, now: float) -> float:
         """Seconds of the slot's work that end with this lease; below zero if it is overdue."""
@@ -132,22 +126,14 @@ class Gpu:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
 
-class EndedRun(NamedTuple):
-    """What a lease that has ended had on its slot, and when."""
-
-    models: tuple[ModelId, ...]
-    begun_s: float
-    ended_s: float
-
-
 class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
 
     `frequency` counts the requests it was given. `free_s` is when its leased work should be done.
-    `idle` says whether there is room for one more lease; the cluster keeps it up to date. `copying`
-    counts the leases that are beside its runs: they take no room. `taken` counts the leases of
-    other slots of its GPU that occupy it too. Its leases run in turns, or `at_once`: then `free_s`
-    is when there should be room for one more, and `ended` are the latest of those that have ended.
+    `idle` says whether there is room for one more lease; the cluster keeps it up to date.
+    `computing` counts the leases that have, or wait for, a part in its compute, those included of
+    other slots of its GPU that occupy it too, and `copying` those beside its runs. Its leases run
+    in turns, or `at_once`: then `free_s` is when there should be room for one more.
     """
 
     def __init__(self, spec: SlotSpec, gpu: Gpu) -> None:
@@ -155,13 +141,11 @@ class Slot:
         self.gpu = gpu
         self.capacity = spec.leases
         self.at_once = spec.at_once and len(gpu.spec.slot_specs()) == 1
-        self.ended: deque[EndedRun] = deque(maxlen=_MOST_ENDED)
+        self.computing = 0
         self.copying = 0
-        self.taken = 0
         self.idle = False
         self.leases: dict[LeaseId, ActiveLease] = {}
         self.local = RequestQueue()
-        self.waits = WaitClock()  # of its local queue, see ClusterState.contended_s
         self.local_s = 0.0
         self.free_s = 0.0
         self.frequency = 0
@@ -178,11 +162,6 @@ class Slot:
         return id(self)
 
     @property
-    def computing(self) -> int:
-        """How many leases have, or wait for, a part in its compute."""
-        return len(self.leases) - self.copying + self.taken
-
-    @property
     def loadable(self) -> bool:
         """Whether a load could begin beside its runs, idle or not.
 
@@ -193,13 +172,11 @@ class Slot:
         free = not gpu.loads and not self.copying
         return free and gpu.active and self.computing <= self.capacity
 
-    @property
-    def available_s(self) -> float:
-        """When the slot could start a request that joined its queue now, if nothing is overdue."""
-        return self.free_s + self.local_s
-
     def wait_s(self, now: float) -> float:
-        """Seconds until `available_s`; overdue leases count as ending now."""
+        """Seconds until it could start a request that joined its queue now.
+
+        Overdue leases count as ending now.
+        """
         return max(0.0, self.free_s - now) + self.local_s
 
     def room_s(self, now: float) -> float:

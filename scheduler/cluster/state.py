@@ -14,9 +14,8 @@ from scheduler.cluster.request_queue import (
     QueuePace,
     RequestQueue,
     Visits,
-    WaitClock,
 )
-from scheduler.cluster.slots import ActiveLease, EndedRun, Gpu, Slot
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
 from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
@@ -43,14 +42,13 @@ class ClusterState:
         self.requests: dict[RequestId, Pending] = {}  # accepted, and not ended
         self.leases: dict[LeaseId, ActiveLease] = {}  # in force
         self.last_lease = settings.first_lease - 1
-        self.queued = 0  # requests in any queue, or held back
-        self.paused = 0  # of these: they wait for something else than a GPU
+        self.contending = 0  # requests that wait for a GPU, in any queue or held back
+        self.paused = 0  # those that wait for something else
         self.pace = QueuePace()
         self.by_arrival = True  # else layers give the requests their order
         self.disturbed = False  # the policy has to run, whatever the event was
         self.waiting = RequestQueue()
         self.visits = Visits()
-        self.waits = WaitClock()  # while it has requests
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
@@ -59,39 +57,33 @@ class ClusterState:
         self.accepted = self.held = self.idle_slots = self.active_slots = self.latest_seq = 0
         self._idle_holders: dict[Bundle, HolderRanking] = {}
         self._busy_holders: dict[Bundle, HolderRanking] = {}
-        self._bundles: dict[tuple[ModelId, ...], Bundle] = {}
+        # Those that are remembered, by every order of their models that was named.
+        self.bundles: dict[tuple[ModelId, ...], Bundle] = {}
         self._bundles_of: dict[ModelId, list[Bundle]] = {}
 
     # -- bundles --------------------------------------------------------------------------------
 
     def bundle(self, models: tuple[ModelId, ...]) -> Bundle:
         """The one bundle of these models, whatever their order was."""
-        bundle = self._bundles.get(models)
+        bundle = self.bundles.get(models)
         if bundle is None:
             distinct = tuple(sorted(set(models)))
-            bundle = self._bundles.get(distinct) or self._new_bundle(distinct)
-            self._bundles[models] = bundle
+            bundle = self.bundles.get(distinct) or self._new_bundle(distinct)
+            self.bundles[models] = bundle
         return bundle
 
     def bundles_of(self, model: ModelId) -> list[Bundle]:
         return self._bundles_of.get(model, _NO_BUNDLES)
 
     def _new_bundle(self, models: tuple[ModelId, ...]) -> Bundle:
-        bundle = Bundle(models)
-        self._bundles[models] = bundle
+        bundle = self.bundles[models] = Bundle(models, self._needs(models), self.sizes)
         for model in models:
             self._bundles_of.setdefault(model, []).append(bundle)
-        self._measure(bundle)
         return bundle
-
-    @property
-    def bundle_count(self) -> int:
-        """How many bundles are remembered, by every order of their models that was named."""
-        return len(self._bundles)
 
     def keep_bundles(self, used: Mapping[Bundle, None]) -> None:
         """A request that names the models of a bundle that was forgotten makes the bundle anew."""
-        self._bundles = {bundle.models: bundle for bundle in used}
+        self.bundles = {bundle.models: bundle for bundle in used}
         self._bundles_of = {}
         for bundle in used:
             for model in bundle.models:
@@ -105,7 +97,7 @@ class ClusterState:
         self.index.note_stored(model)
         for bundle in self.bundles_of(model):
             before = bundle.size_class
-            self._measure(bundle)
+            bundle.measure(self._needs(bundle.models), self.sizes)
             if bundle.size_class != before and bundle in self.waiting.lanes:
                 self.waiting.regroup(len(self.sizes) + 1)
 
@@ -113,11 +105,8 @@ class ClusterState:
         """Whether no GPU seen so far could hold the models; False before the first one."""
         return 0 < self.largest_bytes < bundle.bytes
 
-    def _measure(self, bundle: Bundle) -> None:
-        memory_bytes = self.profiles.memory_bytes
-        bundle.needs = tuple((model, memory_bytes(model)) for model in bundle.models)
-        bundle.bytes = sum(size for _, size in bundle.needs)
-        bundle.size_class = bisect_left(self.sizes, bundle.bytes)
+    def _needs(self, models: tuple[ModelId, ...]) -> tuple[tuple[ModelId, int], ...]:
+        return tuple([(model, self.profiles.of(model).memory_bytes) for model in models])
 
     def accept(self, models: tuple[ModelId, ...]) -> int:
         """Count one request more, and the use of its models; how many before it are not paused."""
@@ -130,30 +119,19 @@ class ClusterState:
 
     # -- the global queue -----------------------------------------------------------------------
 
-    def wait(self, pending: Pending) -> None:
-        """Put a request into the global queue, at its place by arrival."""
-        self.waiting.add(pending, pending.seq)
-        self.waits.note(self.waiting.count, self.now)
-        if self.demand.running:
-            self.demand.waits(pending.bundle)
-
-    def waits_no_more(self, pending: Pending) -> None:
-        self.waiting.remove(pending)
-        self.waits.note(self.waiting.count, self.now)
-
     @property
-    def contending(self) -> int:
-        """How many requests wait for a GPU."""
-        return self.queued - self.paused
+    def queued(self) -> int:
+        """How many requests are in any queue, or held back."""
+        return self.contending + self.paused
 
     def contended_s(self, slot: Slot) -> float:
         """For how long, in all, somebody has waited for any slot, or for this one."""
-        any_s = self.waits.read_s(self.now)
-        return any_s + slot.waits.read_s(self.now - any_s)
+        return self.waiting.contended_s(self.now) + slot.local.contended_s(self.uncontended_s)
 
-    def note_local(self, slot: Slot) -> None:
-        """The slot's local queue has changed: its clock stands while somebody waits for any."""
-        slot.waits.note(slot.local.count, self.now - self.waits.read_s(self.now))
+    @property
+    def uncontended_s(self) -> float:
+        """The time of local queues: it stands still while somebody waits for any slot."""
+        return self.now - self.waiting.contended_s(self.now)
 
     def is_held(self, bundle: Bundle) -> bool:
         """Whether some GPU that takes requests holds all these models."""
@@ -240,7 +218,7 @@ class ClusterState:
                 gpu.size_class = bisect_left(sizes, gpu.spec.memory_bytes)
 
     def _regroup(self) -> None:
-        for bundle in self._bundles.values():
+        for bundle in self.bundles.values():
             bundle.size_class = bisect_left(self.sizes, bundle.bytes)
         self.waiting.regroup(len(self.sizes) + 1)
         for gpu in self.gpus.values():
@@ -382,6 +360,28 @@ class ClusterState:
         gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
         return self.profiles.runs_s(bundle.models, batch, gpu_type, neighbours)
 
+    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
+        """The slot's runs, and how many times as long each takes from when these run too."""
+        runs = slot.runs_beside()
+        if not runs:
+            return []
+        slowdown, gpu_type = self.profiles.slowdown, slot.gpu.spec.gpu_type
+        slowed = []
+        for lease in runs:
+            others = tuple([other.models for other in runs if other is not lease])
+            before = slowdown(lease.models, gpu_type, others)
+            after = slowdown(lease.models, gpu_type, (*others, models))
+            slowed.append((lease, after / before))
+        return slowed
+
+    def prolonged(
+        self, models: tuple[ModelId, ...], slot: Slot
+    ) -> Iterator[tuple[ActiveLease, float]]:
+        """The slot's runs, and by how many seconds these models would prolong each."""
+        for lease, factor in self.slowed(models, slot):
+            left_s = max(0.0, lease.due_s - max(self.now, lease.there_s))
+            yield lease, max(0.0, factor - 1.0) * left_s
+
     # -- slots ----------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
@@ -398,7 +398,7 @@ class ClusterState:
             for order in slot.unlisted:
                 order.list(slot)
             slot.unlisted.clear()
-        if not self.loadable.settle(slot, self.active_slots):
+        if self.loadable.running and not self.loadable.settle(slot, self.active_slots):
             self.rank_loadable()
         if slot.idle:
             self._list_idle(slot)
@@ -417,7 +417,7 @@ class ClusterState:
 
     def _relist_busy(self, slot: Slot) -> None:
         """If it is free sooner than its entries say, enter it anew."""
-        available_s = slot.available_s
+        available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
                 for bundle in self.bundles_of(model):
@@ -432,8 +432,9 @@ class ClusterState:
         now, slot, run_s = self.now, lease.slot, lease.run_s
         if lease.beside:
             slot.copying += 1
-            lease.begins_s, lease.due_s = now, now + load_s + run_s
-        elif slot.at_once:
+        else:
+            slot.computing += 1
+        if lease.beside or slot.at_once:
             lease.begins_s, lease.due_s = now, now + load_s + run_s
         else:
             lease.begins_s = max(now, slot.free_s)
@@ -454,6 +455,7 @@ class ClusterState:
         now, slot = self.now, lease.slot
         lease.beside = True
         slot.copying += 1
+        slot.computing -= 1
         if slot.at_once:
             slot.free_s = slot.room_s(now)
         else:
@@ -486,6 +488,7 @@ class ClusterState:
         now = self.now
         lease.begins_s = lease.due_s = lease.there_s = now
         lease.slot.leases[lease.id] = lease
+        lease.slot.computing += 1
         for slot in (lease.slot, *lease.more):
             slot.free_s = slot.room_s(now) if slot.at_once else max(slot.free_s, now)
             self.settle(slot)
@@ -498,14 +501,15 @@ class ClusterState:
             slot.gpu.vcpus_used -= lease.configuration.vcpus
         if lease.beside:
             slot.copying -= 1
-        elif slot.at_once:
-            slot.ended.append(EndedRun(lease.models, lease.there_s, now))
-            slot.free_s = slot.room_s(now)
         else:
-            _freed(slot, lease, now)
+            slot.computing -= 1
+            if slot.at_once:
+                slot.free_s = slot.room_s(now)
+            else:
+                _freed(slot, lease, now)
         self.settle(slot)
         for other in lease.more:
-            other.taken -= 1
+            other.computing -= 1
             _freed(other, lease, now)
             self.settle(other)
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.cluster import side_by_side
 from scheduler.cluster.rankings import (
     LoadableSlots,
     SlotRanking,
@@ -159,16 +158,19 @@ class View:
         It is a part of `run_s`. 1 for a GPU that runs one lease at a time, and where nothing is
         known of the models or of what they do to each other.
         """
-        return side_by_side.slowdown(self._cluster, request.models, slot)
+        gpu_type = slot.gpu.spec.gpu_type
+        return self._cluster.profiles.slowdown(request.models, gpu_type, slot.neighbours())
 
     def disturbs(self, request: Pending, slot: Slot) -> float:
         """Seconds by which the request should prolong the runs there, all of them together."""
-        models = request.models
-        return side_by_side.prolonged_s(self._cluster, models, slot, self._cluster.now)
+        total_s = 0.0
+        for _, prolonged_s in self._cluster.prolonged(request.models, slot):
+            total_s += prolonged_s
+        return total_s
 
     def slows(self, request: Pending, slot: Slot) -> float:
         """How many times as long the run there should take that the request slows down most."""
-        slowed = side_by_side.slows(self._cluster, request.models, slot)
+        slowed = self._cluster.slowed(request.models, slot)
         return max([factor for _, factor in slowed], default=1.0)
 
     def room(self, slot: Slot) -> GpuRoom:
@@ -379,13 +381,9 @@ class View:
         fits = self._cluster.index.fits(slot.gpu.cache, needs, spare_waiting=False)
         return first if fits else None
 
-    def local_hit(self, slot: Slot, within: int = 0) -> Pending | None:
-        """The first request of the slot's local queue whose models are all there.
-
-        If `within` is not 0, only so many requests of the queue are looked at, the first ones.
-        """
-        hit = self._first_resident(slot.local, slot) if slot.local.count else None
-        return hit if hit is None or not within or slot.local.ahead_of(hit) < within else None
+    def local_hit(self, slot: Slot) -> Pending | None:
+        """The first request of the slot's local queue whose models are all there."""
+        return self._first_resident(slot.local, slot) if slot.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
 

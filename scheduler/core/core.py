@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TypeVar
 
 from cache_manager.eviction.eviction_rule import EvictionRule
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from scheduler import policies
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease
@@ -74,6 +75,11 @@ class Core:
     def leases(self) -> Mapping[LeaseId, ActiveLease]:
         """Every lease in force."""
         return self.cluster.leases
+
+    def leaves_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
+        """When an idle model may leave this GPU, or without one the node's store; None: never."""
+        times = [layer.leaves_s(node, gpu, model) for layer in self.lifecycle.hooks["leaves_s"]]
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in; the caller carries out the actions in their order."""
@@ -193,12 +199,12 @@ class Forgetting:
 
     def forget_when_due(self) -> None:
         cluster = self._cluster
-        if len(cluster.profiles.known()) > self._due_models:
+        if len(cluster.profiles.known) > self._due_models:
             self._forget_models()
             # Where too many are needed, the next look is due when there are as many more.
-            count = max(self._most_models, len(cluster.profiles.known()))
+            count = max(self._most_models, len(cluster.profiles.known))
             self._due_models = count + count // _SLACK_SHARE
-        elif cluster.bundle_count > self._due_bundles:
+        elif len(cluster.bundles) > self._due_bundles:
             self._forget_bundles()
 
     def _forget_models(self) -> None:
@@ -206,7 +212,7 @@ class Forgetting:
         cluster = self._cluster
         needed = {model for pending in self._cluster.requests.values() for model in pending.models}
         needed |= {model for lease in cluster.leases.values() for model in lease.models}
-        profiles = cluster.profiles.known()
+        profiles = cluster.profiles.known
         # The latest are spared: their node is about to report where it has their weights.
         oldest = islice(profiles, len(profiles) - self._most_models // _SLACK_SHARE)
         unneeded = (
@@ -219,7 +225,6 @@ class Forgetting:
                 layer.forgotten(model)
 
     def _forget_bundles(self) -> None:
-        self._cluster.keep_bundles(
-            dict.fromkeys(pending.bundle for pending in self._cluster.requests.values())
-        )
-        self._due_bundles = max(self._due_bundles, 2 * self._cluster.bundle_count)
+        cluster = self._cluster
+        cluster.keep_bundles(dict.fromkeys(p.bundle for p in cluster.requests.values()))
+        self._due_bundles = max(self._due_bundles, 2 * len(cluster.bundles))

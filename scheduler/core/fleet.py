@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from cache_manager.residency import idle_contexts
-from scheduler.cluster.side_by_side import SideBySide
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.lifecycle import Lifecycle
@@ -24,7 +23,6 @@ class Fleet:
         self._cluster = lifecycle.cluster
         self._lifecycle = lifecycle
         self._placer = placer
-        self._side_by_side = SideBySide(lifecycle.cluster)
 
     def gpu(self, gpu: GpuId) -> Gpu:
         """BadEvent if this GPU has not joined."""
@@ -228,7 +226,8 @@ class Fleet:
             ran = given._replace(batch=event.batch * together)
             profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)
         if given is None or given.vgpus == 1:
-            alone = self._side_by_side.is_alone(slot, event)
+            layers = self._lifecycle.hooks["ran_alone"]
+            alone = all(layer.ran_alone(slot, event) for layer in layers)
             report = profiles.report_run if alone else profiles.report_beside
             report(event.model, event.batch, gpu_type, event.run_s, together)
         if event.peak_bytes is not None:

@@ -21,7 +21,7 @@ class Handover:
     def __init__(self, first_lease: int) -> None:
         """Earlier leaders' leases are all below this one."""
         self._first_lease = first_lease
-        self._promised: dict[RequestId, LeaseId] = {}
+        self.promised: dict[RequestId, LeaseId] = {}  # the leases of requests that are unknown
         self._awaited: dict[LeaseId, dict[RequestId, None]] = {}  # the same, by lease
         # The oldest one leaves at every release: a plain dict would look through what was deleted.
         self._released: OrderedDict[LeaseId, tuple[RequestId | None, ...]] = OrderedDict()
@@ -35,21 +35,17 @@ class Handover:
     def promise(self, requests: Iterable[RequestId], lease: LeaseId) -> None:
         for request in requests:
             self.take(request)
-            self._promised[request] = lease
+            self.promised[request] = lease
             self._awaited.setdefault(lease, {})[request] = None
 
-    def promised(self, request: RequestId) -> LeaseId | None:
-        return self._promised.get(request)
-
-    def take(self, request: RequestId) -> LeaseId | None:
-        """The lease of this request, which is known from now on, or needs it no longer."""
-        lease = self._promised.pop(request, None)
+    def take(self, request: RequestId) -> None:
+        """This request is known from now on, or needs no lease any longer."""
+        lease = self.promised.pop(request, None)
         if lease is not None:
             others = self._awaited[lease]
             del others[request]
             if not others:
                 del self._awaited[lease]
-        return lease
 
     def is_awaited(self, lease: LeaseId) -> bool:
         """Whether some unknown request has this lease."""
@@ -58,7 +54,7 @@ class Handover:
     def ended(self, lease: LeaseId) -> None:
         if self._awaited:
             for request in self._awaited.pop(lease, ()):
-                del self._promised[request]
+                del self.promised[request]
 
     # -- releases of unknown leases ---------------------------------------------------------------
 

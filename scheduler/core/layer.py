@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cache_manager.model.ids import ModelId, NodeId, Tier
+from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
-from scheduler.model.events import Event
+from scheduler.model.events import Event, RunFinished
 from scheduler.model.values import LeaseUse, Request, StandingTerms
 from scheduler.policies.placement_policy import Policy
 
@@ -134,6 +134,10 @@ class Layer:
     def ended(self, lease: ActiveLease) -> None:
         """A lease is over, and its models are in use by others alone."""
 
+    def ran_alone(self, slot: Slot, event: RunFinished) -> bool:
+        """Whether a run had its GPU to itself, and shows how long such a run takes alone."""
+        return True
+
     # -- models -----------------------------------------------------------------------------------
 
     def found(self, gpu: Gpu, model: ModelId) -> None:
@@ -144,6 +148,10 @@ class Layer:
 
     def store_reported(self, node: NodeId, stored: Mapping[ModelId, Tier]) -> None:
         """This is all that a node's store has."""
+
+    def leaves_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
+        """When an idle model may leave this GPU, or without one the node's store; None: never."""
+        return None
 
     def forgotten(self, model: ModelId) -> None:
         """Nothing needs this model, and no node has it."""

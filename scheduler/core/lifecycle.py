@@ -1,7 +1,6 @@
 """The lives of requests and leases: what happens to one is done here, and told to the layers."""
 
 from cache_manager.model.ids import ModelId
-from scheduler.cluster import side_by_side
 from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
@@ -80,12 +79,15 @@ class Lifecycle:
         pending = self.pending(request, now if request.arrived_s is None else request.arrived_s)
         if cluster.too_large(pending.bundle):
             self._refuse_too_large(pending)
-        elif (refusal := self._refusal(pending)) is not None:
+            return
+        promised = self._promised(pending)
+        refusal = self._refusal(pending, promised=promised is not None)
+        if refusal is not None:
             cluster.out.append(refusal)
         elif request.deadline_s is not None and request.deadline_s <= now:
             self.finish(pending, RequestOutcome.EXPIRED, "its deadline had passed")
         else:
-            self._accept(pending)
+            self._accept(pending, promised)
 
     def pending(self, request: Request, arrived_s: float) -> Pending:
         """BadEvent if there is no such time of arrival."""
@@ -96,7 +98,8 @@ class Lifecycle:
         seq = int(arrived_s * 1e6) * _SEQ_STEP + self._arrivals
         return Pending(request, self.cluster.bundle(request.models), seq, arrived_s)
 
-    def _accept(self, pending: Pending) -> None:
+    def _accept(self, pending: Pending, lease: ActiveLease | None) -> None:
+        """Let a request in, which has this lease by an earlier leader's word."""
         cluster, request = self.cluster, pending.request
         if request.deadline_s is not None:
             passed = events.DeadlinePassed(request.id, request.deadline_s)
@@ -107,7 +110,8 @@ class Lifecycle:
         pending.number = cluster.accept(pending.models)
         for layer in self.hooks["accepted"]:
             layer.accepted(pending)
-        lease = self._promised(pending)
+        if self.handover.promised:
+            self.handover.take(pending.id)
         if lease is None:
             self.wait(pending)
         else:
@@ -117,7 +121,7 @@ class Lifecycle:
         """The first model that no node has registered, if the request is for registered ones."""
         if not request.registered_only:
             return None
-        profiles = self.cluster.profiles.known()
+        profiles = self.cluster.profiles.known
         return next((model for model in request.models if model not in profiles), None)
 
     def _repeat(self, pending: Pending) -> None:
@@ -132,8 +136,7 @@ class Lifecycle:
         reason = f"its models need {needs} bytes; the largest GPU has {largest}"
         self.finish(pending, RequestOutcome.TOO_LARGE, reason)
 
-    def _refusal(self, pending: Pending) -> Finish | None:
-        promised = self._in_force(self.handover.promised(pending.id), pending) is not None
+    def _refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
         for layer in self.hooks["refusal"]:
             refusal = layer.refusal(pending, promised=promised)
             if refusal is not None:
@@ -193,9 +196,7 @@ class Lifecycle:
             lease = self.cluster.leases[pending.lease]
             lease.requests.remove(pending)
             self._end_unneeded(lease, reason)
-        elif pending.standing is Standing.PAUSED:
-            self._early.unpause(pending)
-        else:
+        elif pending.standing is not Standing.PAUSED:
             self.take(pending)
         self.finish(pending, outcome, reason)
 
@@ -217,28 +218,31 @@ class Lifecycle:
 
     def wait(self, pending: Pending) -> None:
         """Put a request into the global queue, at its place, unless a layer holds it back."""
-        self.cluster.queued += 1
+        self.cluster.contending += 1
         for layer in self.hooks["holds_back"]:
             if layer.holds_back(pending):
                 return
         self.enter_queue(pending)
 
     def enter_queue(self, pending: Pending) -> None:
+        cluster = self.cluster
         pending.standing = Standing.WAITING
         pending.at = pending.lease = None
         for layer in self.hooks["waits"]:
             layer.waits(pending)
-        self.cluster.wait(pending)
+        cluster.waiting.add(pending, pending.seq, cluster.now)
+        if cluster.demand.running:
+            cluster.demand.waits(pending.bundle)
 
     def leave_queue(self, pending: Pending) -> None:
         for layer in self.hooks["waits_no_more"]:
             layer.waits_no_more(pending)
-        self.cluster.waits_no_more(pending)
+        self.cluster.waiting.remove(pending, self.cluster.now)
 
     def take(self, pending: Pending) -> None:
         """Take a request out of its queue, global or local."""
         cluster = self.cluster
-        cluster.queued -= 1
+        cluster.contending -= 1
         if pending.standing is Standing.WAITING:
             self.leave_queue(pending)
         elif pending.standing is Standing.LOCAL:
@@ -253,8 +257,7 @@ class Lifecycle:
     def _take_from_slot(self, pending: Pending) -> None:
         assert pending.at is not None
         cluster, slot = self.cluster, self.cluster.slots[pending.at]
-        slot.local.remove(pending)
-        cluster.note_local(slot)
+        slot.local.remove(pending, cluster.uncontended_s)
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, -1)
@@ -289,30 +292,6 @@ class Lifecycle:
         self.cluster.out.append(SetTimer(at_s, events.TimerFired()))
 
     # -- leases ---------------------------------------------------------------------------------
-
-    def new_lease(
-        self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
-    ) -> ActiveLease:
-        cluster = self.cluster
-        cluster.last_lease += 1
-        lease = ActiveLease(LeaseId(cluster.last_lease), slot, models)
-        lease.beside = beside
-        cluster.leases[lease.id] = lease
-        return lease
-
-    def occupy(self, lease: ActiveLease, load_s: float, run_s: float) -> None:
-        """A new lease begins: it has its slots, and uses its models."""
-        cluster, slot, now = self.cluster, lease.slot, self.cluster.now
-        for model in lease.models:
-            cluster.index.touch(slot.gpu.cache, model, now)
-            cluster.index.use(slot.gpu.cache, model, +1)
-        lease.run_s = run_s
-        if slot.at_once and run_s and not lease.beside:
-            side_by_side.prolong(cluster, lease.models, slot, now)
-        cluster.occupy(lease, load_s)
-        for layer in self.hooks["granted"]:
-            layer.granted(lease)
-        self._rest_if_own(lease)
 
     def dispatch(
         self,
@@ -368,7 +347,7 @@ class Lifecycle:
             due_s = max(now, lease.begins_s) + lease.run_s
             if due_s != lease.due_s:
                 cluster.postpone(lease, due_s)
-        self._rest_if_own(lease)
+        self.rest_if_own(lease)
 
     def stand_aside(self, lease: ActiveLease) -> None:
         """What it loads makes no progress: its part in the compute is others' until it is there."""
@@ -406,7 +385,7 @@ class Lifecycle:
         for layer in self.hooks["computed"]:
             layer.computed(lease, computed_s)
 
-    def _rest_if_own(self, lease: ActiveLease) -> None:
+    def rest_if_own(self, lease: ActiveLease) -> None:
         """An own process has a lease whose models are there: it is kept while no call runs."""
         if lease.own and not lease.loading:
             self.kept(lease, self.cluster.now)
@@ -458,7 +437,7 @@ class Lifecycle:
         assert name is not None
         pending = self.cluster.requests.get(name)
         if pending is None or pending not in lease.requests:  # unknown, or it gave it back before
-            if handover.promised(name) == lease.id:
+            if handover.promised.get(name) == lease.id:
                 handover.take(name)
             return self.is_needed(lease)
         if len(lease.requests) == 1 and not handover.is_awaited(lease.id):
@@ -498,7 +477,6 @@ class Lifecycle:
         if pending is None:
             out.append(Refuse(event, "this request has ended"))
         elif pending.standing is Standing.PAUSED:
-            self._early.unpause(pending)
             self._to_the_front(pending)
         elif lease is not None and lease.may_return:
             if pending not in lease.wanted:
@@ -582,7 +560,8 @@ class Lifecycle:
         requests = [cluster.requests[name] for name in left if name in cluster.requests]
         queued = 0
         for pending in requests:
-            promised = self._promised(pending)  # of no use to one with another lease
+            promised = self._promised(pending)
+            handover.take(pending.id)  # of no use to one with another lease
             if pending.standing not in _IN_A_QUEUE:
                 continue
             queued += 1
@@ -604,14 +583,12 @@ class Lifecycle:
             cluster.index.use(slot.gpu.cache, model, +1)
         for layer in self.hooks["adopted"]:
             layer.adopted(lease)
-        self._rest_if_own(lease)
+        self.rest_if_own(lease)
         return lease
 
     def _promised(self, pending: Pending) -> ActiveLease | None:
         """The lease that an earlier leader gave this request, if it is still in force."""
-        return self._in_force(self.handover.take(pending.id), pending)
-
-    def _in_force(self, promised: LeaseId | None, pending: Pending) -> ActiveLease | None:
+        promised = self.handover.promised.get(pending.id)
         lease = None if promised is None else self.cluster.leases.get(promised)
         if lease is None or lease.released or lease.models != pending.bundle.models:
             return None
@@ -619,7 +596,7 @@ class Lifecycle:
 
     def _break_promise(self, request: RequestId, reason: str) -> None:
         """End a request's part in a lease that an earlier leader gave to several."""
-        lease = self.cluster.leases.get(self.handover.promised(request) or _NO_LEASE)
+        lease = self.cluster.leases.get(self.handover.promised.get(request, _NO_LEASE))
         if lease is not None and lease.is_shared:
             self.handover.take(request)
             self._end_unneeded(lease, reason)
@@ -632,49 +609,43 @@ class Lifecycle:
         lease.requests.append(pending)
         for layer in self.hooks["rejoined"]:
             layer.rejoined(lease, pending)
-        self._rest_if_own(lease)
+        self.rest_if_own(lease)
         function = pending.request.function if lease.is_shared else ""
         rule = "it was given this lease before"
         self.dispatch(lease, Estimate(0.0, 0.0), rule, function=function)
 
 
 class EarlyReturns:
-    """By lease: the requests that have none now, and those that have or want another one."""
+    """By lease: the requests that gave it back early, until they end."""
 
     def __init__(self) -> None:
-        self._paused: dict[LeaseId, list[Pending]] = {}
-        self._returned: dict[LeaseId, list[Pending]] = {}
+        self._by_lease: dict[LeaseId, list[Pending]] = {}
 
     def pause(self, pending: Pending) -> None:
         """It has given its lease back, and may want another one."""
-        assert pending.lease is not None
         pending.standing = Standing.PAUSED
-        self._paused.setdefault(pending.lease, []).append(pending)
-
-    def unpause(self, pending: Pending) -> None:
-        """It wants another lease, or has ended."""
-        assert pending.lease is not None
-        _drop(self._paused, pending.lease, pending)
+        self._note(pending)
 
     def returns(self, pending: Pending) -> None:
         """It wants another lease than the one that it gave back."""
-        assert pending.lease is not None
-        pending.gave_back.append(pending.lease)
-        self._returned.setdefault(pending.lease, []).append(pending)
+        pending.gave_back.append(self._note(pending))
 
     def ended(self, pending: Pending) -> None:
-        for lease in pending.gave_back:
-            _drop(self._returned, lease, pending)
+        for lease in (*pending.gave_back, pending.lease or _NO_LEASE):
+            others = self._by_lease.get(lease, [])
+            if pending in others:
+                others.remove(pending)
+                if not others:
+                    del self._by_lease[lease]
 
     def of(self, lease: LeaseId, request: RequestId | None) -> list[Pending]:
         """Those that gave this lease back early: the named one, or all of them."""
-        requests = [*self._paused.get(lease, ()), *self._returned.get(lease, ())]
+        requests = self._by_lease.get(lease, ())
         return [pending for pending in requests if request is None or pending.id == request]
 
-
-def _drop(table: dict[LeaseId, list[Pending]], lease: LeaseId, pending: Pending) -> None:
-    others = table.get(lease, [])
-    if pending in others:
-        others.remove(pending)
-        if not others:
-            del table[lease]
+    def _note(self, pending: Pending) -> LeaseId:
+        assert pending.lease is not None
+        requests = self._by_lease.setdefault(pending.lease, [])
+        if pending not in requests:
+            requests.append(pending)
+        return pending.lease

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency import LoadPlan
-from scheduler.cluster.request_queue import Bundle, Pending, Standing, of_one_function
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
@@ -15,13 +15,13 @@ from scheduler.model.values import (
     CoreSettings,
     Estimate,
     Explanation,
+    LeaseId,
     ModelLoad,
     SlotCandidate,
     SlotId,
     StandingTerms,
 )
 from scheduler.policies.placement_policy import (
-    LoadBeside,
     Place,
     Policy,
     Prefetch,
@@ -48,8 +48,8 @@ class Placer:
     def decide(self) -> None:
         """Let the policy in force decide; each decision is carried out before the next one."""
         for decision in self.policy.decide(self._view):
-            if isinstance(decision, Place | LoadBeside):
-                self._place(of_one_function(decision.requests), decision)
+            if isinstance(decision, Place):
+                self._place(_of_one_function(decision.requests), decision)
             elif isinstance(decision, Queue):
                 self._enqueue(decision)
             elif isinstance(decision, Skip):
@@ -63,11 +63,11 @@ class Placer:
 
     # -- leases ---------------------------------------------------------------------------------
 
-    def _place(self, chosen: tuple[Pending, ...], decision: Place | LoadBeside) -> None:
+    def _place(self, chosen: tuple[Pending, ...], decision: Place) -> None:
         """Give requests of the same models one lease on a slot with room, or beside its runs."""
         lifecycle, first, slot = self._lifecycle, chosen[0], decision.slot
-        bundle, beside = first.bundle, isinstance(decision, LoadBeside)
-        assert slot.loadable if beside else slot.idle, f"{slot.id} has no room for another lease"
+        bundle, has_room = first.bundle, slot.loadable if decision.beside else slot.idle
+        assert has_room, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
             assert all(pending.bundle is bundle for pending in chosen), "a batch of several models"
         from_local = first.standing is Standing.LOCAL
@@ -80,23 +80,23 @@ class Placer:
         explanation = self._explain(first, slot, decision.rule, plan)
         for pending in chosen:
             lifecycle.take(pending)
-        estimate = self._estimate(chosen, slot, decision)
-        lease = lifecycle.new_lease(slot, bundle.models, beside=beside)
-        if isinstance(decision, Place) and (decision.more_slots or decision.configuration):
+        run_s = self._run_s(chosen, decision)
+        lease = self._new_lease(slot, bundle.models, beside=decision.beside)
+        if decision.more_slots or decision.configuration:
             _configure(lease, decision, len(chosen))
+        load_s = 0.0
         if plan is not None:
-            self._load(lease, plan)
+            load_s = self._load(lease, plan)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            under_way_s = _under_way_s(slot, bundle.models, self._cluster.now)
-            estimate = Estimate(under_way_s, estimate.run_s)
+            load_s = _under_way_s(slot, bundle.models, self._cluster.now)
         lease.give_to(chosen)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
-        lifecycle.occupy(lease, estimate.load_s, estimate.run_s)
+        self._occupy(lease, load_s, run_s)
         lifecycle.placed(first.request.function, len(chosen))
         lifecycle.dispatch(
             lease,
-            estimate,
+            Estimate(load_s, run_s),
             decision.rule,
             hit=hit,
             held_elsewhere=held_elsewhere,
@@ -107,19 +107,44 @@ class Placer:
 
     def prefetch(self, model: ModelId, slot: Slot) -> bool:
         """Load a model without a request; the slot is busy until its manager reports it freed."""
-        bundle, cache = self._cluster.bundle((model,)), slot.gpu.cache
+        cluster, bundle = self._cluster, self._cluster.bundle((model,))
         if slot.holds(bundle.models) or not slot.idle:
             return False
-        if self._cluster.index.plan(cache, bundle.needs, self._cluster.now) is None:
+        if cluster.index.plan(slot.gpu.cache, bundle.needs, cluster.now) is None:
             return False
         for layer in self._lifecycle.hooks["allows"]:
             if not layer.allows((), bundle, slot):
                 return False
         plan = self._plan(bundle, slot, spare_waiting=True)
-        lease = self._lifecycle.new_lease(slot, bundle.models)
-        load_s = self._load(lease, plan, prefetch=True)
-        self._lifecycle.occupy(lease, load_s, 0.0)
+        lease = self._new_lease(slot, bundle.models)
+        self._occupy(lease, self._load(lease, plan, prefetch=True), 0.0)
         return True
+
+    def _new_lease(
+        self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
+    ) -> ActiveLease:
+        cluster = self._cluster
+        cluster.last_lease += 1
+        lease = ActiveLease(LeaseId(cluster.last_lease), slot, models)
+        lease.beside = beside
+        cluster.leases[lease.id] = lease
+        return lease
+
+    def _occupy(self, lease: ActiveLease, load_s: float, run_s: float) -> None:
+        """A new lease begins: it has its slots, and uses its models."""
+        cluster, slot, now = self._cluster, lease.slot, self._cluster.now
+        for model in lease.models:
+            cluster.index.touch(slot.gpu.cache, model, now)
+            cluster.index.use(slot.gpu.cache, model, +1)
+        lease.run_s = run_s
+        if slot.at_once and run_s and not lease.beside:
+            for other, prolonged_s in cluster.prolonged(lease.models, slot):
+                other.due_s += prolonged_s
+        cluster.occupy(lease, load_s)
+        for layer in self._lifecycle.hooks["granted"]:
+            layer.granted(lease)
+        if lease.own:
+            self._lifecycle.rest_if_own(lease)
 
     def _enqueue(self, decision: Queue) -> None:
         cluster, pending, slot, rule = self._cluster, decision.request, decision.slot, decision.rule
@@ -133,9 +158,8 @@ class Placer:
         slot.frequency += not self._counts_dispatches
         slot.local_s += pending.wait_s
         slot.given += 1
-        slot.local.add(pending, slot.given)
-        cluster.note_local(slot)
-        cluster.queued += 1
+        slot.local.add(pending, slot.given, cluster.uncontended_s)
+        cluster.contending += 1
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, +1)
         cluster.settle(slot)
@@ -157,18 +181,16 @@ class Placer:
         assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
         return plan
 
-    def _estimate(
-        self, chosen: tuple[Pending, ...], slot: Slot, decision: Place | LoadBeside
-    ) -> Estimate:
-        bundle, batch = chosen[0].bundle, chosen[0].request.batch
+    def _run_s(self, chosen: tuple[Pending, ...], decision: Place) -> float:
+        """The expected seconds of one run of all these requests."""
+        bundle, slot, given = chosen[0].bundle, decision.slot, decision.configuration
+        batch = chosen[0].request.batch
         if len(chosen) > 1:
             batch = sum([pending.request.batch for pending in chosen])
-        if isinstance(decision, LoadBeside) or decision.configuration is None:
-            return self._cluster.estimate(bundle, batch, slot)
-        ran = decision.configuration._replace(batch=batch)
+        if given is None:
+            return self._cluster.run_s(bundle, batch, slot)
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
-        run_s = profiles.configured_runs_s(bundle.models, ran, gpu_type)
-        return Estimate(self._cluster.load_s(bundle, slot), run_s)
+        return profiles.configured_runs_s(bundle.models, given._replace(batch=batch), gpu_type)
 
     def _load(self, lease: ActiveLease, plan: LoadPlan, *, prefetch: bool = False) -> float:
         """Evict the victims and reserve memory; returns the expected seconds of the load."""
@@ -230,6 +252,14 @@ def _configure(lease: ActiveLease, decision: Place, requests: int) -> None:
     lease.configure(decision.configuration, more)
     for other in more:
         other.frequency += requests
+
+
+def _of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:
+    """Those of the first one's function: sessions of one function alone can share a lease."""
+    if len(chosen) == 1:
+        return (chosen[0],)
+    function = chosen[0].request.function
+    return tuple([pending for pending in chosen if pending.request.function == function])
 
 
 def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:

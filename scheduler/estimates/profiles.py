@@ -1,12 +1,10 @@
 """Every model's known size and times: declared, measured, or a default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.estimates.resource_metrics import Metrics, mean_of, metrics_of
-from scheduler.estimates.slowdowns import Interference
 from scheduler.model.values import ANY_GPU_TYPE, Configuration, CoreSettings, ModelSpec
 
 # Run times kept of one model, by batch and GPU type, and as many by configuration: a caller may
@@ -80,38 +78,36 @@ class Profile:
 
 
 class Profiles:
-    """The profiles of all models; every report corrects one (exponentially weighted).
-
-    `interference` is what runs beside others taught.
-    """
+    """The profiles of all models; every report corrects one (exponentially weighted)."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
-        self._profiles: dict[ModelId, Profile] = {}
+        # Every model that was declared, requested or reported, the least recently used first.
+        self.known: dict[ModelId, Profile] = {}
         self._changed: set[ModelId] = set()
-        self.interference = Interference()
+        self._predict: Slowdown = _none_slows
         self.forgotten = 0
 
     def of(self, model: ModelId) -> Profile:
         """The model's profile; a new model's profile has the defaults."""
-        profile = self._profiles.get(model)
+        profile = self.known.get(model)
         if profile is None:
-            profile = self._profiles[model] = Profile(self._settings.default_memory_bytes)
+            profile = self.known[model] = Profile(self._settings.default_memory_bytes)
         return profile
 
-    def known(self) -> Mapping[ModelId, Profile]:
-        """Every model that was declared, requested or reported, the least recently used first."""
-        return self._profiles
+    def predict_slowdowns(self, predict: "Slowdown") -> None:
+        """Ask this from now on how long models run beside others; without it, as long as alone."""
+        self._predict = predict
 
     def used(self, model: ModelId) -> None:
-        profile = self._profiles.pop(model, None)
+        profile = self.known.pop(model, None)
         if profile is not None:
-            self._profiles[model] = profile
+            self.known[model] = profile
 
     def forget(self, model: ModelId) -> None:
         """Forget a model that nothing needs; `forgotten` counts them."""
         self.forgotten += 1
-        del self._profiles[model]
+        del self.known[model]
         self._changed.discard(model)
 
     def take_changed(self) -> set[ModelId]:
@@ -121,7 +117,7 @@ class Profiles:
 
     def restore(self, model: ModelId, profile: Profile) -> None:
         """Take over an earlier scheduler's profile, unless more is known already."""
-        self._profiles.setdefault(model, profile)
+        self.known.setdefault(model, profile)
 
     def declare(self, spec: ModelSpec) -> None:
         """Take over a declaration; measured values stay."""
@@ -152,7 +148,7 @@ class Profiles:
 
     def weights_bytes(self, model: ModelId) -> int:
         """The size of the stored image; while it is unknown, what the model needs on a GPU."""
-        profile = self._profiles.get(model)  # to ask for it does not make a model known
+        profile = self.known.get(model)  # to ask for it does not make a model known
         if profile is None:
             return self._settings.default_memory_bytes
         return profile.weights_bytes or profile.memory_bytes
@@ -204,7 +200,7 @@ class Profiles:
 
     def alone_s(self, model: ModelId, batch: int, gpu_type: str) -> float | None:
         """Seconds of one run that has its GPU to itself, as measured, else declared; or None."""
-        profile = self._profiles.get(model)
+        profile = self.known.get(model)
         if profile is None:
             return None
         for key in ((batch, gpu_type), (batch, ANY_GPU_TYPE)):
@@ -212,16 +208,6 @@ class Profiles:
             if run_s is not None and key not in profile.stand_ins:
                 return run_s
         return None
-
-    def metrics(self, model: ModelId) -> Metrics | None:
-        """What the model uses of a GPU; None if that was not measured."""
-        profile = self._profiles.get(model)
-        return metrics_of(profile.features) if profile is not None and profile.features else None
-
-    def mean_metrics(self, models: tuple[ModelId, ...]) -> Metrics | None:
-        """What these models use that run one after the other; None if one was not measured."""
-        measured = [metrics for model in models if (metrics := self.metrics(model)) is not None]
-        return mean_of(measured) if measured and len(measured) == len(models) else None
 
     def _nearest_run_s(
         self, known: Mapping[tuple[int, str], float], batch: int, gpu_type: str
@@ -293,20 +279,14 @@ class Profiles:
     ) -> float:
         """Of one model: it takes turns with itself, and the rest is as it was learned."""
         turns = 0.0
-        others: list[Metrics] = []
-        own = self.metrics(model)
+        others: list[tuple[ModelId, ...]] = []
         for lease in neighbours:
             if model in lease:
                 turns += 1.0 / len(lease)
-                continue
-            metrics = self.mean_metrics(lease)
-            if metrics is None:
-                own = None
             else:
-                others.append(metrics)
-        if own is None or not others:
-            return 1.0 + turns
-        return self.interference.slowdown(gpu_type, own, others) + turns
+                others.append(lease)
+        predicted = self._predict(model, gpu_type, others) if others else 1.0
+        return predicted + turns
 
     # -- reports --------------------------------------------------------------------------------
 
@@ -371,3 +351,11 @@ class Profiles:
         if known is None:
             return measured
         return known + self._settings.report_weight * (measured - known)
+
+
+# How many times as long a model's run takes on this type of GPU beside leases of other models.
+Slowdown = Callable[[ModelId, str, Sequence[tuple[ModelId, ...]]], float]
+
+
+def _none_slows(*_: object) -> float:
+    return 1.0

@@ -1,1 +1,1 @@
-"""What a cluster can do beside placing requests: each is a layer, and can leave."""
+"""What a cluster can do beside placing requests: layers of the core, and what hooks.py offers."""

@@ -1,6 +1,6 @@
 """Staged exit: models that nobody uses step down by time, as their exit rules say."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class _Idle:
 
     @property
     def gaps(self) -> IdleGaps:
-        profile = self._cluster.profiles.known().get(self._model)
+        profile = self._cluster.profiles.known.get(self._model)
         return IdleGaps() if profile is None else profile.gaps
 
     def held_bytes(self, stage: Tier) -> int:
@@ -114,7 +114,7 @@ class StagedExit(Layer):
         if due_s != event.due_s:
             return
         del self._timers[place]
-        due_s = self.due_s(*place)
+        due_s = self.leaves_s(*place)
         if due_s is None:
             return
         if due_s > self._cluster.now:
@@ -136,11 +136,13 @@ class StagedExit(Layer):
             index.drop_context(gpu.cache, event.model)
             self._cluster.out.append(EndContext(event.gpu, event.model, "it has no room"))
 
-    def due_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
+    def leaves_s(self, node: NodeId, gpu: GpuId | None, model: ModelId) -> float | None:
         """When an idle model at this place may step down; None: it is not there, or stays.
 
         Its rule is asked once for each time that it is idle in a stage.
         """
+        if not self.active:
+            return None
         place = _Place(node, gpu, model)
         rest = self._resting(node, gpu, model)
         due = self._due.pop(place, None)
@@ -154,16 +156,6 @@ class StagedExit(Layer):
             due = (stage, since_s, since_s + stays_s)
         self._due[place] = due
         return due[2]
-
-    def rests(self, model: ModelId) -> Iterator[tuple[Tier, str, float | None]]:
-        """Where a model is, and what it left: stage, GPU or node, and when it may step down."""
-        index = self._cluster.index
-        for cache in index.holders(model).values():
-            yield Tier.GPU, cache.id, self.due_s(cache.node, cache.id, model)
-        for cache in index.left(model).values():
-            yield Tier.CONTEXT, cache.id, self.due_s(cache.node, cache.id, model)
-        for node, tier in index.tiers(model).items():
-            yield tier, node, self.due_s(node, None, model)
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -272,7 +264,7 @@ class StagedExit(Layer):
         if pending_stage is rest[0] and place.model not in self._other_rule:
             return  # its timer finds how long the model has been idle then
         self._other_rule.discard(place.model)
-        due_s = self.due_s(*place)
+        due_s = self.leaves_s(*place)
         if due_s is not None:
             self._set(place, max(due_s, self._cluster.now))
 

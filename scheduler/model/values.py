@@ -36,6 +36,25 @@ class Message(Value, frozen=True, tag=True):
     """One of several kinds of values: its object says the name of its class, too."""
 
 
+# What a model uses of a GPU while it runs alone (Kim and Kim 2020, Table III): their names in a
+# profile's features, in the paper's order.
+METRICS = (
+    "gpu_utilization",  # share of the time that any kernel runs
+    "sm_efficiency",  # share of the time that a multiprocessor has a warp
+    "warp_efficiency",  # share of a warp's threads that are active
+    "ipc",  # instructions a cycle
+    "occupancy",  # active warps over those that fit
+    "memory_used_max",  # bytes
+    "memory_used_average",  # bytes
+    "memory_utilization",  # share of the time that memory is read or written
+    "device_to_host",  # bytes a second
+    "host_to_device",  # bytes a second
+    "global_load",  # bytes a second through the caches
+    "global_store",  # bytes a second through the caches
+    "execution_time",  # seconds
+)
+
+
 class RequestOutcome(StrEnum):
     """The one terminal state in which every request ends."""
 

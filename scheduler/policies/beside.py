@@ -7,7 +7,7 @@ from typing import Annotated
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
-from scheduler.policies.placement_policy import Decision, LoadBeside, Place, check_bounds
+from scheduler.policies.placement_policy import Decision, Place, check_bounds
 from scheduler.policies.weighing import CANDIDATES, reloads, wait_at_s
 
 # Over how many loads' time a copy is expected to pay, and the weight of what the loss of the
@@ -57,7 +57,7 @@ class Policy:
 
     # -- the four rules, in order ---------------------------------------------------------------
 
-    def _overdue(self, view: View, head: Pending) -> Place | LoadBeside | None:
+    def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head)
@@ -66,21 +66,23 @@ class Policy:
         if view.busy_holder(head) is not None:
             return None
         slot = self._cheapest(view, head, spare=False)
-        return LoadBeside((head,), slot, "overtaken too often") if slot is not None else None
+        if slot is None:
+            return None
+        return Place((head,), slot, "overtaken too often", beside=True)
 
     def _hit(self, view: View) -> Place | None:
         for hit, slot in view.hits():
             return Place((hit,), slot, "hit on an idle GPU")
         return None
 
-    def _load_unheld(self, view: View) -> LoadBeside | None:
+    def _load_unheld(self, view: View) -> Place | None:
         for request in view.unheld(CANDIDATES):
             slot = self._cheapest(view, request, spare=True)
             if slot is not None:
-                return LoadBeside((request,), slot, "on no GPU")
+                return Place((request,), slot, "on no GPU", beside=True)
         return None
 
-    def _load_again(self, view: View) -> LoadBeside | None:
+    def _load_again(self, view: View) -> Place | None:
         best_s = 0.0
         best: tuple[Pending, Slot] | None = None
         for request in view.most_in_excess(CANDIDATES):
@@ -99,7 +101,7 @@ class Policy:
         if best is None:
             return None
         youngest = view.last_like(best[0])
-        return LoadBeside((youngest,), best[1], "one more copy saves more than it costs")
+        return Place((youngest,), best[1], "one more copy saves more than it costs", beside=True)
 
     # -- parts ----------------------------------------------------------------------------------
 

@@ -13,13 +13,12 @@ from scheduler.policies.placement_policy import Decision, Place, Prefetch, Skip,
 from scheduler.policies.weighing import (
     CANDIDATES,
     PRICES,
-    StageQueue,
+    Choice,
     fits,
     profile_of,
-    queues_of,
-    rooms_for,
+    slack_s,
+    undominated,
 )
-from scheduler.workflows.stage_profiles import Choice, undominated
 
 # Where a GPU's leases are given no vCPUs, they are no reason against it.
 _VCPUS_FREE = 1 << 30
@@ -36,6 +35,16 @@ class _Plan(NamedTuple):
     configurations: Sequence[Configuration]
     wake_s: float | None
     rule: str
+
+
+class _StageQueue(NamedTuple):
+    """Waiting requests of one function, application's stage and models, the oldest first.
+
+    `slack_s` is what is left of the oldest one's time, below zero if it is late.
+    """
+
+    members: Sequence[Pending]
+    slack_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +109,11 @@ class Policy:
         seen: set[str] = set()
         no_room = False
         for oldest in view.oldest(CANDIDATES):
-            nodes = rooms_for(view, oldest, CANDIDATES)
+            nodes = _rooms_for(view, oldest, CANDIDATES)
             if not nodes:
                 continue
             slot = nodes[0].idle[0]
-            for queue in queues_of(view, oldest, slot, self.most_batch):
+            for queue in _queues_of(view, oldest, slot, self.most_batch):
                 seen.update(member.id for member in queue.members)
                 plan = self._plan(view, queue, nodes)
                 if plan.wake_s is not None:
@@ -130,7 +139,7 @@ class Policy:
                 return Place((head,), slot, "those before it have no room")
         return None
 
-    def _plan(self, view: View, queue: StageQueue, nodes: Sequence[GpuRoom]) -> _Plan:
+    def _plan(self, view: View, queue: _StageQueue, nodes: Sequence[GpuRoom]) -> _Plan:
         first, waiting = queue.members[0], len(queue.members)
         if view.visits_reached(first, _ROUNDS):
             return _Plan((Configuration(1, 1, 1),), None, "the least, after rounds without room")
@@ -153,7 +162,7 @@ class Policy:
         waited = until_s > 0.0 and view.now > first.arrived_s
         return _Plan(chosen, None, "in time, after its batch could fill" if waited else "in time")
 
-    def _fills_until(self, view: View, queue: StageQueue, best: Choice) -> float:
+    def _fills_until(self, view: View, queue: _StageQueue, best: Choice) -> float:
         """Until when a batch may wait for more calls; 0 if it does not wait."""
         if not self.fill_share:
             return 0.0
@@ -165,7 +174,7 @@ class Policy:
     # -- where ----------------------------------------------------------------------------------
 
     def _dispatched(
-        self, view: View, queue: StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
+        self, view: View, queue: _StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
     ) -> Place | None:
         request = queue.members[0]
         for given in plan.configurations:
@@ -206,6 +215,33 @@ class Policy:
             if not view.is_hit(request, other) and not view.victims(request, other):
                 yield Prefetch(request.models[0], other)
                 return
+
+
+def _rooms_for(view: View, request: Pending, most: int) -> list[GpuRoom]:
+    """GPUs to choose from: those at home first, then those that hold the models, then others."""
+    slots = [
+        *view.home_idle(request)[:most],
+        *view.idle_holders(request, most),
+        *view.idle_keepers(request)[:most],
+        *view.few_idle(request, most),
+    ]
+    rooms: dict[str, GpuRoom] = {}
+    for slot in slots:
+        room = view.room(slot)
+        rooms.setdefault(room.gpu, room)
+    return list(rooms.values())
+
+
+def _queues_of(view: View, oldest: Pending, slot: Slot, most_batch: int) -> list[_StageQueue]:
+    """The queues among the first requests of one set of models, at most a batch of each."""
+    by_stage: dict[tuple[str, str, str], list[Pending]] = {}
+    for request in view.waiting_like(oldest, 2 * most_batch):
+        key = request.function, request.application, request.stage
+        by_stage.setdefault(key, []).append(request)
+    return [
+        _StageQueue(members[:most_batch], slack_s(view, members[0], slot))
+        for members in by_stage.values()
+    ]
 
 
 def _free(room: GpuRoom) -> tuple[int, int]:

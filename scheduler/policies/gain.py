@@ -10,13 +10,7 @@ from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import GpuRoom, View
 from scheduler.model.values import Configuration
-from scheduler.policies.placement_policy import (
-    Decision,
-    LoadBeside,
-    Place,
-    WeighedSlot,
-    check_bounds,
-)
+from scheduler.policies.placement_policy import Decision, Place, WeighedSlot, check_bounds
 from scheduler.policies.weighing import (
     AWAY_S,
     CANDIDATES,
@@ -25,6 +19,7 @@ from scheduler.policies.weighing import (
     PRICES,
     BatchOption,
     Gain,
+    StageProfile,
     batch_cost,
     batch_options,
     fits,
@@ -36,7 +31,6 @@ from scheduler.policies.weighing import (
     slack_s,
     wait_at_s,
 )
-from scheduler.workflows.stage_profiles import StageProfile
 
 _OVERDUE = "overtaken too often"
 _LEAST_S = 1e-9  # a time that was measured as nothing
@@ -104,7 +98,7 @@ class Policy:
 
     # -- the four rules, in order ---------------------------------------------------------------
 
-    def _overdue(self, view: View, head: Pending) -> Place | LoadBeside | None:
+    def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
         slot = view.idle_holder(head)
@@ -150,14 +144,14 @@ class Policy:
     def _lost_part(self, view: View, request: Pending, slot: Slot) -> float:
         return neighbours_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
 
-    def _load_unheld(self, view: View) -> Place | LoadBeside | None:
+    def _load_unheld(self, view: View) -> Place | None:
         for request in view.unheld(CANDIDATES):
             slot = self._best(view, request, spare=True)
             if slot is not None:
                 return self._load(request, slot, "on no GPU")
         return None
 
-    def _load_again(self, view: View) -> Place | LoadBeside | None:
+    def _load_again(self, view: View) -> Place | None:
         best_s = 0.0
         best: tuple[Pending, Slot] | None = None
         cheaper = self._cheaper(view)
@@ -201,10 +195,8 @@ class Policy:
         preferred = [slot for slot in (*near, *keepers) if slot.loadable]
         return list(dict.fromkeys((*preferred, *few)))
 
-    def _load(self, request: Pending, slot: Slot, rule: str) -> Place | LoadBeside:
-        if self.overlap:
-            return LoadBeside((request,), slot, rule)
-        return Place((request,), slot, rule)
+    def _load(self, request: Pending, slot: Slot, rule: str) -> Place:
+        return Place((request,), slot, rule, beside=self.overlap > 0)
 
     def _near(self, view: View, request: Pending) -> Sequence[Slot]:
         return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]

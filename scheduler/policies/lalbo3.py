@@ -43,23 +43,23 @@ class Policy:
         return decide(view, self.o3_limit)
 
 
-def decide(view: View, limit: int, *, takes_first: bool = False) -> Iterator[Decision]:
-    """Algorithm 7 with this O3 limit; `takes_first` as printed, without choosing the soonest."""
+def decide(view: View, limit: int) -> Iterator[Decision]:
+    """Algorithm 7 with this O3 limit."""
     for slot in view.idle_slots():
         waiting_here = view.local_head(slot)
         if waiting_here is not None:
             yield Place((waiting_here,), slot, "waited for this GPU in its local queue")
         else:
-            yield from _serve(view, slot, limit, takes_first=takes_first)
+            yield from _serve(view, slot, limit)
 
 
-def _serve(view: View, slot: Slot, limit: int, *, takes_first: bool) -> Iterator[Decision]:
+def _serve(view: View, slot: Slot, limit: int) -> Iterator[Decision]:
     """The first scan in two parts (requests at the limit come first in the queue), then another."""
     while (head := view.head(slot)) is not None and view.visits_reached(head, limit):
         if view.is_hit(head, slot):
             yield Place((head,), slot, "hit on this idle GPU")
             return
-        placed_here = yield from _balance(view, slot, head, takes_first=takes_first)
+        placed_here = yield from _balance(view, slot, head)
         if placed_here:
             return
     if head is None:
@@ -71,14 +71,12 @@ def _serve(view: View, slot: Slot, limit: int, *, takes_first: bool) -> Iterator
         yield Place((hit,), slot, "hit on this idle GPU")
         return
     while (head := view.head(slot)) is not None:
-        placed_here = yield from _balance(view, slot, head, takes_first=takes_first)
+        placed_here = yield from _balance(view, slot, head)
         if placed_here:
             return
 
 
-def _balance(
-    view: View, slot: Slot, request: Pending, *, takes_first: bool
-) -> Generator[Decision, None, bool]:
+def _balance(view: View, slot: Slot, request: Pending) -> Generator[Decision, None, bool]:
     """Algorithm 8; true if the request went to this slot."""
     other = view.idle_holder(request)
     if other is not None:
@@ -92,19 +90,8 @@ def _balance(
             return False
         yield Place((request,), slot, "cached nowhere")
         return True
-    load_s = view.load_s(request, slot)
-    if takes_first:
-        busy = _first_soon_enough(view, request, load_s) or busy
-    if view.wait_s(busy) < load_s:
+    if view.wait_s(busy) < view.load_s(request, slot):
         yield Queue(request, busy, "hit on a busy GPU, sooner than a load here")
         return False
     yield Place((request,), slot, "a load here is sooner than the busy GPUs that hold it")
     return True
-
-
-def _first_soon_enough(view: View, request: Pending, load_s: float) -> Slot | None:
-    """The loop of Algorithm 8 as it is printed, over a list of GPUs sorted by frequency."""
-    for busy in view.busy_holders(request):
-        if view.wait_s(busy) < load_s:
-            return busy
-    return None

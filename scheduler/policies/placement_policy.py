@@ -19,6 +19,9 @@ class Place:
     Those of another function than the first one go on waiting: they cannot share its lease.
     Their lease occupies `more_slots` with room on the same GPU too, and has what vCPUs the
     configuration says, if the GPU's manager takes one.
+    Or load what they lack `beside` the runs of a slot that is loadable: their lease takes the GPU's
+    copy engine at once, and the slot's compute when the models are there; meanwhile the slot serves
+    others.
     """
 
     def __init__(
@@ -28,25 +31,15 @@ class Place:
         rule: str,
         configuration: Configuration | None = None,
         more_slots: Sequence[Slot] = (),
+        *,
+        beside: bool = False,
     ) -> None:
         self.requests = requests
         self.slot = slot
         self.rule = rule
         self.configuration = configuration
         self.more_slots = more_slots
-
-
-class LoadBeside:
-    """Load what these requests of the same models lack, beside the runs of a slot that is loadable.
-
-    Their lease takes the GPU's copy engine at once, and the slot's compute when the models are
-    there; meanwhile the slot serves others.
-    """
-
-    def __init__(self, requests: Sequence[Pending], slot: Slot, rule: str) -> None:
-        self.requests = requests
-        self.slot = slot
-        self.rule = rule
+        self.beside = beside
 
 
 class Queue:
@@ -79,7 +72,7 @@ class Wake(NamedTuple):
     at_s: float
 
 
-Decision = Place | LoadBeside | Queue | Skip | Prefetch | Wake
+Decision = Place | Queue | Skip | Prefetch | Wake
 
 
 class Policy(Protocol):

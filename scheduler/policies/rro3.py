@@ -21,15 +21,10 @@ class Policy:
     """
 
     def decide(self, view: View) -> Iterator[Decision]:
-        return decide(view, 0)
-
-
-def decide(view: View, window: int) -> Iterator[Decision]:
-    """Algorithm 6, looking at the first `window` requests of a local queue, or (0) at all."""
-    yield from spread(view)
-    for slot in view.idle_slots():
-        hit = view.local_hit(slot, window)
-        request = hit or view.local_head(slot)
-        if request is not None:
-            rule = "hit in the local queue" if hit else "head of the local queue, no hit"
-            yield Place((request,), slot, rule)
+        yield from spread(view)
+        for slot in view.idle_slots():
+            hit = view.local_hit(slot)
+            request = hit or view.local_head(slot)
+            if request is not None:
+                rule = "hit in the local queue" if hit else "head of the local queue, no hit"
+                yield Place((request,), slot, rule)

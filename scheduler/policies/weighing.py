@@ -1,6 +1,9 @@
 """What several policies weigh: copies of models, waits for them, batches of requests."""
 
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
@@ -8,7 +11,62 @@ from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import GpuRoom, ModelFacts, View
 from scheduler.model.values import Configuration
-from scheduler.workflows.stage_profiles import Choice, Prices, StageProfile, profile, undominated
+
+_HOUR_S = 3600.0
+
+
+class Choice(NamedTuple):
+    """A configuration of one stage: its time, and its cost for each request of the batch."""
+
+    time_s: float
+    cost: float
+    configuration: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What an hour of one vCPU and one vGPU costs."""
+
+    vcpu_hour: float
+    vgpu_hour: float
+
+    def cost(self, configuration: Configuration, held_s: float) -> float:
+        rate = configuration.vcpus * self.vcpu_hour + configuration.vgpus * self.vgpu_hour
+        return rate * held_s / _HOUR_S
+
+
+class StageProfile:
+    """All choices for a stage, the fastest first; equally fast ones by cost, then by resources."""
+
+    def __init__(self, choices: Iterable[Choice]) -> None:
+        self.choices = tuple(sorted(choices))
+
+    def up_to(self, batch: int) -> "StageProfile":
+        """The choices with at most this batch."""
+        return StageProfile(c for c in self.choices if c.configuration.batch <= batch)
+
+
+def profile(times_s: Mapping[Configuration, float], prices: Prices) -> StageProfile:
+    return StageProfile(
+        Choice(time_s, prices.cost(each, time_s) / each.batch, each)
+        for each, time_s in times_s.items()
+    )
+
+
+def undominated(choices: Iterable[Choice], many: int = 1) -> list[Choice]:
+    """Those to which fewer than `many` others are at once as fast and as cheap, fastest first.
+
+    Of the `many` cheapest ways to do all stages in a given time, none needs another choice.
+    """
+    kept: list[Choice] = []
+    lowest = [inf] * many  # the lowest costs of those kept, ascending
+    for choice in sorted(choices):
+        if choice.cost < lowest[-1]:
+            kept.append(choice)
+            insort(lowest, choice.cost)
+            lowest.pop()
+    return kept
+
 
 # The prices of a vCPU and a slot for an hour, as in ESG: only their ratio decides.
 PRICES = Prices(vcpu_hour=0.034, vgpu_hour=0.67)
@@ -21,28 +79,6 @@ MISS_WORTH = 20.0
 _MOST_OPTIONS = 12
 # From this part of a resource in use on, it counts as so many times its price.
 _SCARCITY = ((0.95, 12.0), (0.85, 4.0), (0.0, 1.0))
-
-
-class StageQueue(NamedTuple):
-    """Waiting requests of one function, application's stage and models, the oldest first.
-
-    `slack_s` is what is left of the oldest one's time, below zero if it is late.
-    """
-
-    members: Sequence[Pending]
-    slack_s: float
-
-
-def queues_of(view: View, oldest: Pending, slot: Slot, most_batch: int) -> list[StageQueue]:
-    """The queues among the first requests of one set of models, at most a batch of each."""
-    by_stage: dict[tuple[str, str, str], list[Pending]] = {}
-    for request in view.waiting_like(oldest, 2 * most_batch):
-        key = request.function, request.application, request.stage
-        by_stage.setdefault(key, []).append(request)
-    return [
-        StageQueue(members[:most_batch], slack_s(view, members[0], slot))
-        for members in by_stage.values()
-    ]
 
 
 def members_of(view: View, first: Pending, most_batch: int) -> list[Pending]:
@@ -146,21 +182,6 @@ def batch_cost(
     if takes_s < left_s:
         return cost
     return cost + miss_worth * (1.0 + (takes_s - left_s) / takes_s) * alone
-
-
-def rooms_for(view: View, request: Pending, most: int) -> list[GpuRoom]:
-    """GPUs to choose from: those at home first, then those that hold the models, then others."""
-    slots = [
-        *view.home_idle(request)[:most],
-        *view.idle_holders(request, most),
-        *view.idle_keepers(request)[:most],
-        *view.few_idle(request, most),
-    ]
-    rooms: dict[str, GpuRoom] = {}
-    for slot in slots:
-        room = view.room(slot)
-        rooms.setdefault(room.gpu, room)
-    return list(rooms.values())
 
 
 def _shapes(most_batch: int, slots: int) -> Iterator[tuple[int, int]]:

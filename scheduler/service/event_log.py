@@ -45,11 +45,7 @@ class DecisionLog:
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._latest_lease = LeaseId(0)
-        self._hits = 0
-        self._misses = 0
-        self._evictions = 0
-        self._prefetches = 0
-        self._refusals = 0
+        self._counts: Counter[str] = Counter()
         self._finished: Counter[RequestOutcome] = Counter()
 
     def happened(self, event: events.Event) -> None:
@@ -64,7 +60,7 @@ class DecisionLog:
         elif isinstance(action, Prepare):
             self._prepares(action)
         elif isinstance(action, Demote):
-            self._evictions += 1
+            self._counts["evictions"] += 1
             self._log.info("%s leaves %s: %s", action.model, action.gpu, action.reason)
         elif isinstance(action, EndContext):
             text = "the empty process that %s left on %s ends: %s"
@@ -84,34 +80,24 @@ class DecisionLog:
             self._log.debug(text, action.request, action.slot, action.rule, extra=about)
             self._explain(action)
         elif isinstance(action, Taken):
-            self._hits += 1
+            self._counts["hits"] += 1
             request, lease = action.request.id, action.dispatch.lease
             text, about = "request %s used lease %d, which its caller keeps", {"request": request}
             self._log.debug(text, request, lease, extra=about | {"lease": lease})
         elif isinstance(action, Recall):
             self._log.debug("lease %d is recalled", action.lease, extra={"lease": action.lease})
         elif isinstance(action, Refuse):
-            self._refusals += 1
+            self._counts["refusals"] += 1
             self._log.warning("refused %.500s: %s", action.event, action.reason)
 
     def counts(self) -> DecisionCounts:
-        return DecisionCounts(
-            hits=self._hits,
-            misses=self._misses,
-            evictions=self._evictions,
-            prefetches=self._prefetches,
-            refusals=self._refusals,
-            finished=dict(self._finished),
-        )
+        return DecisionCounts(**self._counts, finished=dict(self._finished))
 
     def _dispatched(self, action: Dispatch) -> None:
         if action.lease <= self._latest_lease:  # repeated for a caller that asked again
             return
         self._latest_lease = action.lease
-        if action.hit:
-            self._hits += len(action.requests)
-        else:
-            self._misses += len(action.requests)
+        self._counts["hits" if action.hit else "misses"] += len(action.requests)
         self._log.debug(
             "requests %s: lease %d on %s, %s: %s",
             action.requests,
@@ -125,8 +111,8 @@ class DecisionLog:
         self._explain(action)
 
     def _prepares(self, action: Prepare) -> None:
-        self._evictions += len(action.victims)
-        self._prefetches += action.prefetch
+        self._counts["evictions"] += len(action.victims)
+        self._counts["prefetches"] += action.prefetch
         level = INFO if action.prefetch else DEBUG
         loads = [load.model for load in action.loads]
         self._log.log(level, "%s loads %s, evicts %s", action.gpu, loads, action.victims)

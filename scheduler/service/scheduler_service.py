@@ -3,20 +3,22 @@
 import logging
 import time
 from asyncio import TaskGroup
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from common.http.server_protocol import AcceptedLine
 from common.stream_upgrade import StreamRequest
+from common.telemetry.metrics import Metric
 from common.telemetry.traces import NO_COUNTS, Sink
 from scheduler.api import Placement
 from scheduler.cluster.slots import Gpu
-from scheduler.features.billing.use_buckets import UseBuckets
+from scheduler.features.billing.bill import Bill
+from scheduler.features.hooks import TermFeature, TermParts
+from scheduler.features.tenants.quotas import Quotas
 from scheduler.model.errors import DatastoreError, NotLeading
-from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
 from scheduler.service.access import ApiAccess
 from scheduler.service.history.recorder import RunRecorder
@@ -33,17 +35,15 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
-from scheduler.service.settings import Settings
 from scheduler.service.streams.callers import CallerLeases, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
-from scheduler.service.terms import KeptTerms, owner_rows
 from scheduler.service.views.page_feed import waiting_functions
+from scheduler.settings import Settings
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import CONFIGURATION, PolicyChoice
-from scheduler.store.use_records import mark_lost, read_use, write_use
 from scheduler.wire import caller_stream
 from scheduler.wire.codec import pack
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
@@ -51,6 +51,14 @@ from scheduler.wire.node_stream import node_of_path
 
 log = logging.getLogger(__name__)
 
+# What a leader can do without: each is a folder that may leave, with its import and its name here.
+FEATURES: Sequence[type[TermFeature]] = (Bill, Quotas)
+METRICS: Sequence[Metric] = (
+    *declared.METRICS,
+    *(metric for kind in FEATURES for metric in (*kind.counters, *kind.gauges)),
+)
+
+_Feature = TypeVar("_Feature", bound=TermFeature)
 _EPOCH_S = 1_704_067_200  # 2024
 # How long a lease's token may be presented for the first time: longer than any model loads.
 _TOKEN_S = 600.0
@@ -90,7 +98,6 @@ class Reign:
     streams: NodeStreams
     callers: CallerStreams
     policy: PolicyInForce
-    terms: KeptTerms
     keeper: Keeper | None
 
 
@@ -116,10 +123,11 @@ class SchedulerService:
         self._tokens = LeaseTokens(secret)
         self._store: Store = MemoryStore()
         self._met = 0
-        self._billed_under: Fence | None = None
         self.leader: LeaderInfo | None = None
         self.reign: Reign | None = None
-        self.meters = SchedulerCounters(settings.scheduler.metric_names)
+        self.meters = SchedulerCounters(
+            settings.scheduler.metric_names, [m for kind in FEATURES for m in kind.counters]
+        )
         self.access = ApiAccess(secret)
         self.leases = CallerLeases()
 
@@ -149,10 +157,7 @@ class SchedulerService:
     async def _lead_after_election(self, candidacy: Leadership, store: Store) -> None:
         keep_s = self.settings.etcd.models_keep_s
         recovered = await recover(store, log, time.time() - keep_s)
-        buckets = UseBuckets(keep_days=self.settings.billing.keep_days)
-        await read_use(store, buckets, log)
-        self._billed_under = candidacy.fence
-        async with self.lead(candidacy.term, candidacy, recovered, buckets):
+        async with self.lead(candidacy.term, candidacy, recovered):
             assert self.reign is not None, "it leads"
             async with TaskGroup() as tasks:
                 watching = watch_rivals(store, candidacy, term_at, log)
@@ -169,7 +174,6 @@ class SchedulerService:
         term: int,
         candidacy: Leadership | None = None,
         recovered: Recovered | None = None,
-        buckets: UseBuckets | None = None,
     ) -> AsyncIterator[Office]:
         """Be the leader of this term for as long as the context lasts."""
         recovered = recovered or Recovered()
@@ -178,12 +182,24 @@ class SchedulerService:
         choice = recovered.begin_with(configured)
         settings = replace(settings, policy=choice.name, parameters=choice.parameters)
         office = Office(
-            *(settings, term, self.meters, recovered, self._recorder, self._sink, buckets),
+            *(settings, term, self.meters, recovered, self._recorder, self._sink),
             recall=self.leases.recall,
         )
         fence = partial(_fence_of, candidacy)
         fenced = partial(self._fenced, candidacy)
-        reign = self.reign = Reign(
+        parts = TermParts(
+            settings=settings,
+            core=office.core,
+            now_s=office.clock.now_s,
+            report=office.driver.report,
+            store=self._store,
+            fence=fence,
+            counts=self.meters.values,
+            functions=self.meters.functions,
+            log=log,
+        )
+        office.features.extend(kind(parts) for kind in FEATURES)
+        reign = Reign(
             office,
             candidacy,
             NodeStreams(
@@ -193,16 +209,19 @@ class SchedulerService:
             ),
             CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
             PolicyInForce(choice, office.decide_by, self._store, fence, log),
-            KeptTerms(self._store, office.terms, fence, log),
             self._keeper(office, candidacy),
         )
         log.info("%s decides by %s", self.name, choice.name)
         try:
-            async with (
-                reign.terms.running(),
-                office.bill.running(partial(self._write_bill, fence)),
-                reign.keeper or nullcontext(),
-            ):
+            async with AsyncExitStack() as running:
+                for feature in office.features:
+                    await running.enter_async_context(feature.running())
+                if reign.keeper is not None:
+                    await running.enter_async_context(reign.keeper)
+                if candidacy is not None and candidacy.term > term:  # since features began to read
+                    office.rise(candidacy.term)
+                office.begin_grace()
+                self.reign = reign
                 yield office
         finally:
             self.reign = None
@@ -231,16 +250,6 @@ class SchedulerService:
         self._met = max(self._met, met)
         if candidacy is not None:
             candidacy.saw(met)
-
-    async def _write_bill(self, fence_now: Callable[[], Fence | None], buckets: UseBuckets) -> int:
-        """Write the bill as long as this scheduler leads; returns the bytes."""
-        fence = fence_now()
-        if fence is None:
-            return 0
-        if fence != self._billed_under:  # a new term, or the datastore has lost its data
-            await mark_lost(self._store, buckets)
-            self._billed_under = fence
-        return await write_use(self._store, buckets, fence)
 
     async def _follow(self) -> None:
         """Keep track of the leader, to refer callers to it."""
@@ -285,9 +294,9 @@ class SchedulerService:
         """Decide by this policy from now on, here and after a restart."""
         await self._reigning().policy.choose(policy, parameters)
 
-    async def set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
-        """Put an owner's terms in force, here and after a restart; None: no longer."""
-        await self._reigning().terms.set(owner, terms)
+    def feature(self, kind: type[_Feature]) -> _Feature:
+        """This feature in this term; NotLeading if this scheduler does not lead."""
+        return self.office().feature(kind)
 
     def store_state(self) -> str:
         """The datastore's state in one word."""
@@ -354,9 +363,8 @@ class SchedulerService:
         if reign is None:
             return metrics_page(own, spans, self.meters, None, ())
         office = reign.office
-        most, now_s = self.settings.scheduler.metric_names, office.clock.now_s()
-        owners = owner_rows(office.terms, office.core, now_s, most)
-        return metrics_page(own, spans, self.meters, office.driver.status(), owners)
+        more = [family for feature in office.features for family in feature.families()]
+        return metrics_page(own, spans, self.meters, office.driver.status(), more)
 
 
 def _fence_of(candidacy: Leadership | None) -> Fence | None:

@@ -1,13 +1,13 @@
 """Projects the core's GPUs to `GpuStatus`, the base of reports, with how each model is hosted."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from cache_manager.model.ids import ModelId
+from cache_manager.model.ids import GpuId, ModelId, NodeId
 from cache_manager.residency import process_of
 from common.gpu_wishes import PROCESS, STREAM, WHOLE
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.core.core import Core
-from scheduler.features.staged_exit import StagedExit
 from scheduler.wire.cluster_status import (
     ContextStatus,
     GpuStatus,
@@ -17,12 +17,14 @@ from scheduler.wire.cluster_status import (
     configuration_status,
 )
 
+Leaves = Callable[[NodeId, GpuId | None, ModelId], float | None]
+
 
 def gpus_of(core: Core) -> tuple[GpuStatus, ...]:
-    return tuple(_gpu(gpu, core.layer(StagedExit)) for gpu in core.cluster.gpus.values())
+    return tuple(_gpu(gpu, core.leaves_s) for gpu in core.cluster.gpus.values())
 
 
-def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:
+def _gpu(gpu: Gpu, leaves_s: Leaves) -> GpuStatus:
     cache, node = gpu.cache, gpu.spec.node
     residents = tuple(
         ResidentStatus(
@@ -32,7 +34,7 @@ def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:
             leases=resident.users,
             waiting=resident.waiters,
             pinned=resident.pinned,
-            leaves_s=exits.due_s(node, cache.id, resident.model),
+            leaves_s=leaves_s(node, cache.id, resident.model),
             **hosting_of(gpu, resident.model)._asdict(),
         )
         for resident in cache.residents.values()
@@ -49,7 +51,7 @@ def _gpu(gpu: Gpu, exits: StagedExit) -> GpuStatus:
         slots=tuple(_slot(slot) for slot in gpu.slots),
         silent=gpu.silent,
         contexts=tuple(
-            ContextStatus(left, context.bytes, exits.due_s(node, cache.id, left))
+            ContextStatus(left, context.bytes, leaves_s(node, cache.id, left))
             for left, context in cache.contexts.items()
         ),
     )

@@ -188,7 +188,7 @@ class Keeper:
     def _of_models(self) -> Iterator[tuple[str, object]]:
         """Records of changed and used models; after a survey, of all models that are kept."""
         profiles = self._core.cluster.profiles
-        known, used = profiles.known(), profiles.take_changed()
+        known, used = profiles.known, profiles.take_changed()
         hour = self._now_unix_s() // HOUR_S
         if hour != self._hour:
             self._hour = hour
@@ -207,7 +207,7 @@ class Keeper:
         if state == self._looked_through:
             return []
         self._looked_through = state
-        known, keys = profiles.known(), []
+        known, keys = profiles.known, []
         for model, used_unix_s in list(self._used_unix_s.items()):
             if model in known and not self._is_unused(used_unix_s):
                 continue

@@ -14,20 +14,17 @@ from scheduler.core.core import Core
 from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, PinAsked
-from scheduler.model.owner_terms import OwnerTerms
 from scheduler.store.datastore import Store
 from scheduler.store.stored_records import (
     ADMINISTRATOR,
     LRU,
     MODELS,
     POLICY,
-    TERMS,
     GpuOrder,
     PolicyChoice,
     gpu_order,
     is_unused,
     name,
-    owner_terms,
     policy_choice,
     stored_model,
 )
@@ -37,12 +34,11 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True)
 class Recovered:
-    """Profiles, the order of the latest uses, pinned models, policy, terms."""
+    """Profiles, the order of the latest uses, pinned models, policy."""
 
     profiles: Mapping[ModelId, Profile] = field(default_factory=dict)
     orders: dict[GpuId, GpuOrder] = field(default_factory=dict)
     policy: PolicyChoice | None = None
-    terms: Mapping[str, OwnerTerms] = field(default_factory=dict)
 
     def restore(self, core: Core) -> None:
         for model, model_profile in self.profiles.items():
@@ -82,32 +78,34 @@ _NO_ORDER = GpuOrder(())
 
 
 async def recover(store: Store, log: Logger, models_since_unix_s: float = 0.0) -> Recovered:
-    """Read all records but bad ones, which are logged, and models last used before that time."""
-
-    async def sound(prefix: str, read: Callable[[bytes], _Value]) -> dict[str, _Value]:
-        values: dict[str, _Value] = {}
-        for stored_key, value in (await store.list(prefix)).values.items():
-            try:
-                values[name(prefix, stored_key)] = read(value)
-            except SchedulerError as error:
-                log.warning("ignoring %s in the datastore: %s", stored_key, error)
-        return values
-
+    """Read all records but bad ones, and models last used before that time."""
     stored = {
         ModelId(model): record
-        for model, record in (await sound(MODELS, stored_model)).items()
+        for model, record in (await sound_records(store, MODELS, stored_model, log)).items()
         if not is_unused(record.used_unix_s, models_since_unix_s)  # the keeper deletes it
     }
     # The core forgets the first ones first, where there are too many.
     by_use = sorted(stored, key=lambda model: (stored[model].used_unix_s, model))
-    orders = await sound(LRU, gpu_order)
-    choices = await sound(POLICY, sound_choice)
+    orders = await sound_records(store, LRU, gpu_order, log)
+    choices = await sound_records(store, POLICY, sound_choice, log)
     return Recovered(
         {model: stored[model].profile for model in by_use},
         {GpuId(gpu): order for gpu, order in orders.items()},
         choices.get(""),
-        await sound(TERMS, owner_terms),
     )
+
+
+async def sound_records(
+    store: Store, prefix: str, read: Callable[[bytes], _Value], log: Logger
+) -> dict[str, _Value]:
+    """The records of one kind by their names, but bad ones, which are logged."""
+    records: dict[str, _Value] = {}
+    for stored_key, value in (await store.list(prefix)).values.items():
+        try:
+            records[name(prefix, stored_key)] = read(value)
+        except SchedulerError as error:
+            log.warning("ignoring %s in the datastore: %s", stored_key, error)
+    return records
 
 
 def sound_choice(value: bytes) -> PolicyChoice:

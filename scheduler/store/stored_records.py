@@ -13,14 +13,13 @@ from msgspec import Struct, json
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.slots import Gpu, Slot
 from scheduler.estimates.profiles import Profile
-from scheduler.model.owner_terms import OwnerTerms, check_terms
 from scheduler.model.values import Number
 from scheduler.wire.codec import read
 from scheduler.wire.model_records import ModelRecord, profile_of
 
 MODELS, GPUS, LRU, FINISH = "models/", "gpus/", "lru/", "finish/"
 OF_GPUS = (GPUS, LRU, FINISH)
-POLICY, TERMS = "policy", "terms/"
+POLICY = "policy"
 # The time of a model's last use is kept to the hour, so that use alone is written once an hour.
 HOUR_S = 3600
 
@@ -139,7 +138,7 @@ def is_unused(used_unix_s: int, since_unix_s: float) -> bool:
     return used_unix_s + HOUR_S <= since_unix_s
 
 
-# -- the policy, and terms of owners ------------------------------------------------------------
+# -- the policy -------------------------------------------------------------------------------
 
 
 class PolicyChoice(Struct, frozen=True):
@@ -151,17 +150,8 @@ class PolicyChoice(Struct, frozen=True):
 
 
 _CHOICES = json.Decoder(PolicyChoice)
-_TERMS = json.Decoder(OwnerTerms)
 
 
 def policy_choice(value: bytes) -> PolicyChoice:
     """The policy in force as it was stored; the policy itself may not exist."""
     return read(_CHOICES, value)
-
-
-def terms_key(owner: str) -> str:
-    return key(TERMS, owner)
-
-
-def owner_terms(value: bytes) -> OwnerTerms:
-    return check_terms(read(_TERMS, value))

@@ -11,6 +11,7 @@ from scheduler.model.actions import (
     Order,
     Prepare,
 )
+from scheduler.model.events import LiveLease
 from scheduler.model.values import Placement
 
 
@@ -66,6 +67,19 @@ def hand_over(link: NodeLink, order: Order) -> None:
         link.end_context(order)
     else:
         link.demote_stored(order)
+
+
+def live_lease_of(order: Dispatch) -> LiveLease:
+    """Return a lease as its node reports it while it is in force."""
+    return LiveLease(
+        order.lease,
+        order.slot,
+        order.models,
+        order.requests,
+        order.more_slots,
+        order.configuration,
+        order.own,
+    )
 
 
 def placement_of(order: Dispatch) -> Placement:

@@ -15,19 +15,20 @@ from gpu_manager.cuda.context import CudaContext, read_account
 from gpu_manager.cuda.libraries import READ_ONLY, loaded_runtime
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.worker_device import DeviceImage
-from gpu_manager.transfers.path import PathSpeed
-from gpu_manager.transfers.process_gate import make_gate
+from gpu_manager.worker.transfers.device_link import PathLink
+from gpu_manager.worker.transfers.process_gate import make_gate
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 MIB = 1 << 20
+REAL_PATH = [0.0, 1.0 * MIB]  # of no known speed, in blocks of so many bytes
 
 
 @pytest.fixture
 def device(uuid: str) -> Iterator[CudaContext]:
-    made = CudaContext(uuid)
+    made = CudaContext(uuid, link=PathLink())
     made.warm()
     yield made
     torch.cuda.synchronize()
@@ -59,7 +60,7 @@ def test_image_arrives_whole_through_pinned_buffers(
     device: CudaContext, *, has_turns: bool
 ) -> None:
     if has_turns:
-        device.link.connect((make_gate(), make_gate()), PathSpeed())
+        device.link.connect(REAL_PATH, (make_gate(), make_gate()))
     content = os.urandom(96 * MIB + 12)
     descriptor = os.memfd_create("image")
     os.write(descriptor, content)
@@ -74,7 +75,7 @@ def test_image_arrives_whole_through_pinned_buffers(
 
 
 def test_large_input_and_result_are_the_same_when_they_were_announced(device: CudaContext) -> None:
-    device.link.connect((make_gate(), make_gate()), PathSpeed())
+    device.link.connect(REAL_PATH, (make_gate(), make_gate()))
     content = os.urandom(5 * MIB)
     back = bytearray(len(content))
 

@@ -14,7 +14,7 @@ def profile(node: NodeThread) -> Profile:
     """The profile of the one model that the node's scheduler knows."""
 
     def found(it: EmbeddedNode) -> tuple[ModelId, Profile]:
-        ((name, of),) = it.core.cluster.profiles.known().items()
+        ((name, of),) = it.core.cluster.profiles.known.items()
         return name, of
 
     return node.run(found)[1]

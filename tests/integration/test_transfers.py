@@ -14,7 +14,8 @@ import pytest
 from cache_manager.model.ids import MIB
 from common.gpu_wishes import PROCESS, RUNTIMES
 from gpu_manager.node.settings import EmulatedTimes
-from gpu_manager.transfers.process_gate import path_holder
+from gpu_manager.transfers import CountedPaths
+from gpu_manager.worker.transfers.process_gate import path_holder
 from gpufaas.embedded_node import EmbeddedNode
 from tests.kit.nodes.manager_client import SealedWeights, weights
 from tests.kit.nodes.node_thread import NodeThread, node_thread
@@ -52,14 +53,16 @@ def client(it: NodeThread, *images: SealedWeights, function: str = "function") -
 
 def gate_to_gpu(found: EmbeddedNode) -> int:
     (gpu,) = found.manager.node.gpus.values()
-    assert gpu.paths.gates is not None
-    return gpu.paths.gates.gates[0]
+    assert gpu.paths.link is not None
+    return gpu.paths.link.descriptors[0]
 
 
 def moved(it: NodeThread) -> dict[tuple[str, str], int]:
     """The bytes that were counted, by direction and class."""
     (gpu,) = it.run(lambda found: list(found.manager.node.gpus.values()))
-    return {(way, rank.name): int(sums.size_bytes) for way, rank, sums in gpu.paths.moved()}
+    return {
+        (passed.direction, passed.kind): int(passed.size_bytes) for passed in gpu.paths.passed()
+    }
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -75,9 +78,9 @@ def test_inputs_and_results_of_calls_take_their_time_and_are_counted(runtime: st
         # The quickest one: a busy machine holds up some of them.
         assert ALONE_S <= min(seconds for _, seconds in fed) < 20 * ALONE_S
         it_calls.release()
-        wait_until(lambda: moved(it)["to_gpu", "CALL"] == FEEDS * INPUT, "inputs are counted")
-        wait_until(lambda: moved(it)["to_host", "CALL"] == FEEDS * 16, "results are counted")
-        assert moved(it)["to_gpu", "AWAITED"] == MIB
+        wait_until(lambda: moved(it)["to_gpu", "call"] == FEEDS * INPUT, "inputs are counted")
+        wait_until(lambda: moved(it)["to_host", "call"] == FEEDS * 16, "results are counted")
+        assert moved(it)["to_gpu", "awaited"] == MIB
         page = it.run(lambda found: found.manager.metrics()).decode()
         assert 'transferred_bytes_total{gpu="node/cpu:0",direction="to_gpu",class="call"}' in page
         it_calls.close()
@@ -93,7 +96,7 @@ def test_call_takes_less_than_twice_its_time_beside_a_load(runtime: str) -> None
         caller.feed(small, INPUT)
         loading = threading.Thread(target=other.acquire, args=(large,))
         loading.start()
-        wait_until(lambda: moved(it)["to_gpu", "AWAITED"] > 2 * MIB, "it loads")
+        wait_until(lambda: moved(it)["to_gpu", "awaited"] > 2 * MIB, "it loads")
 
         beside: list[float] = []
         while loading.is_alive() and len(beside) < FEEDS:
@@ -153,7 +156,7 @@ def test_load_that_is_given_up_has_no_block_more() -> None:
         leaver = client(it, image)
         leaving = threading.Thread(target=_acquire_until_lost, args=(leaver, image))
         leaving.start()
-        wait_until(lambda: moved(it)["to_gpu", "AWAITED"] > 2 * MIB, "it loads")
+        wait_until(lambda: moved(it)["to_gpu", "awaited"] > 2 * MIB, "it loads")
         (model_id,) = it.run(
             lambda found: [
                 resident for gpu in found.manager.node.gpus.values() for resident in gpu.residents
@@ -166,11 +169,12 @@ def test_load_that_is_given_up_has_no_block_more() -> None:
 
         it.run(give_up)
         (gpu,) = it.run(lambda found: list(found.manager.node.gpus.values()))
-        owner = f"{model_id} on {gpu.id}"
-        wait_until(lambda: not gpu.paths.to_gpu.is_queued(owner), "nothing is queued")
-        passed = moved(it)["to_gpu", "AWAITED"]
+        owner, paths = f"{model_id} on {gpu.id}", gpu.paths
+        assert isinstance(paths, CountedPaths)
+        wait_until(lambda: not paths.gates.paths[0].is_queued(owner), "nothing is queued")
+        passed = moved(it)["to_gpu", "awaited"]
         time.sleep(0.2)
-        assert moved(it)["to_gpu", "AWAITED"] == passed < 100 * MIB
+        assert moved(it)["to_gpu", "awaited"] == passed < 100 * MIB
         leaver.close()
         leaving.join()
         image.close()

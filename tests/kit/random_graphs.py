@@ -4,7 +4,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from scheduler.workflows.dag import Workflow
+from gateway_ext.workflows.graph import Workflow
 
 
 @st.composite

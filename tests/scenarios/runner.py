@@ -33,7 +33,6 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, Tier
 from scheduler.composition import make_core
-from scheduler.estimates.resource_metrics import METRICS, Metrics
 from scheduler.model.actions import (
     Action,
     Demote,
@@ -97,6 +96,7 @@ class _Stage:
         self._rule = "lru"
         self._world: World | None = None
         self._models: dict[str, ModelSpec] = {}
+        self._slowed: dict[tuple[ModelId, ModelId], float] = {}
 
     def do(self, verb: str, *words: str) -> list[str]:
         act: Callable[..., list[Action]] = getattr(self, f"_do_{verb}")
@@ -142,19 +142,14 @@ class _Stage:
         return self._join(gpu(name, memory_mb=int(size), leases=2, at_once=True), holds)
 
     def _do_slows(self, model: str, other: str, factor: str) -> list[Action]:
-        """As sixteen runs would teach, with metrics that tell the two models apart."""
-        profiles = self._there.core.cluster.profiles
-        metrics = [self._metrics_of(name) for name in (model, other)]
-        for _ in range(16):
-            profiles.interference.observe(ANY_GPU_TYPE, metrics[0], [metrics[1]], float(factor))
+        """As runs would teach."""
+        self._slowed[ModelId(model), ModelId(other)] = float(factor)
+        self._there.core.cluster.profiles.predict_slowdowns(
+            lambda model, _, leases: max(
+                [self._slowed.get((model, name), 1.0) for lease in leases for name in lease]
+            )
+        )
         return []
-
-    def _metrics_of(self, name: str) -> Metrics:
-        place = list(self._models).index(name)
-        metrics = tuple([float(number == place) for number in range(len(METRICS))])
-        features = dict(zip(METRICS, metrics, strict=True))
-        self._there.send(ModelRegistered(ModelSpec(ModelId(name), features=features)))
-        return metrics
 
     def _join(self, spec: GpuSpec, holds: tuple[str, ...]) -> list[Action]:
         if not holds:

@@ -445,11 +445,11 @@ def _numpy_constants(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
         if _is_numpy(node) and all(used in values for used in node.all_input_nodes):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
-    return {node: value for node, value in values.items() if _fits(value)}
-
-
-def _fits(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.nbytes <= _MOST_CONSTANT_BYTES
+    return {
+        node: value
+        for node, value in values.items()
+        if isinstance(value, torch.Tensor) and value.nbytes <= _MOST_CONSTANT_BYTES
+    }
 
 
 def _is_numpy(node: fx.Node) -> bool:

@@ -13,17 +13,18 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch_shim.advice import CodePlace
 from torch_shim.capture.encode import NotShippable, argument, encode, line_of_operator, nodes_of
 from torch_shim.capture.local_run import example_of, modes_left, on_gpu, run_with_given, without_gpu
-from torch_shim.capture.root_modules import Root, Roots, root_of_inputs
+from torch_shim.capture.roots import Root, Roots, root_of_inputs
 from torch_shim.capture.traces.snapshots import CallState
 from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases import request_context
+from torch_shim.leases.leasing import ModelLeases
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
-from torch_shim.remote.call_settings import as_state, turns
 from torch_shim.remote.program import RemoteProgram
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import bring
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import as_state, turns
 from torch_shim.wire.protocol import FailureKind
 
 # Functions that write to running statistics without a version counter, and the enabling argument.
@@ -100,13 +101,13 @@ class Graph:
     def _answer(self, args: Sequence[Any]) -> list[Any]:
         """Run the graph on a worker if possible, else in this process."""
         assert self._remote is not None
-        root = self.root_of(args)
+        if not self._roots.has_manager:
+            return self.run_locally(args, "no GPU manager was named (GPUFAAS_ADDRESS)")
         try:
-            return self._ask(args, root)
+            return self._remote.run(args, ModelLeases(self._roots.leases, self.root_of(args)))
+        except (NoWeights, BadFrame) as error:
+            return self.run_locally(args, str(error))
         except RemoteFailure as failure:
-            if failure.failure == FailureKind.UNKNOWN_MODEL:  # the manager has been restarted
-                self._roots.forget(root)
-                return self._ask(args, root)
             if failure.failure in _NO_MEMORY:
                 raise torch.cuda.OutOfMemoryError(
                     f"CUDA out of memory. {failure.message}"
@@ -119,17 +120,6 @@ class Graph:
             # What fails here too is the caller's error; what does not would fail there every time.
             self._reason, self._remote = reason, None
             return outputs
-        except BadFrame as error:
-            return self.run_locally(args, str(error))
-
-    def _ask(self, args: Sequence[Any], root: Root) -> list[Any]:
-        assert self._remote is not None
-        if not self._roots.has_manager:
-            return self.run_locally(args, "no GPU manager was named (GPUFAAS_ADDRESS)")
-        try:
-            return self._remote.run(args, self._roots.lease_source(root))
-        except NoWeights as error:
-            return self.run_locally(args, str(error))
 
     def run_locally(
         self,
@@ -143,7 +133,7 @@ class Graph:
         What follows from outputs that are `given`, by position, is computed from them.
         """
         if self.operators:
-            root = self._roots.current
+            root = self._roots.local.root
             what = what or (root.name if root else "a compiled function")
             report.local_call(reason, self._missed, what, self._place)
         bring(args)
@@ -157,7 +147,7 @@ class Graph:
 
     def root_of(self, args: Sequence[Any]) -> Root:
         """Return the root that owns the weights: the module being called, else the inputs."""
-        current = self._roots.current
+        current = self._roots.local.root
         if current is not None:
             return current
         if self._loose is None:

@@ -13,8 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
 
-from torch_shim.capture.root_modules import Root, RootCall, Roots, root_of_module
-from torch_shim.capture.traces.background import BackgroundTracer, at_imports, pauses
+from torch_shim.capture.roots import Root, RootCall, Roots, pauses, root_of_module, weights_of
+from torch_shim.capture.traces.background import BackgroundTracer, at_imports
 from torch_shim.collector_pause import without_collections
 from torch_shim.leases import request_context
 from torch_shim.leases.managers import Nodes
@@ -23,6 +23,7 @@ from torch_shim.process_report import report
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.handles import CudaTensor
+from torch_shim.weights import process_weights
 
 if TYPE_CHECKING:
     from torch_shim.capture.root_calls import Capture
@@ -72,7 +73,7 @@ class ModuleCalls:
         _install_checkpoints(self.roots)
         os.register_at_fork(after_in_child=self._after_fork)
         _installed.append(self)
-        return self.roots.nodes if self.roots.has_manager else None
+        return (lambda: self.roots.leases.nodes) if self.roots.has_manager else None
 
     def import_tracing(self) -> None:
         """Import Dynamo, and make what captures."""
@@ -209,7 +210,8 @@ class ModuleCalls:
             if not any(r() is module for r in self._moved):
                 self._moved = [r for r in self._moved if r() is not None]
                 self._moved.append(weakref.ref(module))
-            self.roots.lay_out_weights(module, since)
+            if self.roots.has_manager:
+                process_weights.lay_out_weights(weights_of(module), since)
         return moved
 
     def _after_fork(self) -> None:
@@ -236,11 +238,6 @@ def install(settings: ShimSettings) -> Callable[[], Nodes] | None:
     return ModuleCalls(settings).install() if settings.capture else None
 
 
-# What a process does that instances are forked from.
-#
-# It waits for its traces, since it has one thread when it is forked, and no connection: no fork may
-# share a session. An instance then traces in the background, as any does.
-
 _installed: list[ModuleCalls] = []
 
 
@@ -260,12 +257,6 @@ def trace_in_background() -> None:
     """Let calls run locally while a new graph is traced, and be answered by the known ones."""
     for calls in _installed:
         calls.trace_in_background()
-
-
-# Activation checkpointing: the backward pass repeats a region exactly as the forward pass ran it.
-#
-# Torch compares what both passes save. A graph saves other tensors than the same operators on
-# handles, and which of the two runs changes with every trace and with the first backward pass.
 
 
 def _install_checkpoints(roots: Roots) -> None:

@@ -20,9 +20,9 @@ from torch._dynamo import run as run_untraced
 from torch._dynamo.utils import counters
 
 from torch_shim.advice import is_outside, users_line
-from torch_shim.capture.dynamo import configure
+from torch_shim.capture.dynamo import configure, has_operators
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.root_modules import Root, RootCall, Roots
+from torch_shim.capture.roots import Root, RootCall, Roots
 from torch_shim.capture.traces.background import BackgroundTracer, Stage, trace
 from torch_shim.capture.traces.dynamo_settings import (
     RECOMPILE_LIMIT,
@@ -32,7 +32,6 @@ from torch_shim.capture.traces.dynamo_settings import (
     traces,
 )
 from torch_shim.capture.traces.snapshots import CallState, is_plain, snapshot
-from torch_shim.capture.traces.tensor_classes import has_operators
 from torch_shim.leases import request_context
 from torch_shim.patching import assigned, original_of
 from torch_shim.process_report import GraphBreak, report

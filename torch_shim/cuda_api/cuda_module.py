@@ -29,6 +29,7 @@ from torch_shim.settings import ShimSettings
 from torch_shim.tensors.advertised_memory import MEMORY
 from torch_shim.tensors.dispatch import Handler, Operator, names, special
 from torch_shim.tensors.handles import CudaTensor, run
+from torch_shim.tensors.moves import DTYPES
 
 CAPABILITY = (8, 0)  # bfloat16 and TF32, and nothing that needs kernels of a newer GPU
 
@@ -158,14 +159,12 @@ def _can_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     return False
 
 
-def _current_accelerator(*_: Any, **__: Any) -> torch.device | None:
-    return None if hidden.accelerator else torch.device("cuda")
-
-
 def _install_accelerator() -> None:
     accelerator = torch.accelerator
     for name, value in {
-        "current_accelerator": _current_accelerator,
+        "current_accelerator": lambda *_, **__: (
+            None if hidden.accelerator else torch.device("cuda")
+        ),
         "device_count": lambda: 0 if hidden.accelerator else 1,
         "is_available": lambda: not hidden.accelerator,
         "current_stream": functools.partial(streams_and_events.current_stream),
@@ -192,16 +191,6 @@ def _install_surroundings() -> None:
     for name in ("range_push", "range_pop", "mark", "range_end", "range_start"):
         if hasattr(torch.cuda.nvtx, name):
             set_attribute(torch.cuda.nvtx, name, answering(name, 0))
-    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "init_rank"):
-        remedy = "there is one GPU: leave collective operations out"
-        set_attribute(torch.cuda.nccl, name, refusing(f"nccl.{name}", remedy))
-    for name in ("start", "stop"):
-        remedy = "profile on the node: the GPU is not in this process"
-        set_attribute(torch.cuda.profiler, name, refusing(f"profiler.{name}", remedy))
-    remedy = "leave it out: the device's allocator is in another process"
-    for name in ("_record_memory_history", "_set_memory_metadata", "_get_memory_metadata"):
-        if hasattr(torch.cuda.memory, name):
-            set_attribute(torch.cuda.memory, name, refusing(f"memory.{name}", remedy))
     for name in ("blas_workspace_size", "cublas_workspace_size"):
         if hasattr(torch.backends.cuda, name):
             set_attribute(torch.backends.cuda, name, refusing(name, _BELOW))
@@ -245,14 +234,19 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **randomness.FUNCTIONS,
 }
 _BELOW = "call nothing below PyTorch"
-_SPARSE = (
-    "BFloat16Tensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
-    "LongTensor ShortTensor"
-)
 # Names by module of torch.cuda, and the remedy.
 _REFUSED_IN = {
+    "nccl": (
+        "all_reduce reduce broadcast all_gather reduce_scatter init_rank",
+        "there is one GPU: leave collective operations out",
+    ),
+    "profiler": ("start stop", "profile on the node: the GPU is not in this process"),
+    "memory": (
+        "_record_memory_history _set_memory_metadata _get_memory_metadata",
+        "leave it out: the device's allocator is in another process",
+    ),
     "green_contexts": ("GreenContext get_num_locality_domains is_localization_supported", _BELOW),
-    "sparse": (_SPARSE, "make a tensor by torch.sparse_coo_tensor(..., device='cuda')"),
+    "sparse": (" ".join(DTYPES), "make a tensor by torch.sparse_coo_tensor(..., device='cuda')"),
     "tunable": ("get_results get_rotating_buffer_size get_validators tune_gemm_in_file", _BELOW),
     "jiterator": (
         "_create_jit_fn _create_multi_output_jit_fn",

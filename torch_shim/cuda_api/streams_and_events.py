@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -151,10 +152,6 @@ class ExternalStream(Stream):
         raise UnsupportedCall("torch.cuda.ExternalStream", "use torch.cuda.Stream()")
 
 
-def _get_stream_from_external(*_: object, **__: object) -> Stream:
-    return ExternalStream()
-
-
 class AnyDevice(type):
     """The type of torch.Stream and torch.Event, whose instances are of the device that is named."""
 
@@ -190,6 +187,6 @@ def install() -> None:
         set_attribute(torch.cuda, kind.__name__, kind)
         set_attribute(torch.cuda.streams, kind.__name__, kind)
     set_attribute(torch.cuda, "StreamContext", StreamContext)
-    set_attribute(torch.cuda, "get_stream_from_external", _get_stream_from_external)
+    set_attribute(torch.cuda, "get_stream_from_external", partial(ExternalStream))
     for function in (stream, current_stream, default_stream, set_stream):
         set_attribute(torch.cuda, function.__name__, function)

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Union
 
@@ -20,20 +21,18 @@ from torch_shim.data.worker_data import (
     note_origin,
     process_of,
     publish,
-    put_there,
     take_at_worker,
     take_new,
 )
 from torch_shim.errors import BadFrame, DataUnavailable, RemoteFailure, UnsuitableData, WireError
 from torch_shim.leases.managers import Nodes
-from torch_shim.remote import inputs
-from torch_shim.remote.inputs import NAME_OF
-from torch_shim.remote.results import LEAST_BYTES
+from torch_shim.remote import values
+from torch_shim.remote.values import LEAST_BYTES, NAME_OF, OutputView, read_view, tensor_in
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, bring, storage_without_bytes
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
-from torch_shim.wire.manager_session import ManagerSession
-from torch_shim.wire.messages import MOST_ABOUT_BYTES, MOST_PARTS, Count, SentOutput
+from torch_shim.wire.manager_session import ManagerSession, WorkerPeer
+from torch_shim.wire.messages import MOST_ABOUT_BYTES, MOST_PARTS, Count, Publish, SentOutput
 from torch_shim.wire.protocol import FrameKind, decoded, encode, places_behind
 from torch_shim.wire.shared_memory import (
     Buffer,
@@ -41,10 +40,8 @@ from torch_shim.wire.shared_memory import (
     flat,
     layout_of,
     map_privately,
-    span_of,
     tensor_over,
 )
-from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 
@@ -54,6 +51,7 @@ _LEAST_SHARE = 2
 TAG_CHARACTERS = 4
 
 _ONE_TENSOR = "data of a worker is one tensor"
+_DATA_WITH_TENSOR = "data with a tensor"
 
 _connected: list[NodeRequests] = []
 
@@ -62,7 +60,7 @@ def connect(nodes: Callable[[], Nodes] | None) -> None:
     """Pass data by these sessions, from now on; None: this process has no GPU manager."""
     if nodes is not None:
         _connected[:] = [NodeRequests(nodes)]
-        inputs.takers[:] = [take_at_worker]
+        values.takers[:] = [take_at_worker]
 
 
 def put(value: Any, lifetime_s: float | None = None, *, wished: bool = False) -> str:
@@ -135,26 +133,9 @@ def _near(requests: NodeRequests, handle: str) -> Any:
 _VERSION = 1
 _MOST_LEAVES = 1024
 _MOST_DEPTH = 32
-_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _INTEGERS = range(-(1 << 63), 1 << 64)
 
 Leaf = torch.Tensor | memoryview
-
-
-class TensorLayout(NamedTuple):
-    """A tensor over the bytes of its leaf; strides and offset in elements."""
-
-    dtype: torch.dtype
-    shape: list[int]
-    strides: list[int]
-    offset: int
-    on_gpu: bool
-
-    @property
-    def end_bytes(self) -> int:
-        """Where in the leaf its last element ends."""
-        span = span_of(self.shape, self.strides)
-        return (self.offset + span) * self.dtype.itemsize if span else 0
 
 
 class FileLeaf(NamedTuple):
@@ -198,8 +179,8 @@ _Node = Union[  # noqa: UP007 - a name of it stands in quotation marks above
 # The version, for each leaf where it begins in the file or its handle, and its size, and the value.
 _DESCRIPTION = msgpack.Decoder(tuple[int, list[tuple[Count | str, Count]], _Node])
 
-# Make a value of a leaf's bytes.
-MakeTensor = Callable[[Place, TensorLayout], torch.Tensor]
+# Make a value of a leaf's bytes; a tensor is on the GPU or not.
+MakeTensor = Callable[[Place, OutputView, bool], torch.Tensor]
 MakeBytes = Callable[[Place], memoryview]
 
 
@@ -310,7 +291,10 @@ class DescribedValue:
                 return content(self._place(leaf))
             case _TensorNode(sent, on_gpu):
                 place = self._place(sent.source)
-                return tensor(place, _layout(sent, place.size_bytes, on_gpu=on_gpu))
+                view = read_view(sent, _DATA_WITH_TENSOR)
+                if view.end_bytes > place.size_bytes:
+                    raise BadFrame(f"{_DATA_WITH_TENSOR} {sent!r:.200}")
+                return tensor(place, view, on_gpu)
             case _:
                 return node
 
@@ -320,10 +304,10 @@ class DescribedValue:
         return self._places[number]
 
 
-def pack_tensor(layout: TensorLayout, size_bytes: int) -> bytes:
-    """Describe one tensor over data that is one storage of this size."""
-    dtype, shape, strides, offset, on_gpu = layout
-    node = _TensorNode(SentOutput(0, NAME_OF[dtype], shape, strides, offset), on_gpu)
+def pack_tensor(tensor: torch.Tensor, size_bytes: int) -> bytes:
+    """Describe a GPU tensor whose storage, of this size, is data."""
+    dtype, shape, strides, offset = layout_of(tensor)
+    node = _TensorNode(SentOutput(0, NAME_OF[dtype], shape, strides, offset), True)
     return encode((_VERSION, [(0, size_bytes)], node))
 
 
@@ -333,15 +317,6 @@ def _place(start: int | str, leaf_bytes: int, size_bytes: int) -> Place:
     if start + leaf_bytes > size_bytes:
         raise BadFrame(f"data with a leaf of {leaf_bytes} bytes at {start} of {size_bytes}")
     return FileLeaf(start, leaf_bytes)
-
-
-def _layout(sent: SentOutput, size_bytes: int, *, on_gpu: bool) -> TensorLayout:
-    dtype = _DTYPE_OF.get(sent.dtype)
-    if dtype is not None and len(sent.shape) == len(sent.strides):
-        layout = TensorLayout(dtype, sent.shape, sent.strides, sent.offset, on_gpu)
-        if layout.end_bytes <= size_bytes:
-            return layout
-    raise BadFrame(f"data with a tensor {sent!r:.200}")
 
 
 def _size_of(leaf: Leaf) -> int:
@@ -410,19 +385,18 @@ def _publish(
 ) -> PartLeaf | None:
     session, peer, epoch = held
     size_bytes = write_epochs.storage_of(tensor).nbytes()
-    dtype, shape, strides, offset = layout_of(tensor)
-    about = pack_tensor(TensorLayout(dtype, shape, strides, offset, True), size_bytes)
+    about = pack_tensor(tensor, size_bytes)
     handle = ""
     try:
         if not terms.wished:  # the manager must know of a wish
             with contextlib.suppress(RemoteFailure), peer.channel_for(None) as channel:
                 if channel is not None:
-                    handle_there = put_there(channel, key, epoch, about, terms.lifetime_s)
-                    return PartLeaf(handle_there, size_bytes)
+                    there = Publish(key, epoch, about, lifetime_s=terms.lifetime_s)
+                    return PartLeaf(publish(channel, there), size_bytes)
         handle = requests.put_on_worker(session, size_bytes, about, terms, peer.name)
         with peer.channel_for(None) as channel:
             if channel is not None:
-                publish(channel, key, epoch, handle, about)
+                publish(channel, Publish(key, epoch, about, handle))
                 return PartLeaf(handle, size_bytes)
     except (RemoteFailure, WireError) as error:
         log.info("a tensor is put by its bytes: %s", error)
@@ -449,32 +423,24 @@ def _copy(tensor: torch.Tensor, room: Buffer, start: int) -> None:
         flat(room, torch.uint8, start, count * dtype.itemsize).view(dtype).view(shape).copy_(source)
 
 
+@dataclass(slots=True)
 class GotValue:
     """One value that is made of data. Its leaves share the data's file."""
 
-    def __init__(
-        self,
-        requests: NodeRequests,
-        data: FoundData,
-        *,
-        is_part: bool = False,
-        kept: tuple[WorkerPeer, int] | None = None,
-    ) -> None:
-        """Data that is part of other data has no parts itself.
+    requests: NodeRequests
+    data: FoundData
+    kept: tuple[WorkerPeer, int] | None = None  # a worker that keeps the bytes under a key
+    is_part: bool = False  # of other data: it has no parts itself
+    taken: Taken = field(init=False)
+    memory: Buffer = field(init=False, default_factory=bytearray)
+    lent: LentPages | None = field(init=False, default=None)
 
-        A worker may have `kept` the bytes for this process, under a key.
-        """
-        self._requests = requests
-        self._found = data
-        self._is_part = is_part
-        self._kept = kept
-        self._taken: Taken = [] if kept is None else [kept]
-        self._memory: Buffer = bytearray()
-        self._lent: LentPages | None = None
+    def __post_init__(self) -> None:
+        self.taken = [] if self.kept is None else [self.kept]
 
     def make(self) -> Any:
         """Return the value; the file's descriptor is taken care of."""
-        data = self._found
+        data = self.data
         try:
             described = DescribedValue(data.about, data.size_bytes)
             if data.worker and data.descriptor is None:
@@ -483,73 +449,65 @@ class GotValue:
                     raise BadFrame(_ONE_TENSOR)
                 return made
         except BaseException:
-            drop_taken(self._taken)
+            drop_taken(self.taken)
             if data.descriptor is not None:
                 os.close(data.descriptor)
-                self._requests.give_back(data.session, data.handle)
+                self.requests.give_back(data.session, data.handle)
             raise
         if data.descriptor is not None:
-            self._lent = lent_file(self._requests, data, self._taken)
-            self._memory = map_privately(data.descriptor, max(data.size_bytes, 1), self._lent)
+            self.lent = lent_file(self.requests, data, self.taken)
+            self.memory = map_privately(data.descriptor, max(data.size_bytes, 1), self.lent)
         else:
-            self._memory = self._requests.content(data)
+            self.memory = self.requests.content(data)
         return described.build(self._tensor, self._bytes)
 
     def _bytes(self, place: Place) -> memoryview:
         if isinstance(place, PartLeaf):
             raise BadFrame("bytes are no data by themselves")
-        whole = memoryview(self._memory)
+        whole = memoryview(self.memory)
         return whole[place.start : place.start + place.size_bytes].toreadonly()
 
-    def _tensor(self, place: Place, layout: TensorLayout) -> torch.Tensor:
+    def _tensor(self, place: Place, view: OutputView, on_gpu: bool) -> torch.Tensor:  # noqa: FBT001 - as in its description
         if isinstance(place, PartLeaf):
-            if self._is_part:
+            if self.is_part:
                 raise BadFrame("a part of data that has parts")
-            data = self._requests.find(place.handle)
-            part = GotValue(self._requests, data, is_part=True).make()
+            data = self.requests.find(place.handle)
+            part = GotValue(self.requests, data, is_part=True).make()
             if not isinstance(part, torch.Tensor):
                 raise BadFrame("a part of data that is no tensor")
             return part
         size = place.size_bytes
-        dtype, shape, strides, offset, on_gpu = layout
-        storage = flat(self._memory, torch.uint8, place.start, size).untyped_storage()
-        made = tensor_over(storage, dtype, offset, shape, strides)
+        storage = flat(self.memory, torch.uint8, place.start, size).untyped_storage()
+        made = tensor_in(storage, view)
         if on_gpu:
             become_cuda(made)
             self._note(made, size, place.start)
         return made
 
-    def _absent(self, place: Place, layout: TensorLayout) -> torch.Tensor:
+    def _absent(self, place: Place, view: OutputView, _: object) -> torch.Tensor:
         """Return a tensor whose bytes only a worker has."""
-        data, size = self._found, place.size_bytes
+        data, size = self.data, place.size_bytes
         if isinstance(place, PartLeaf) or not 0 < size == data.size_bytes:
             raise BadFrame(_ONE_TENSOR)
-        peer, key = self._kept or (None, 0)
+        peer, key = self.kept or (None, 0)
         mark = write_epochs.WriteMark(key)
         storage = storage_without_bytes(mark, size)
         process = process_of(data.worker)
-        mark.absent.leave(
-            DataHolder(self._requests, data.handle, process, self._taken, peer), _nowhere
-        )
-        made = tensor_over(storage, layout.dtype, layout.offset, layout.shape, layout.strides)
-        become_cuda(made)
+        mark.absent.leave(DataHolder(self.requests, data.handle, process, self.taken, peer))
+        made = become_cuda(tensor_in(storage, view))
         if peer is not None:
             peer.kept.result(key, write_epochs.content_of(made))
         self._note(made, size, 0)
         return made
 
     def _note(self, tensor: torch.Tensor, size: int, start: int) -> None:
-        data = self._found
-        if not size or (data.session is not self._requests.nodes.own and not data.worker):
+        data = self.data
+        if not size or (data.session is not self.requests.nodes.own and not data.worker):
             return
         process = process_of(data.worker)
-        origin = DataOrigin(data.handle, size, process, start, self._lent, taken=self._taken)
+        origin = DataOrigin(data.handle, size, process, start, self.lent, taken=self.taken)
         note_origin(tensor, origin)
 
 
 def _no_bytes(_: Place) -> memoryview:
     raise BadFrame(_ONE_TENSOR)
-
-
-def _nowhere(*_: Any) -> None:
-    """Operators between graphs run here: the bytes come for them."""

@@ -17,10 +17,10 @@ import torch
 from torch_shim.data.node_requests import FoundData, NodeRequests
 from torch_shim.errors import BadFrame, ConnectionLost, DataUnavailable, RemoteFailure
 from torch_shim.tensors import write_epochs
+from torch_shim.wire.manager_session import Content, DataChannel, Fetched, WorkerPeer
 from torch_shim.wire.messages import Done, Publish, Take
 from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.shared_memory import LentPages
-from torch_shim.wire.worker_peer import Content, DataChannel, Fetched, WorkerPeer
 
 log = logging.getLogger("torch_shim")
 
@@ -105,22 +105,13 @@ def take_new(peer: WorkerPeer, handle: str, key: int) -> tuple[int, bytes] | Non
         peer.give(channel)
 
 
-def put_there(
-    channel: DataChannel, key: int, epoch: int, about: bytes, lifetime_s: float | None
-) -> str:
-    """Let other functions use a kept storage; return its handle.
+def publish(channel: DataChannel, kept: Publish) -> str:
+    """Let other functions use a kept storage; return the handle of its data.
 
-    RemoteFailure if the manager has to be asked.
+    RemoteFailure if the manager has to be asked for a handle.
     """
-    answer: Done = channel.ask(
-        FrameKind.PUBLISH, Publish(key, epoch, about, lifetime_s=lifetime_s)
-    ).meta
+    answer: Done = channel.ask(FrameKind.PUBLISH, kept).meta
     return answer.handle
-
-
-def publish(channel: DataChannel, key: int, epoch: int, handle: str, about: bytes) -> None:
-    """Let other functions use a kept storage, by the handle of its data."""
-    channel.ask(FrameKind.PUBLISH, Publish(key, epoch, about, handle))
 
 
 def process_of(worker: str) -> str:
@@ -143,60 +134,55 @@ def _can_take(peer: WorkerPeer, handle: str, process: str) -> bool:
     return process != "" and handle.startswith(f"{peer.node}.")
 
 
+@dataclass(slots=True, eq=False)
 class DataHolder:
-    """Who has the bytes of data: its manager, which brings them from a worker if need be."""
+    """Who has the bytes of data: its manager, which brings them from a worker if need be.
 
-    def __init__(
-        self,
-        requests: NodeRequests,
-        handle: str,
-        process: str,
-        taken: Taken,
-        peer: WorkerPeer | None = None,
-    ) -> None:
-        """A `peer` keeps the bytes for this process, whatever becomes of the data."""
-        self.sole: set[int] = set()
-        self._requests = requests
-        self._handle = handle
-        self._process = process
-        self._taken = taken
-        self._peer = peer
+    A `peer` keeps the bytes for this process, whatever becomes of the data.
+    """
+
+    requests: NodeRequests
+    handle: str
+    process: str
+    taken: Taken
+    peer: WorkerPeer | None = None
+    sole: set[int] = field(default_factory=set)
 
     def is_with(self, peer: WorkerPeer) -> bool:
         """Whether the worker takes the bytes where they are: they are its own, or it borrows them.
 
         What another worker keeps for this process is fetched from there, before a call.
         """
-        if self._peer is not None:
-            return self._process == process_of(peer.name)
-        return _can_take(peer, self._handle, self._process)
+        if self.peer is not None:
+            return self.process == process_of(peer.name)
+        return _can_take(peer, self.handle, self.process)
 
     @contextmanager
     def channel_for(self, channel: Any) -> Iterator[Any]:
         """A channel of the worker that keeps the bytes, if one does."""
-        if self._peer is None:
+        if self.peer is None:
             yield None
             return
-        with self._peer.channel_for(channel) as using:
+        with self.peer.channel_for(channel) as using:
             yield using
 
     def fetch(self, key: int, channel: Any) -> Fetched:
         """Return the bytes; DataUnavailable if they are lost."""
         try:
-            data = self._requests.find(self._handle, here=True)
+            data = self.requests.find(self.handle, here=True)
         except DataUnavailable:
-            if self._peer is None or channel is None:
+            if self.peer is None or channel is None:
                 raise
-            return self._peer.fetch(key, channel)
+            return self.peer.fetch(key, channel)
         if data.descriptor is None:
-            return Fetched(None, memoryview(self._requests.content(data)))
-        lent = lent_file(self._requests, data, self._taken)
+            return Fetched(None, memoryview(self.requests.content(data)))
+        lent = lent_file(self.requests, data, self.taken)
         return Fetched(data.descriptor, memoryview(b""), lent)
 
     def drop(self, key: int) -> None:
         """Nobody here needs the bytes any more: workers that took them forget them."""
         del key
-        drop_taken(self._taken)
+        drop_taken(self.taken)
 
 
 def lent_file(requests: NodeRequests, data: FoundData, taken: Taken) -> LentPages | None:

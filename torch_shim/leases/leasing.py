@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
+
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.managers import Nodes
 from torch_shim.leases.request_context import RequestLease
-from torch_shim.weights import ModelImage
+from torch_shim.weights import ModelImage, process_weights
 from torch_shim.wire import current_call
 from torch_shim.wire.manager_session import LeaseElsewhere, ManagerSession, ModelLease
 from torch_shim.wire.protocol import FailureKind
@@ -264,7 +266,7 @@ class ProcessLeases:
         self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
         self._acquiring: dict[str, threading.Lock] = {}
         # What was claimed by tokens of leases that stand: several requests bring the same one.
-        self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(_nothing_claimed)
+        self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(lambda _token: ClaimedLease())
         self._presented: WeakKeyDictionary[RequestLease, PresentedLease] = WeakKeyDictionary()
 
     def lease_for(self, batch: int, bring: Bring) -> SessionLease:
@@ -296,7 +298,7 @@ class ProcessLeases:
 
     def _acquired_lease(self, batch: int, bring: Bring) -> SessionLease:
         model = bring(self.nodes.own)
-        held = self._in_force(model.digest, bring)
+        held = self._in_force(model, bring)
         if held is not None:
             return held
         with self._lock:
@@ -306,7 +308,7 @@ class ProcessLeases:
         if not acquiring.acquire(timeout=-1 if left_s is None else left_s):
             raise RemoteFailure(FailureKind.EXPIRED, "the call's time is up")
         try:
-            held = self._in_force(model.digest, bring)
+            held = self._in_force(model, bring)
             if held is None:
                 held = self._acquire(model, batch, bring)
                 self._acquired[model.digest] = held.session, held.lease
@@ -314,12 +316,12 @@ class ProcessLeases:
         finally:
             acquiring.release()
 
-    def _in_force(self, digest: str, bring: Bring) -> SessionLease | None:
-        session, lease = self._acquired.get(digest, (None, None))
+    def _in_force(self, model: ModelImage, bring: Bring) -> SessionLease | None:
+        session, lease = self._acquired.get(model.digest, (None, None))
         if session is None or lease is None or not session.holds(lease):
             return None
-        model = bring(session)
-        return SessionLease(session, model, lease) if model.digest == digest else None
+        there = model if session is self.nodes.own else bring(session)
+        return SessionLease(session, there, lease) if there.digest == model.digest else None
 
     def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> SessionLease:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
@@ -341,8 +343,49 @@ class ProcessLeases:
         raise AssertionError("the last attempt returns or raises")
 
 
-def _nothing_claimed(_token: str) -> ClaimedLease:
-    return ClaimedLease()
+class ModelWeights:
+    """Weights that are used together, and the image of theirs that a node has taken last."""
+
+    def __init__(self, name: str, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self.name = name
+        self.tensors = tensors
+        self.lock = threading.Lock()
+        self._image: ModelImage | None = None
+
+    def bring(self, session: ManagerSession) -> ModelImage:
+        """Return the image after the session's node has it; NoWeights if there are none."""
+        image = self._image
+        if image is None or image.digest not in session.images:
+            with self.lock:
+                image = self._image
+                if image is None or image.digest not in session.images:
+                    image = process_weights.build(self.tensors(), session, image)
+                    self._image = image
+        return image
+
+    def forget(self) -> str | None:
+        """Have the next call send the weights again; return the digest that they had."""
+        with self.lock:
+            image, self._image = self._image, None
+        return None if image is None else image.digest
+
+
+@dataclass(slots=True)
+class ModelLeases:
+    """The leases for calls with some weights."""
+
+    leases: ProcessLeases
+    weights: ModelWeights
+
+    def lease_for(self, batch: int) -> SessionLease:
+        """As `ProcessLeases.lease_for`; NoWeights if there are no weights on the GPU."""
+        return self.leases.lease_for(batch, self.weights.bring)
+
+    def forget_image(self) -> None:
+        """Have the weights sent again, which a node no longer has."""
+        digest = self.weights.forget()
+        if digest is not None:
+            self.leases.nodes.forget_image(digest)
 
 
 def _follow(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from torch_shim.errors import ManagerUnreachable, WireError
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S
-from torch_shim.wire.manager_session import ManagerSession
+from torch_shim.wire.manager_session import ManagerSession, WorkerPeer
 from torch_shim.wire.protocol import FrameKind
-from torch_shim.wire.worker_peer import WorkerPeer
 
 log = logging.getLogger("gpufaas")
 

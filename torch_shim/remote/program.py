@@ -9,7 +9,7 @@ when one of them fails.
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,34 +19,32 @@ import torch
 
 from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, WireError
 from torch_shim.leases import request_context
-from torch_shim.leases.leasing import SessionLease
+from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES, error_of
-from torch_shim.remote.call_settings import (
-    arithmetic_to_send,
-    autocast_to_send,
-    dtype_to_send,
-    turns,
-)
-from torch_shim.remote.inputs import Bindings, Bound, Shipment
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
-from torch_shim.remote.results import (
+from torch_shim.remote.values import (
     LEAST_BYTES,
     AnswerLayout,
+    Bindings,
+    Bound,
     OutputHabits,
     OutputView,
     Results,
+    Shipment,
     StayingOutputs,
     alias,
     body_of,
     laid_out,
     overwrite,
-    view,
+    tensor_in,
 )
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import settings_to_send, turns
+from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import (
     Ellipse,
@@ -60,7 +58,6 @@ from torch_shim.wire.programs import (
 )
 from torch_shim.wire.protocol import FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat
-from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
 KEEP_RESULTS_FROM_BYTES = 16 << 10
@@ -70,9 +67,6 @@ KEEP_RESULTS_FROM_BYTES = 16 << 10
 MOST_ARENA_RESULTS = 4 << 20
 
 _programs = itertools.count(1)
-
-# Returns a lease for a batch size, and a new one when the former has ended.
-LeaseFor = Callable[[int], SessionLease]
 
 
 class RemoteProgram:
@@ -93,7 +87,7 @@ class RemoteProgram:
         self.bindings = Bindings()
         self.layout: AnswerLayout | None = None  # of the last answer
 
-    def run(self, args: Sequence[Any], lease_for: LeaseFor) -> list[Any]:
+    def run(self, args: Sequence[Any], leases: ModelLeases) -> list[Any]:
         """Return the outputs that a worker computes.
 
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
@@ -105,13 +99,13 @@ class RemoteProgram:
                 with ExitStack() as ends:
                     call: RemoteCall | None = None
                     try:
-                        call = _bind(self, args, lease_for, batch, ends)
+                        call = _bind(self, args, leases, batch, ends)
                         if call is None:
                             continue
                         outputs, times = _answer(call, trace, repeats=tries.crashes > 0)
-                        _remember(call, outputs, lease_for)
+                        _remember(call, outputs, leases)
                     except (RemoteFailure, WireError) as error:
-                        if not tries.may_follow(error, call):
+                        if not tries.may_follow(error, call, leases):
                             raise
                     else:
                         if timing is not None:
@@ -136,11 +130,11 @@ class RemoteCall:
     rng: bytes | None
     channel: DataChannel
     stay: StayingOutputs = field(init=False)
+    peer: WorkerPeer = field(init=False)
     answered: bool = False
 
-    @property
-    def peer(self) -> WorkerPeer:
-        return self.held.lease.peer
+    def __post_init__(self) -> None:
+        self.peer = self.held.lease.peer
 
     def give_up(self) -> None:
         """Name again, unless the call was answered, what the function needs no more."""
@@ -154,10 +148,10 @@ class RemoteCall:
 
 
 def _bind(
-    program: RemoteProgram, args: Sequence[Any], lease_for: LeaseFor, batch: int, ends: ExitStack
+    program: RemoteProgram, args: Sequence[Any], leases: ModelLeases, batch: int, ends: ExitStack
 ) -> RemoteCall | None:
     """Return a call on a channel of a lease's worker; None if the lease has ended."""
-    held = lease_for(batch)
+    held = leases.lease_for(batch)
     bound = program.bindings.find(args, held.model, program.never_bound)
     _bring_from_others(args, bound, held.lease.peer)
     rng = ends.enter_context(turns.state(drawn_from=program.random))
@@ -168,24 +162,18 @@ def _bind(
     held.begin_call()
     call = RemoteCall(program, args, held, bound, rng, channel)
     ends.callback(call.end)
-    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, lease_for))
+    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, leases))
     ends.callback(call.give_up)
     return call
 
 
 def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], Sequence[float]]:
-    arithmetic = arithmetic_to_send()
+    autocast, dtype, arithmetic = settings_to_send()
+    residents = call.stay.residents
     while True:
         keys = [write_epochs.new_key() if keep else 0 for keep in call.program.worth_keeping]
         options = CallOptions(
-            autocast_to_send(),
-            call.rng,
-            keys,
-            dtype_to_send(),
-            trace,
-            arithmetic,
-            call.stay.residents,
-            repeats,
+            autocast, call.rng, keys, dtype, trace, arithmetic, residents, repeats
         )
         shipment = _ship(call)
         results = _wait(call, shipment, options)
@@ -211,7 +199,7 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
     if channel.wire.local:
-        shipment.write(channel.room(shipment.size_bytes + program.result_bytes).memory)
+        shipment.write(channel.room(shipment.size_bytes + program.result_bytes))
         frame = channel.ask(FrameKind.CALL, message)
     else:
         body = bytearray(shipment.size_bytes)
@@ -246,7 +234,7 @@ def _receive(
         if not isinstance(described, OutputView):
             outputs.append(described)
         elif described.source >= 0:
-            output = view(owned[described.source], described)
+            output = tensor_in(owned[described.source], described)
             part = results.storages[described.source]
             if part.offset == STAYS or part.size_bytes > MOST_COPIED_BYTES:
                 stay.large.append(len(outputs))
@@ -256,7 +244,7 @@ def _receive(
             outputs.append(output)
         else:
             position = -1 - described.source
-            outputs.append(alias(call.args[position], shipment.sent(position), described))
+            outputs.append(alias(call.args[position], shipment.sent.get(position), described))
     report.graph_call(program.operators, shipment.size_bytes, results.size_bytes, results.times)
     call.answered = True
     return outputs
@@ -268,7 +256,7 @@ def _change_inputs(call: RemoteCall, shipment: Shipment, results: Results) -> No
     changes = sorted(results.changed, key=lambda change: change.offset != STAYS)
     for number, change in enumerate(changes):
         position, size = change.position, change.size_bytes
-        value, sent = call.args[position], shipment.sent(position)
+        value, sent = call.args[position], shipment.sent.get(position)
         call.stay.repeatable = False
         if sent is None:
             call.program.unbind(position)
@@ -315,12 +303,12 @@ def _note_kept(peer: WorkerPeer, output: torch.Tensor, part: OutputPart, key: in
     return not stays
 
 
-def _remember(call: RemoteCall, outputs: list[Any], lease_for: LeaseFor) -> None:
+def _remember(call: RemoteCall, outputs: list[Any], leases: ModelLeases) -> None:
     """Have large outputs remember the call, which may have to be repeated for them."""
     stay, program = call.stay, call.program
     if stay.large and stay.repeatable and not program.random:
         made = [(number, outputs[number]) for number in stay.large]
-        remember(partial(program.run, lease_for=lease_for), call.args, call.bound, made)
+        remember(partial(program.run, leases=leases), call.args, call.bound, made)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:
@@ -350,7 +338,8 @@ def _batch(args: Sequence[Any]) -> int:
 
 # The one rule for trying again. A call has no side effects before its answer has been read, so it
 # may be repeated: with a new lease where the worker refuses the lease, with all that it lacks where
-# the worker has lost something, and once where a connection broke.
+# the worker has lost something, once with the weights where the node has lost those, and once where
+# a connection broke.
 
 _MOST_RESENDS = 5  # of what a worker has lost
 _MOST_CRASHES = 2
@@ -366,31 +355,36 @@ class Tries:
 
     def __init__(self) -> None:
         self.crashes = 0
+        self._resent_image = False
         self._resends = 0
         self._crashed_s = 0.0
         self._excused = False
         self._managers = 0
         self._by_worker: Counter[str] = Counter()
 
-    def may_follow(self, error: RemoteFailure | WireError, call: RemoteCall | None) -> bool:
+    def may_follow(
+        self, error: RemoteFailure | WireError, call: RemoteCall | None, leases: ModelLeases
+    ) -> bool:
         """Whether another try may follow after this error, of a call that has a channel or not."""
-        if call is None:
-            if isinstance(error, WireError):
-                self.lose_manager(error)
-                return True
-            return False
         if isinstance(error, WireError):
-            call.held.session.mark_lost(call.held.lease)
-            self.lose_worker(call.peer.name, error)
-            return True
-        if error.failure == FailureKind.LEASE:
-            call.held.lease.over = True
-            return True
-        if error.failure != FailureKind.MISSING or self._resends >= _MOST_RESENDS:
+            if call is None:
+                self.lose_manager(error)
+            else:
+                call.held.session.mark_lost(call.held.lease)
+                self.lose_worker(call.peer.name, error)
+        elif error.failure == FailureKind.UNKNOWN_MODEL and not self._resent_image:
+            self._resent_image = True  # the manager has been restarted
+            leases.forget_image()
+        elif call is None:
             return False
-        self._resends += 1
-        call.peer.kept.forget(error.facts.get("missing", []))
-        call.channel.forget(call.program.number)
+        elif error.failure == FailureKind.LEASE:
+            call.held.lease.over = True
+        elif error.failure == FailureKind.MISSING and self._resends < _MOST_RESENDS:
+            self._resends += 1
+            call.peer.kept.forget(error.facts.get("missing", []))
+            call.channel.forget(call.program.number)
+        else:
+            return False
         return True
 
     def lose_worker(self, worker: str, error: WireError) -> None:
@@ -459,7 +453,7 @@ class _Unsuitable(Exception):
     """An argument that a program cannot express, or that is not on the GPU."""
 
 
-def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
+def run_there(leases: ModelLeases, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
     """Return a handle to an operator's result on the worker; None if it has to run here."""
     name = _OPERATORS.get(getattr(func, "__name__", ""))
     if name is None:
@@ -477,7 +471,7 @@ def run_there(lease_for: LeaseFor, func: Operator, args: Sequence[Any], kwargs: 
     program = _program(Program(shifted, (), (step,), Tuple([Ref(shifted)])))
     try:
         with NoTorchFunction():
-            (result,) = program.run(tensors, lease_for)
+            (result,) = program.run(tensors, leases)
     except RemoteFailure as failure:
         if failure.failure == FailureKind.LOST:
             raise error_of(failure) from failure

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.remote.call_settings import settings_in_force
-from torch_shim.remote.inputs import Bound
+from torch_shim.remote.values import Bound
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.wire.arithmetic import settings_to_send
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import tensor_over
 
@@ -90,7 +90,7 @@ class RememberedCall:
         self._bound = weakref.ref(bound)
         self._inputs = inputs  # as `_Made`, `_Uniform`, `_Elsewhere`, or values
         self._run = run
-        self._settings = settings_in_force()
+        self._settings = settings_to_send()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
 
     def made(self, output: int, tensor: torch.Tensor) -> None:
@@ -130,7 +130,7 @@ class RememberedCall:
         bound = self._bound()
         if bound is None or not bound.unchanged():
             raise _lost("the weights that it was computed with have changed")
-        if self._settings != settings_in_force():
+        if self._settings != settings_to_send():
             raise _lost("it was computed with other settings of autocast or arithmetic")
         args = [_value(value, outputs) for value in inputs]
         for position, value in bound.given():

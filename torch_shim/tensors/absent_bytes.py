@@ -19,8 +19,8 @@ from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.dispatch import Operator, names
+from torch_shim.wire.manager_session import Fetched
 from torch_shim.wire.shared_memory import LentPages, ProtectedMemory, flat, tensor_over
-from torch_shim.wire.worker_peer import Fetched
 
 # Operators that read no element: they give views of the same storage, or facts about the tensor.
 NO_BYTES = names(
@@ -62,6 +62,10 @@ class BytesHolder(Protocol):
 RunThere = Callable[[Operator, tuple[Any, ...], dict[str, Any] | None], Any]
 
 
+def _nowhere(*_: Any) -> None:
+    """Operators run in this process: the bytes come for them."""
+
+
 class AbsentBytes:
     """The bytes of one storage, while only a worker has them."""
 
@@ -81,7 +85,10 @@ class AbsentBytes:
         return self._memory.lent
 
     def leave(
-        self, holder: BytesHolder, run_there: RunThere, looked: Callable[[], None] | None = None
+        self,
+        holder: BytesHolder,
+        run_there: RunThere = _nowhere,
+        looked: Callable[[], None] | None = None,
     ) -> None:
         """From now on only this worker has the bytes.
 
@@ -222,10 +229,6 @@ def run_absent(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | N
         if kwargs:
             bring(kwargs.values())
     return answer
-
-
-def _nowhere(*_: Any) -> None:
-    """Nothing runs anywhere else."""
 
 
 def _is_basic(index: Any) -> bool:

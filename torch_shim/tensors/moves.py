@@ -3,10 +3,11 @@
 A move copies the data, so that CPU and GPU tensors never share storage, as with a real GPU.
 """
 
+import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -39,7 +40,13 @@ from torch_shim.tensors.handles import (
     like_handles,
     wrap,
 )
-from torch_shim.tensors.large_copies import copied_to_cpu, copied_to_gpu, note_origin
+from torch_shim.wire.shared_memory import (
+    LEAST_BLOCK_BYTES,
+    LentPages,
+    map_privately,
+    shared_blocks,
+    tensor_over,
+)
 
 _OWN = frozenset({Tensor, Parameter, CudaTensor, CudaParameter})
 _functions_are_on = torch._C._is_torch_function_enabled  # noqa: SLF001 - no public question
@@ -432,3 +439,82 @@ def _load(
     if map_location is None or not names_cuda(map_location):
         return native(f, map_location, *args, **kwargs)
     return native(f, "cpu", *args, **kwargs).cuda()
+
+
+# Copies of large tensors, for `.cuda()` and `.cpu()`, in memory that is shared with a worker.
+
+
+def copied_to_gpu(tensor: torch.Tensor, keywords: dict[str, Any]) -> torch.Tensor | None:
+    """Return a copy of a large CPU tensor in memory that workers map.
+
+    None for a tensor that torch itself has to copy. `keywords` are those of `to`.
+    """
+    dtype = keywords.get("dtype") or tensor.dtype
+    size_bytes = tensor.numel() * dtype.itemsize
+    if size_bytes < LEAST_BLOCK_BYTES or type(tensor) is not torch.Tensor:
+        return None
+    if _needs_torch(tensor, keywords) or tensor.device.type != "cpu":
+        return None
+    storage = shared_blocks.storage(size_bytes)
+    if storage is None:
+        return None
+    with torch.no_grad():
+        return tensor_over(storage, dtype, 0, tensor.size(), tensor.stride()).copy_(tensor)
+
+
+def copied_to_cpu(tensor: torch.Tensor, keywords: dict[str, Any]) -> torch.Tensor | None:
+    """Return a CPU tensor over the pages in which a large result of a worker came.
+
+    None for a tensor that torch itself has to copy. `keywords` are those of `to`.
+    """
+    if type(tensor) is not CudaTensor or not keywords.get("copy"):
+        return None
+    if keywords.get("dtype") not in (None, tensor.dtype) or _needs_torch(tensor, keywords):
+        return None
+    return mapped_copy(tensor)
+
+
+def _needs_torch(tensor: torch.Tensor, keywords: dict[str, Any]) -> bool:
+    return (
+        tensor.layout is not torch.strided
+        or "memory_format" in keywords
+        or (tensor.requires_grad and torch.is_grad_enabled())
+        or not tensor.is_contiguous()
+    )
+
+
+LEAST_MAPPED_BYTES = 1 << 20
+_ORIGIN = "_gpufaas_origin"
+
+
+class _Origin(NamedTuple):
+    """Where a storage's content lies, as long as the storage was not written to."""
+
+    lent: LentPages
+    start: int  # in the file
+    content: tuple[int, int]
+
+
+def note_origin(tensor: torch.Tensor, lent: LentPages, start: int) -> None:
+    """Record that a marked tensor's storage was just mapped from a file."""
+    storage = write_epochs.storage_of(tensor)
+    storage.__dict__[_ORIGIN] = _Origin(lent, start, write_epochs.content_of(tensor))
+
+
+def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a CPU tensor with the same values over other pages; None if they are to be copied."""
+    storage = write_epochs.storage_of(tensor)
+    origin: _Origin | None = storage.__dict__.get(_ORIGIN)
+    size = tensor.numel() * tensor.element_size()
+    if origin is None or size < LEAST_MAPPED_BYTES or 2 * size < storage.nbytes():
+        return None
+    is_lazy = tensor.is_conj() or tensor.is_neg()  # the storage has other values than the tensor
+    if origin.content != write_epochs.content_of(tensor) or not tensor.is_contiguous() or is_lazy:
+        return None
+    descriptor = os.dup(origin.lent.descriptor)
+    memory = map_privately(descriptor, origin.start + storage.nbytes(), origin.lent)
+    whole = torch.frombuffer(
+        memory, dtype=torch.uint8, offset=origin.start, count=storage.nbytes()
+    ).untyped_storage()
+    offset = int(tensor.storage_offset())
+    return tensor_over(whole, tensor.dtype, offset, tensor.size(), tensor.stride())

@@ -1,5 +1,9 @@
-"""The settings of torch that change how a GPU computes, as they travel with a call."""
+"""What of a process, beside the inputs, changes the numbers that a program computes."""
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, cast
 
 import torch
@@ -12,7 +16,9 @@ from torch._C import _get_deterministic_algorithms as _is_deterministic
 from torch._C import _get_deterministic_algorithms_warn_only as _only_warns
 from torch._C import _get_float32_matmul_precision as _matmul_precision
 
+from torch_shim.errors import RemoteFailure
 from torch_shim.wire.messages import Arithmetic
+from torch_shim.wire.protocol import FailureKind
 
 
 def arithmetic_in_force() -> Arithmetic:
@@ -34,3 +40,89 @@ def use_arithmetic(wanted: Arithmetic) -> None:
     torch._C._set_deterministic_algorithms(  # noqa: SLF001 - see above
         wanted.deterministic > 0, warn_only=wanted.deterministic == 1
     )
+
+
+_USUAL = Arithmetic()
+
+
+def settings_to_send() -> tuple[str | None, str | None, Arithmetic | None]:
+    """Return autocast's data type, the default one, and the arithmetic; None for what is usual.
+
+    RemoteFailure where no worker would compute so.
+    """
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    default = torch.get_default_dtype()
+    try:
+        arithmetic = arithmetic_in_force()
+    except RuntimeError as error:  # torch says so where both of its interfaces are used
+        raise RemoteFailure(FailureKind.OPERATOR, f"tf32: {error}", {}) from error
+    return (
+        None if autocast is None else _name_of(autocast),
+        None if default is torch.float32 else _name_of(default),
+        None if arithmetic == _USUAL else arithmetic,
+    )
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class GeneratorTurns:
+    """Calls that draw random numbers, one after the other.
+
+    Two that sent the same state at once would draw the same numbers. A call waits for its turn with
+    its lease, and without a channel: another one's turn may need that.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._of_thread = threading.local()
+        os.register_at_fork(after_in_child=self._renew)
+
+    @contextmanager
+    def state(self, *, drawn_from: bool) -> Iterator[bytes | None]:
+        """The state to send; None for a call that draws nothing."""
+        if not drawn_from:
+            yield None
+            return
+        with self._lock:
+            sent = self._of_thread.sent = _state()
+            yield sent
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A turn without a call: the generator is another call's meanwhile."""
+        with self._lock:
+            yield
+
+    def drawn(self, sent: bytes | None, after: bytes) -> None:
+        """Go on from where the worker came to.
+
+        A thread that has drawn here meanwhile keeps its numbers: they would be drawn once more.
+        """
+        if sent == _state():
+            torch.default_generator.set_state(as_state(after))
+
+    def forget_sent(self) -> None:
+        self._of_thread.sent = None
+
+    @property
+    def sent(self) -> bytes | None:
+        """What this thread has sent last: its call may have waited, and others have drawn."""
+        state: bytes | None = getattr(self._of_thread, "sent", None)
+        return state
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+def as_state(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+turns = GeneratorTurns()
+
+
+def _state() -> bytes:
+    state: bytes = torch.default_generator.get_state().numpy().tobytes()
+    return state

@@ -1,30 +1,34 @@
-"""The process's session with one GPU manager: its leases, and channels to the leases' workers."""
+"""The process's session with one GPU manager: its leases, their workers, channels to those."""
 
 import logging
+import mmap
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch_shim.errors import (
     BadFrame,
     ConnectionLost,
     ManagerUnreachable,
-    OtherVersion,
     QuotaUsedUp,
     RemoteFailure,
-    WireError,
 )
 from torch_shim.process_report import report
 from torch_shim.wire import current_call
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
+from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
 from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import Buffer, FailureKind, FrameKind
-from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
+from torch_shim.wire.messages import Done, Fetch, SentTensor
+from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
+from torch_shim.wire.shared_memory import LentPages, SharedBlock, make_arena, shared_blocks
 
 log = logging.getLogger("gpufaas")
 
@@ -34,6 +38,339 @@ _MOST_IMAGES = 4096  # that a session remembers; others are offered again
 # After a failed connect that waited this long, further attempts fail at once for this long:
 # otherwise threads that queue for the connection would each wait in turn.
 FAILED_CONNECT_S = 1.0
+
+# What names the content of a storage of this process: its write epoch, autograd's count of writes.
+Content = tuple[int, int]
+
+# How long a worker that ends may take to send what only it has.
+_LEAVING_S = 3.0
+_MOST_DROPPED = 1 << 14  # keys in one message, whose lists are bounded
+
+
+class Fetched(NamedTuple):
+    """Bytes that a worker had: in a file to be mapped, whose descriptor the receiver closes, or
+    in a buffer to be copied. Who maps a file holds `lent` meanwhile. What the worker sent as it
+    ended was `left`."""
+
+    descriptor: int | None
+    memory: memoryview
+    lent: LentPages | None = None
+    left: bool = False
+
+
+class WorkerStorages:
+    """The storages that one worker keeps for this session, by key.
+
+    An entry has the epoch and version of this process's storage when both copies were equal, and
+    the worker's epoch.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[Content, int]] = {}
+        self.sent: dict[int, Content] = {}
+
+    def result(self, key: int, content: Content) -> None:
+        """Record that the worker keeps a result under this key, with epoch 0."""
+        self.epochs[key] = (content, 0)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self.epochs.pop(key, None)
+            self.sent.pop(key, None)
+
+
+class DataChannel:
+    """One stream to a worker, and the programs and bindings that were sent on it."""
+
+    def __init__(self, wire: FrameSocket) -> None:
+        self.wire = wire
+        self.broken = False
+        self.idle_since_s = 0.0  # while no thread uses it
+        self.arena: mmap.mmap | None = None
+        self.defined: set[int] = set()
+        self.bound: dict[int, list[int]] = {}  # of each program, the latest last
+        self._last: Frame | None = None
+
+    def room(self, size_bytes: int) -> mmap.mmap:
+        """Return an arena of at least this size, shared with the worker."""
+        if self.arena is None or len(self.arena) < size_bytes:
+            descriptor, arena = make_arena(size_bytes)
+            try:
+                self.ask(FrameKind.ARENA, [len(arena)], descriptors=[descriptor])
+            finally:
+                os.close(descriptor)
+            self.arena = arena
+        return self.arena
+
+    def define(self, number: int, digest: str, packed: bytes) -> None:
+        if number not in self.defined:
+            self.ask(FrameKind.DEFINE, [number, digest], [packed])
+            self.defined.add(number)
+
+    def bind(self, number: int, binding: int, tensors: dict[int, SentTensor]) -> None:
+        """Send a program's binding, its constant inputs, unless the worker still has it."""
+        bindings = self.bound.setdefault(number, [])
+        if binding in bindings:
+            bindings.remove(binding)
+        else:
+            self.ask(FrameKind.BIND, (number, binding, tensors))
+        bindings.append(binding)
+        del bindings[:-MOST_BINDINGS]
+
+    def forget(self, number: int) -> None:
+        """Send a program and its bindings again: the worker lacks something of them."""
+        self.defined.discard(number)
+        self.bound.pop(number, None)
+
+    def fetch(self, key: int, epoch: int, *, gives_back: bool = False) -> Frame:
+        """Return the bytes of a kept storage, as a descriptor or the body; RemoteFailure if the
+        worker does not have them. With `gives_back` the file may be one to be given back."""
+        return self.ask(FrameKind.FETCH, Fetch(key, epoch, gives_back))
+
+    def hung_up(self) -> bool:
+        """Whether the worker has closed this channel; for a channel that is not in use."""
+        try:
+            self.wire.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True  # nothing comes unasked but the last frame of a worker that ends
+
+    def last_frame(self, patience_s: float) -> Frame | None:
+        """Return what a worker that ends sends on one of its channels; None if it is not here."""
+        last, self._last = self._last, None
+        while last is None:
+            try:
+                self.wire.socket.settimeout(patience_s)
+                frame = self.wire.receive()
+            except (ConnectionLost, BadFrame, OSError):
+                return None
+            last = frame if frame.kind is FrameKind.LEFT else None
+        return last
+
+    def close(self) -> None:
+        """Close the socket; the worker then frees the channel's memory."""
+        self.broken = True
+        self.wire.close()
+
+    def ask(
+        self,
+        kind: FrameKind,
+        meta: Any,
+        body: Sequence[Buffer] = (),
+        descriptors: Sequence[int] = (),
+    ) -> Frame:
+        """Send a request, and return its answer; raise RemoteFailure if the worker refuses it."""
+        self.broken = True  # until the answer has been read completely: an interrupt may intervene
+        self.wire.send(kind, meta, body, descriptors)
+        frame = self.wire.receive()
+        if frame.kind is FrameKind.LEFT:
+            self._last = frame
+            raise ConnectionLost("the worker ends")
+        if frame.kind is FrameKind.FAILED:
+            self.broken = False
+            raise RemoteFailure(*frame.meta)
+        if frame.kind is not (FrameKind.RESULT if kind is FrameKind.CALL else FrameKind.DONE):
+            raise BadFrame(f"{frame.kind.name} as the answer to {kind.name}")
+        self.broken = False
+        return frame
+
+
+class WorkerPeer:
+    """One worker: the idle channels to it, and the storages that it keeps for this process."""
+
+    def __init__(self, name: str, node: str) -> None:
+        self.name = name
+        self.node = node
+        self.kept = WorkerStorages()
+        self._maps_blocks = True  # until it has no room for another one
+        self._blocks: set[int] = set()  # that the worker maps
+        self.sole: set[int] = set()  # the keys of storages whose bytes only the worker has
+        self._idle: list[DataChannel] = []
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._lost = False
+        self._dropped: deque[int] = deque()
+        # What the worker had when it ended: epoch and bytes by key.
+        self._left: dict[int, tuple[int, memoryview]] = {}
+
+    def take(self) -> DataChannel | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give(self, channel: DataChannel) -> None:
+        with self._lock:
+            if not channel.broken and not self._lost:
+                channel.idle_since_s = time.monotonic()
+                self._idle.append(channel)
+                self._changed.notify()
+                return
+        self._close(channel)
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether more than one channel is idle."""
+        return len(self._idle) > 1
+
+    def close_unused(self, since_s: float) -> bool:
+        """Close the channels that no thread has needed since then, but keep one that is idle.
+
+        Each costs the worker a thread, and the manager two sockets if it is on another machine.
+        Return whether others are unused.
+        """
+        with self._lock:
+            count = sum(channel.idle_since_s < since_s for channel in self._idle[:-1])
+            unused, self._idle = self._idle[:count], self._idle[count:]
+        for channel in unused:
+            channel.close()
+        return self.has_unused
+
+    def mark_lost(self) -> None:
+        with self._lock:
+            self._lost = True
+            idle, self._idle = self._idle, []
+            self._changed.notify_all()
+        for channel in idle:
+            self._close(channel)
+
+    def hung_up(self) -> bool:
+        with self._lock:
+            return bool(self._idle) and self._idle[0].hung_up()
+
+    def waits(self) -> bool:
+        """Whether a channel is idle, and the worker there."""
+        with self._changed:
+            return bool(self._idle) and not self._idle[-1].hung_up()
+
+    def close_copies(self) -> None:
+        """Close a forked child's copies of the channels without sending anything on them."""
+        for channel in self._idle:
+            channel.wire.socket.close()
+
+    def drop(self, key: int) -> None:
+        """Note that the function needs a storage no more; safe in a finalizer."""
+        self.sole.discard(key)
+        self._dropped.append(key)
+
+    def lent(self, number: int) -> LentPages | None:
+        """Return what to hold while a file is mapped that came with an answer and has a number."""
+        return LentPages(partial(self.drop, -number)) if number else None
+
+    def share(self, block: SharedBlock, channel: DataChannel) -> bool:
+        """Have the worker map a block, unless it does already; whether calls may name it."""
+        if not self._maps_blocks or not channel.wire.local:
+            return False
+        if block.key not in self._blocks:
+            try:
+                shared = [block.key, block.size_bytes]
+                channel.ask(FrameKind.SHARE, shared, descriptors=[block.descriptor])
+            except RemoteFailure as refused:  # it has no room for the mapping: send it all copies
+                log.warning("a worker maps no further memory of this function: %s", refused)
+                self._maps_blocks = False
+                return False
+            self._blocks.add(block.key)
+            block.forget.append(self._forget_block)
+        return True
+
+    def is_with(self, peer: Any) -> bool:
+        """Whether bytes that this worker has are used by that one where they are."""
+        return peer is self
+
+    def _forget_block(self, key: int) -> None:
+        self._blocks.discard(key)
+        self._dropped.append(key)
+
+    def take_dropped(self) -> list[int]:
+        """Return keys noted since, for the caller to send; they are forgotten here."""
+        taken: list[int] = []
+        while self._dropped and len(taken) < _MOST_DROPPED:
+            taken.append(self._dropped.popleft())
+        self.kept.forget(taken)
+        return taken
+
+    def send_dropped(self) -> None:
+        """Send the keys noted since, if a channel is idle: no call may follow for long."""
+        shared_blocks.trim()
+        channel = self.take() if self._dropped else None
+        if channel is None:
+            return
+        try:
+            channel.ask(FrameKind.DROP, self.take_dropped())
+        except ConnectionLost:
+            self.mark_lost()  # and with the worker went what it kept
+        finally:
+            self.give(channel)
+
+    @contextmanager
+    def channel_for(self, channel: DataChannel | None) -> Iterator[DataChannel | None]:
+        """Yield this channel, or else an idle one; wait for one. None if the worker is lost."""
+        if channel is not None:
+            yield channel
+            return
+        with self._lock:
+            self._changed.wait_for(lambda: self._idle or self._lost)
+            borrowed = self._idle.pop() if self._idle else None
+        try:
+            yield borrowed
+        finally:
+            if borrowed is not None:
+                self.give(borrowed)
+
+    def fetch(self, key: int, channel: DataChannel | None) -> Fetched:
+        """Return the bytes of a storage that only the worker has; RemoteFailure if they are lost.
+
+        Without a channel, what the worker sent when it ended is all there is.
+        """
+        if channel is None:
+            return self._fetch_left(key)
+        _, epoch = self.kept.epochs.get(key, (None, -1))  # an epoch that no worker has: it is lost
+        try:
+            frame = channel.fetch(key, epoch, gives_back=True)
+        except ConnectionLost:
+            self._close(channel)
+            self.mark_lost()
+            return self._fetch_left(key)
+        try:
+            answer: Done = frame.meta
+        except BadFrame:
+            frame.close_descriptors()
+            raise
+        lent = self.lent(answer.file)
+        self.sole.discard(key)
+        return Fetched(frame.descriptors[0] if frame.descriptors else None, frame.body, lent)
+
+    def _fetch_left(self, key: int) -> Fetched:
+        epoch, content = self._left.pop(key, (-1, memoryview(b"")))
+        self.sole.discard(key)
+        # Another epoch: a call whose answer did not come has written to it already.
+        if epoch != self.kept.epochs.get(key, (None, None))[1]:
+            message = "the worker has ended, and with it a tensor that only it had"
+            raise RemoteFailure(FailureKind.LOST, message, {"key": key})
+        return Fetched(None, content, left=True)
+
+    def _close(self, channel: DataChannel) -> None:
+        """Close a channel; a worker that ends in good order sends first what only it has."""
+        if self.sole - self._left.keys():
+            frame = channel.last_frame(_LEAVING_S)
+            if frame is not None:
+                with suppress(BadFrame):  # what cannot be read is lost with the worker
+                    self._take_left(frame)
+        channel.close()
+
+    def _take_left(self, frame: Frame) -> None:
+        if frame.descriptors:
+            try:
+                size = os.fstat(frame.descriptors[0]).st_size
+                whole = memoryview(mmap.mmap(frame.descriptors[0], size, flags=mmap.MAP_PRIVATE))
+            finally:
+                frame.close_descriptors()
+        else:
+            whole = frame.body
+        for key, epoch, offset, size in frame.meta:
+            if offset + size > len(whole):
+                raise BadFrame(f"what a worker left: {size} bytes at {offset} of {len(whole)}")
+            self._left[key] = epoch, whole[offset : offset + size]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,184 +392,6 @@ class LeaseElsewhere:
     node: str
     addresses: tuple[str, ...]
     token: str
-
-
-# While a thread waits for an answer, it sends a PING at this interval; after so many unanswered
-# PINGs the manager counts as lost. A manager answers a PING at once, even while requests wait.
-PING_S = 2.0
-_MOST_UNANSWERED = 5
-# While a manager receives a piece of weights it answers no PING, and after the last one it hashes.
-_MOST_UNANSWERED_UPLOADING = 60
-# If no byte can be sent for this long, the manager counts as frozen.
-_SEND_TIMEOUT_S = 10
-# A manager handles 64 requests at once, and reads no further frame until one is answered.
-_MOST_AT_ONCE = 60
-
-
-@dataclass(slots=True)
-class ManagerAnswer:
-    """A manager's answer: fields, descriptors that the caller owns, and a piece of data."""
-
-    fields: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
-    body: memoryview | None = None
-
-
-@dataclass(slots=True)
-class _SentRequest:
-    """A request that waits for its answer."""
-
-    kind: FrameKind
-    done: threading.Event = field(default_factory=threading.Event)
-    frame: Frame | None = None
-    said: Sequence[Any] = ()  # the answer's metadata, behind its number
-
-
-class ControlConnection:
-    """One control connection of a session; `welcome` is the manager's answer to HELLO.
-
-    A manager that does not answer PINGs counts as lost, as if it had closed the connection.
-    """
-
-    def __init__(self, address: str, credential: str, session: str) -> None:
-        self.session = session
-        self.welcome: dict[str, Any] = {}
-        self.wire = FrameSocket(connect(address))
-        self.wire.send_timeout_s = _SEND_TIMEOUT_S
-        self._sending = threading.Lock()
-        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
-        self._waiting: dict[int, _SentRequest] = {}
-        self._numbers = 0
-        self._received = 0
-        self._used_s = time.monotonic()
-        self.lost: str | None = None  # the reason, once the connection is lost
-        self._other_version: OtherVersion | None = None  # which the manager speaks
-        threading.Thread(target=self._read, name="gpufaas-control", daemon=True).start()
-        hello = {"credential": credential, "session": session, "pid": os.getpid(), "role": "shim"}
-        try:
-            answer = self.ask(FrameKind.HELLO, hello)
-        except BaseException:
-            self.close()
-            raise
-        self.welcome = answer.fields
-
-    def ask(
-        self,
-        kind: FrameKind,
-        fields: dict[str, Any],
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-    ) -> ManagerAnswer:
-        """Send a request and wait for its answer; raise RemoteFailure if the manager refuses it."""
-        sent = _SentRequest(kind)
-        with self._room:
-            self._used_s = time.monotonic()
-            with self._sending:
-                if self.lost is not None:
-                    raise ConnectionLost(self.lost)
-                self._numbers += 1
-                self._waiting[self._numbers] = sent
-                self._send(kind, [self._numbers, fields], body, descriptors)
-            self._wait(sent)
-            self._used_s = time.monotonic()
-        frame = sent.frame
-        if frame is None:
-            raise self._other_version or ConnectionLost(self.lost)
-        if frame.kind is FrameKind.REFUSED:
-            frame.close_descriptors()
-            raise RemoteFailure(*sent.said)
-        return ManagerAnswer(sent.said[0], frame.descriptors, frame.body)
-
-    def idle_since(self, since_s: float) -> bool:
-        """Whether no request was sent since then, and none waits for an answer."""
-        return self._used_s < since_s and not self._waiting
-
-    def notify(self, kind: FrameKind, fields: dict[str, Any]) -> None:
-        """Send a frame that has no answer."""
-        with self._sending:
-            if self.lost is not None:
-                raise ConnectionLost(self.lost)
-            self._send(kind, [0, fields])
-
-    def close(self) -> None:
-        """Close the connection; the manager then ends the session's leases."""
-        self._disconnect("closed")
-
-    # -- inside ------------------------------------------------------------------------------
-
-    def _wait(self, waiting: _SentRequest) -> None:
-        if waiting.kind is FrameKind.HELLO:
-            if not waiting.done.wait(CONNECT_TIMEOUT_S):
-                self._disconnect(f"it did not answer within {CONNECT_TIMEOUT_S:g} s")
-            return
-        # PINGs are counted, not time: if this process was stopped, much time passed unnoticed.
-        received, unanswered = self._received, 0
-        while not waiting.done.wait(PING_S):
-            if received != self._received:
-                received, unanswered = self._received, 0
-            uploading = any(sent.kind is FrameKind.CHUNK for sent in list(self._waiting.values()))
-            if unanswered >= (_MOST_UNANSWERED_UPLOADING if uploading else _MOST_UNANSWERED):
-                self._disconnect(f"the manager gave no sign of life for {unanswered * PING_S:g} s")
-                return
-            unanswered += 1
-            self.notify(FrameKind.PING, {})
-
-    def _send(
-        self,
-        kind: FrameKind,
-        meta: Any,
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-    ) -> None:
-        """Send a frame; after a partial one the connection is unusable and therefore closed."""
-        try:
-            self.wire.send(kind, meta, body, descriptors)
-        except ConnectionLost as error:
-            self._disconnect(str(error))
-            raise
-
-    def _disconnect(self, reason: str) -> None:
-        """Shut the socket down; the reading thread then wakes the waiting threads."""
-        self.lost = self.lost or reason
-        try:
-            self.wire.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            self.wire.close()  # the socket was not connected any more
-
-    def _read(self) -> None:
-        try:
-            while True:
-                frame = self.wire.receive()
-                self._received += 1
-                delivered = False
-                try:
-                    delivered = self._deliver(frame)
-                finally:
-                    if not delivered:
-                        frame.close_descriptors()
-        except OtherVersion as error:
-            self._other_version, self.lost = error, str(error)
-        except (WireError, LookupError, TypeError) as error:
-            self.lost = self.lost or str(error)
-        with self._sending:
-            for waiting in self._waiting.values():
-                waiting.done.set()
-            self._waiting.clear()
-            self.wire.close()
-
-    def _deliver(self, frame: Frame) -> bool:
-        """Give an answer to the thread that waits for it; return False if no thread wants it."""
-        if frame.kind is FrameKind.LEASE_ENDED:
-            return False  # the worker refuses the next call of that lease anyway
-        number, *said = frame.meta
-        if number == 0:
-            return False  # the answer to a PING
-        waiting = self._waiting.pop(number, None)
-        if waiting is None:
-            raise ConnectionLost(f"an answer without a request: {number}")
-        waiting.frame, waiting.said = frame, said
-        waiting.done.set()
-        return True
 
 
 class ManagerSession:

@@ -10,9 +10,10 @@ have bound what reading it takes, and its type what it may be made of.
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
+from msgspec.msgpack import Decoder
 
 from torch_shim.errors import BadFrame, OtherVersion
 from torch_shim.wire import messages
@@ -44,51 +45,95 @@ Buffer = bytes | bytearray | memoryview
 _ERROR_CHARACTERS = 200
 
 
+class FrameLimit(NamedTuple):
+    """How much a frame of some kind may carry, and what reads its metadata."""
+
+    decoder: Decoder[Any] | None  # None: whoever takes the frame reads it
+    meta_bytes: int
+    body_bytes: int = 0
+    descriptors: int = 0
+
+
+def _request(fields: Any, meta_bytes: int = 128 << 10, body_bytes: int = 0) -> FrameLimit:
+    """What a function sends to a manager, which reads it on its event loop for all tenants."""
+    descriptors = 1 if fields is messages.Upload else 0
+    return FrameLimit(Decoder(tuple[int, fields]), meta_bytes, body_bytes, descriptors)
+
+
+def _channel(meta: Any, meta_bytes: int = 4 << 20) -> FrameLimit:
+    """What a function and its tenant's own worker say to each other, on a thread for each."""
+    return FrameLimit(Decoder(meta), meta_bytes, MAX_BODY_BYTES, MAX_DESCRIPTORS)
+
+
+def _answer(meta: Any, body_bytes: int = 0) -> FrameLimit:
+    """The manager is trusted by the programs that it answers."""
+    descriptors = 0 if body_bytes else MAX_DESCRIPTORS
+    return FrameLimit(Decoder(meta), MAX_META_BYTES, body_bytes, descriptors)
+
+
+_SIZES_BYTES = 8 * MAX_STORAGES  # a table of sizes is binary data
+
+
 class FrameKind(IntEnum):
-    """The kinds of frames; a comment at each group names sender and receiver."""
+    """The kinds of frames, and what each may carry; a comment names sender and receiver."""
+
+    limit: FrameLimit
+
+    def __new__(cls, number: int, limit: FrameLimit) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_, kind.limit = number, limit
+        return kind
 
     # shim or administrator -> manager: requests; each carries a number that its answer repeats
-    HELLO = 1
-    OFFER = 2
-    PROVE = 3
-    UPLOAD = 4
-    CHUNK = 5
-    ACQUIRE = 6
-    RELEASE = 7
-    FORGET = 8
-    ADMIN = 9
-    PING = 10
-    WHERE = 11
-    CLAIMED = 12
-    PUT = 13
-    GET = 14
-    PIECE = 15
+    HELLO = 1, _request(messages.Hello, MAX_HELLO_BYTES)
+    OFFER = 2, _request(messages.AboutImage)
+    PROVE = 3, _request(messages.Prove)
+    UPLOAD = 4, _request(messages.Upload, (128 << 10) + _SIZES_BYTES)
+    CHUNK = 5, _request(messages.Chunk, body_bytes=MAX_PIECE_BYTES)
+    ACQUIRE = 6, _request(messages.Acquire)
+    RELEASE = 7, _request(messages.Release)
+    FORGET = 8, _request(messages.AboutImage)
+    ADMIN = 9, _request(messages.Admin)
+    PING = 10, _request(messages.Ping)
+    WHERE = 11, _request(messages.Where)
+    CLAIMED = 12, _request(messages.Release)
+    PUT = 13, _request(messages.Put)
+    GET = 14, _request(messages.Get)
+    PIECE = 15, _request(messages.Piece, body_bytes=MAX_PIECE_BYTES)
     # manager -> shim or administrator
-    ANSWER = 16
-    REFUSED = 17
-    LEASE_ENDED = 18
-    CONTENT = 19
+    ANSWER = 16, _answer(messages.Answer)
+    REFUSED = 17, _answer(messages.Refused)
+    LEASE_ENDED = 18, _answer(messages.Answer)
+    CONTENT = 19, _answer(messages.Answer, MAX_PIECE_BYTES)
     # shim -> manager: further requests, about data of functions
-    DISCARD = 24
-    RETURN = 25
+    DISCARD = 24, _request(messages.AboutData)
+    RETURN = 25, _request(messages.AboutData)
     # shim -> worker
-    ARENA = 32
-    DEFINE = 33
-    BIND = 34
-    CALL = 35
-    DROP = 36
-    FETCH = 37
-    SHARE = 38
-    PUBLISH = 39
-    TAKE = 40
+    ARENA = 32, _channel(messages.Arena)
+    DEFINE = 33, _channel(messages.Define)
+    BIND = 34, _channel(messages.Bind)
+    CALL = 35, _channel(messages.Call)
+    DROP = 36, _channel(messages.Drop)
+    FETCH = 37, _channel(messages.Fetch)
+    SHARE = 38, _channel(messages.Share)
+    PUBLISH = 39, _channel(messages.Publish)
+    TAKE = 40, _channel(messages.Take)
     # worker -> shim
-    DONE = 48
-    RESULT = 49
-    FAILED = 50
-    LEFT = 51
+    DONE = 48, _channel(messages.Done)
+    RESULT = 49, _channel(messages.CallResult)
+    FAILED = 50, _channel(messages.Failed, 1 << 20)
+    LEFT = 51, _channel(messages.Left)
     # manager -> worker or fork server, and back: one of `gpu_manager/worker/orders.py`
-    ORDER = 64
-    REPORT = 65
+    ORDER = 64, FrameLimit(None, 4 << 20, descriptors=MAX_DESCRIPTORS)
+    REPORT = 65, FrameLimit(None, 64 << 10, descriptors=1)
+
+
+# What clients of a manager send.
+REQUESTS = frozenset(
+    kind
+    for kind in FrameKind
+    if kind < FrameKind.ANSWER or kind in (FrameKind.DISCARD, FrameKind.RETURN)
+)
 
 
 class FailureKind(StrEnum):
@@ -113,83 +158,6 @@ class FailureKind(StrEnum):
     OPERATOR = "operator failed"
     LOST = "worker lost"
     INTERNAL = "internal error"
-
-
-class FrameLimit(NamedTuple):
-    """How much a frame of some kind may carry, and the type of its metadata."""
-
-    meta: Any  # None: whoever takes the frame reads it
-    meta_bytes: int
-    body_bytes: int = 0
-    descriptors: int = 0
-
-
-def _request(fields: Any, meta_bytes: int = 128 << 10, body_bytes: int = 0) -> FrameLimit:
-    """What a function sends to a manager, which reads it on its event loop for all tenants."""
-    descriptors = 1 if fields is messages.Upload else 0
-    return FrameLimit(tuple[int, fields], meta_bytes, body_bytes, descriptors)
-
-
-def _channel(meta: Any, meta_bytes: int = 4 << 20) -> FrameLimit:
-    """What a function and its tenant's own worker say to each other, on a thread for each."""
-    return FrameLimit(meta, meta_bytes, MAX_BODY_BYTES, MAX_DESCRIPTORS)
-
-
-def _answer(meta: Any) -> FrameLimit:
-    """The manager is trusted by the programs that it answers."""
-    return FrameLimit(meta, MAX_META_BYTES, descriptors=MAX_DESCRIPTORS)
-
-
-_SIZES_BYTES = 8 * MAX_STORAGES  # a table of sizes is binary data
-_LIMITS = {
-    FrameKind.HELLO: _request(messages.Hello, MAX_HELLO_BYTES),
-    FrameKind.OFFER: _request(messages.AboutImage),
-    FrameKind.PROVE: _request(messages.Prove),
-    FrameKind.UPLOAD: _request(messages.Upload, (128 << 10) + _SIZES_BYTES),
-    FrameKind.CHUNK: _request(messages.Chunk, body_bytes=MAX_PIECE_BYTES),
-    FrameKind.ACQUIRE: _request(messages.Acquire),
-    FrameKind.RELEASE: _request(messages.Release),
-    FrameKind.FORGET: _request(messages.AboutImage),
-    FrameKind.ADMIN: _request(messages.Admin),
-    FrameKind.PING: _request(messages.Ping),
-    FrameKind.WHERE: _request(messages.Where),
-    FrameKind.CLAIMED: _request(messages.Release),
-    FrameKind.PUT: _request(messages.Put),
-    FrameKind.GET: _request(messages.Get),
-    FrameKind.PIECE: _request(messages.Piece, body_bytes=MAX_PIECE_BYTES),
-    FrameKind.DISCARD: _request(messages.AboutData),
-    FrameKind.RETURN: _request(messages.AboutData),
-    FrameKind.ANSWER: _answer(messages.Answer),
-    FrameKind.REFUSED: _answer(messages.Refused),
-    FrameKind.LEASE_ENDED: _answer(messages.Answer),
-    FrameKind.CONTENT: FrameLimit(messages.Answer, MAX_META_BYTES, MAX_PIECE_BYTES),
-    FrameKind.ARENA: _channel(messages.Arena),
-    FrameKind.DEFINE: _channel(messages.Define),
-    FrameKind.BIND: _channel(messages.Bind),
-    FrameKind.CALL: _channel(messages.Call),
-    FrameKind.DROP: _channel(messages.Drop),
-    FrameKind.FETCH: _channel(messages.Fetch),
-    FrameKind.SHARE: _channel(messages.Share),
-    FrameKind.PUBLISH: _channel(messages.Publish),
-    FrameKind.TAKE: _channel(messages.Take),
-    FrameKind.DONE: _channel(messages.Done),
-    FrameKind.RESULT: _channel(messages.CallResult),
-    FrameKind.FAILED: _channel(messages.Failed, 1 << 20),
-    FrameKind.LEFT: _channel(messages.Left),
-    FrameKind.ORDER: FrameLimit(None, 4 << 20, descriptors=MAX_DESCRIPTORS),
-    FrameKind.REPORT: FrameLimit(None, 64 << 10, descriptors=1),
-}
-# What clients of a manager send.
-REQUESTS = frozenset(
-    kind
-    for kind in FrameKind
-    if kind < FrameKind.ANSWER or kind in (FrameKind.DISCARD, FrameKind.RETURN)
-)
-_DECODERS = {
-    kind: msgspec.msgpack.Decoder(limit.meta)
-    for kind, limit in _LIMITS.items()
-    if limit.meta is not None
-}
 
 
 def _plain_value(value: Any) -> Any:
@@ -239,7 +207,7 @@ def read_header(
     kind = _KIND_OF.get(number)
     if kind is None:
         raise BadFrame(f"unknown kind of frame: {number}")
-    limit = _LIMITS[kind]
+    limit = kind.limit
     most_meta_bytes = min(max_meta_bytes, limit.meta_bytes)
     if meta_bytes > most_meta_bytes or body_bytes > min(max_body_bytes, limit.body_bytes):
         raise BadFrame(f"{kind.name} announces {meta_bytes} + {body_bytes} bytes")
@@ -250,13 +218,13 @@ def read_header(
 
 def unpack_meta(kind: FrameKind, data: Buffer) -> Any:
     """Read the metadata of a frame of this kind; raise BadFrame if it is not of the kind's type."""
-    decoder = _DECODERS.get(kind)
+    decoder = kind.limit.decoder
     if decoder is None:
         raise BadFrame(f"{kind.name} where none belongs")
     return decoded(decoder, data, kind.name)
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[Any], data: Buffer, name: str) -> Any:
+def decoded(decoder: Decoder[Any], data: Buffer, name: str) -> Any:
     """Read a message; raise BadFrame with its name if it is not of the decoder's type."""
     try:
         return decoder.decode(data)

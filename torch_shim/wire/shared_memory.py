@@ -54,27 +54,24 @@ _libc.mmap.argtypes = [
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Arena:
-    """A sealed memfd of fixed size, mapped in this process; the peer gets its descriptor once."""
+def make_arena(wanted_bytes: int) -> tuple[int, mmap.mmap]:
+    """Return the descriptor of a file of fixed size, for the peer, and the file's mapping."""
+    size_bytes = FIRST_BYTES
+    while size_bytes < wanted_bytes:
+        size_bytes *= 2
+    descriptor = _sealed_file("gpufaas-arena", size_bytes)
+    return descriptor, mmap.mmap(descriptor, size_bytes)
 
-    def __init__(self, wanted_bytes: int) -> None:
-        self.size_bytes = FIRST_BYTES
-        while self.size_bytes < wanted_bytes:
-            self.size_bytes *= 2
-        self.descriptor = os.memfd_create("gpufaas-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, self.size_bytes)
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        self.memory = mmap.mmap(self.descriptor, self.size_bytes)
 
-    def forget_descriptor(self) -> None:
-        """Close the descriptor; the mapping stays."""
-        os.close(self.descriptor)
-        self.descriptor = -1
-
-    def close(self) -> None:
-        """Release the memory; it is freed when no tensor in it exists any more."""
-        if self.descriptor >= 0:
-            self.forget_descriptor()
+def _sealed_file(name: str, size_bytes: int) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class ProtectedMemory(mmap.mmap):
@@ -282,10 +279,8 @@ class SharedBlock(mmap.mmap):
 
     @classmethod
     def make(cls, size_bytes: int) -> Self:
-        descriptor = os.memfd_create("gpufaas-block", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = _sealed_file("gpufaas-block", size_bytes)
         try:
-            os.ftruncate(descriptor, size_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             block = cls(descriptor, size_bytes)
         except BaseException:
             os.close(descriptor)

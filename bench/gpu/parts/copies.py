@@ -16,8 +16,8 @@ from bench.gpu.results_file import Row
 from bench.measure.report import MeasurementFailed
 from gpu_manager.cuda.libraries import PORTABLE, READ_ONLY, CudaRuntime, loaded_runtime
 from gpu_manager.cuda.staged_copy import PIECE_BYTES, InTurn, StagingBuffers
-from gpu_manager.transfers.path import PathSpeed, TransferPath
-from gpu_manager.transfers.process_gate import ProcessGate, make_gate
+from gpu_manager.worker.transfers.path import PathSpeed, TransferPath
+from gpu_manager.worker.transfers.process_gate import ProcessGate, make_gate
 
 _BYTES, _EMULATED_BYTES = 2 << 30, 64 << 20
 _TIMES = 3

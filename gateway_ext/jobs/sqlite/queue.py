@@ -89,7 +89,7 @@ _RESULT = msgspec.msgpack.Decoder(CallResult)
 
 # The values that the tally counts, with the space a job takes: headers may be larger than the body.
 _COUNTED = """
-SELECT number, namespace, name, kind, queued_at_s, died_at_s,
+SELECT number, state, namespace, name, kind, queued_at_s, died_at_s,
        LENGTH(call) + IFNULL(LENGTH(result), 0)
        + IFNULL((SELECT SUM(size_bytes) FROM bodies WHERE job = number), 0) AS size_bytes
 FROM jobs"""
@@ -98,49 +98,240 @@ FROM jobs"""
 _AFRESH = f"state = {_WAITING}, attempts = 0, deferrals = 0, why = ''"
 
 
-class ClaimedRow(NamedTuple):
-    """The row of a claimed job, and its body."""
-
-    row: sqlite3.Row
-    body: KeptBody
-
-    def job(self, body: StoredBody) -> Job:
-        """Raise ValueError where the row cannot be read; `body` is how the queue reads the body."""
-        row = self.row
-        lane = JobLane(JobKind(row["kind"]), row["lane"])
-        number, call = JobNumber(row["number"]), _CALL.decode(row["call"])
-        return Job(number, call, body, lane, row["attempts"], row["deferrals"], _result(row))
-
-
-class LiveJob(NamedTuple):
-    """The values that the tally counts of a waiting or claimed job."""
+class _Counted(NamedTuple):
+    """What the tally counts of a job, and whether it is dead."""
 
     number: JobNumber
+    is_dead: bool
     function: FunctionId
     kind: JobKind
     size_bytes: int
     queued_at_s: float
-
-
-class BuriedJob(NamedTuple):
-    """The values that the tally counts of a dead letter."""
-
-    number: JobNumber
-    size_bytes: int
     died_at_s: float
 
 
-class QueueTables:
-    """Operations on the tables; large bodies are files in the folder `bodies`."""
+class SqliteQueue(JobQueue):
+    """See `JobQueue`; what takes a `turn` runs in the committer's thread."""
 
-    def __init__(self, bodies: Path) -> None:
-        self._bodies = bodies
+    away = False  # a local disk is always there
 
-    def prepare(self, now_s: float, turn: Transaction) -> None:
+    def __init__(self, folder: Path, limits: QueueLimits, log: Logger) -> None:
+        self._bodies = folder / "bodies"
+        self._limits = limits
+        self._log = log
+        self.tally = JobTally(limits)
+        self._booted_at_s = time.time() - _since_boot_s()  # by the clock as it was at the start
+        self._committer = Committer(folder / "jobs.sqlite", self._prepare)
+        self._watchers: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """Create missing files, and release claims of a dead process.
+
+        QueueFailed where another process has the queue of this folder open.
+        """
+        try:
+            self._bodies.mkdir(parents=True, exist_ok=True)
+            # Requests, with the credentials in them, must not be readable for functions.
+            self._bodies.parent.chmod(0o700)
+            sync_folder(self._bodies.parent)
+            self.tally.limit_to(disk_usage(self._bodies).total)
+        except OSError as error:
+            raise QueueFailed(f"the job queue has no folder: {error}") from error
+        await self._committer.open()
+        for job in await self._committer.run(_all_counted):
+            self._count(job)
+        calls, dead = self.tally.calls.total(), self.tally.dead
+        self._log.info("job queue: %d calls wait, %d dead", calls, dead)
+
+    def now_s(self) -> float:
+        """The time of this process: no correction of the clock puts a job off, or hurries it."""
+        return self._booted_at_s + _since_boot_s()
+
+    def watch(self, notify: Callable[[], None]) -> None:
+        self._watchers.append(notify)
+
+    def spool(self) -> FileSpool:
+        return FileSpool(self._bodies, self._limits.inline_bytes, self._limits.body_bytes)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+        with self.tally.reserve(call.function, call.head_bytes + body.size_bytes):
+            kept = await _kept(body)
+            store, file = partial(self._store, call, kept), self._file(kept)
+            job = await self._committer.run(store, durable=True, then=self._added, file=file)
+        return job is not None
+
+    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
+        def heads(turn: Transaction) -> list[LaneHead]:
+            lanes = turn.db.execute(_HEADS, {"kind": kind})
+            return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in lanes]
+
+        return await self._committer.run(heads)
+
+    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
+        def claim(turn: Transaction) -> list[tuple[sqlite3.Row, KeptBody]]:
+            claimed = []
+            for lane, count in Counter(lanes).items():
+                for row in list(_rows(turn.db, _DUE, (*lane, now_s, count))):
+                    _change(turn, row["number"], f"state = {_CLAIMED}")
+                    claimed.append((row, _body_of(turn, row["number"], lane.kind)))
+            return claimed
+
+        jobs = [await self._read(*claimed) for claimed in await self._committer.run(claim)]
+        return [job for job in jobs if job is not None]
+
+    async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
+        counted = "attempts" if counts else "deferrals"
+        change = f"state = {_WAITING}, due_at_s = ?, why = ?, {counted} = {counted} + 1"
+        await self._end(job, lambda turn: _change(turn, job, change, due_at_s, why))
+
+    async def store_result(
+        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+    ) -> None:
+        kept = await _kept(body)  # it stays where this fails, as the caller repeats it
+
+        def store(turn: Transaction) -> None:
+            change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = ?"
+            _change(turn, job, change, due_at_s, *lane, encode(result))
+            # A failed call may be replayed, which needs its body.
+            if not result.failure:
+                self._drop_bodies(turn, job, JobKind.CALL)
+            _add_body(turn, job, JobKind.CALLBACK, kept)
+
+        await self._end(job, store)
+
+    async def finish(self, job: JobNumber) -> None:
+        await self._end(job, lambda turn: self._delete(turn, job))
+
+    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
+        change = f"state = {_DEAD}, why = ?, died_at_s = ?, last_status = ?"
+        change = f"{change}, attempts = attempts + 1"
+        await self._end(job, lambda turn: _change(turn, job, change, why, at_s, status))
+
+    # -- dead letters ----------------------------------------------------------------------------
+
+    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
+        select = f"SELECT * FROM jobs WHERE state = {_DEAD} AND number > ? ORDER BY number LIMIT ?"
+
+        def letters(turn: Transaction) -> list[DeadLetter]:
+            return [_dead_letter(turn, row) for row in list(_rows(turn.db, select, (after, limit)))]
+
+        return await self._committer.run(letters)
+
+    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
+        def letter(turn: Transaction) -> tuple[DeadLetter, KeptBody]:
+            return _dead_letter(turn, _dead(turn, number)), _body_of(turn, number, JobKind.CALL)
+
+        found, kept = await self._committer.run(letter)
+        return found, self._body(kept)
+
+    async def replay(self, number: JobNumber, now_s: float) -> None:
+        def replay(turn: Transaction) -> None:
+            row = _dead(turn, number)
+            function, result = FunctionId(row["namespace"], row["name"]), _result(row)
+            try:
+                if result is not None and not result.failure:
+                    _change(turn, number, f"{_AFRESH}, due_at_s = ?", now_s)
+                else:
+                    change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = NULL"
+                    _change(turn, number, change, now_s, *call_lane(function))
+                    self._drop_bodies(turn, number, JobKind.CALLBACK)
+            except sqlite3.IntegrityError as error:
+                raise JobExists(function, row["call_id"]) from error
+
+        await self._alter(number, replay, durable=True)
+
+    async def discard(self, number: JobNumber) -> None:
+        def discard(turn: Transaction) -> None:
+            _dead(turn, number)
+            self._delete(turn, number)
+
+        await self._alter(number, discard, durable=True)
+
+    async def close(self) -> None:
+        await self._committer.close()
+
+    # -- in the event loop -----------------------------------------------------------------------
+
+    async def _end(self, job: JobNumber, change: Callable[[Transaction], None]) -> None:
+        """End a claim with this change; ClaimLost where there is none."""
+
+        def end(turn: Transaction) -> None:
+            if _row_in(turn, job, _CLAIMED) is None:
+                raise ClaimLost(job)
+            change(turn)
+
+        await self._alter(job, end)
+
+    async def _alter(
+        self, number: JobNumber, change: Callable[[Transaction], None], *, durable: bool = False
+    ) -> None:
+        """Change one job, and count it as it is then."""
+
+        def altered(turn: Transaction) -> _Counted | None:
+            change(turn)
+            return _counted(turn, number)
+
+        def counted(job: _Counted | None) -> None:
+            if job is None:
+                self.tally.remove(number)
+                self.tally.remove_dead(number)
+            else:
+                self._count(job)
+            self._notify()
+
+        await self._committer.run(altered, durable=durable, then=counted)
+
+    def _added(self, job: _Counted | None) -> None:
+        if job is not None:
+            self._count(job)
+            self._notify()
+
+    def _count(self, job: _Counted) -> None:
+        if job.is_dead:
+            self.tally.add_dead(job.number, job.size_bytes, job.died_at_s)
+        else:
+            self.tally.remove_dead(job.number)
+            self.tally.add(job.number, job.function, job.kind, job.size_bytes, job.queued_at_s)
+
+    def _notify(self) -> None:
+        for notify in self._watchers:
+            notify()
+
+    def _file(self, kept: KeptBody) -> Path | None:
+        return None if kept.file is None else self._bodies / kept.file
+
+    def _body(self, kept: KeptBody) -> MemoryBody | FileBody:
+        path = self._file(kept)
+        return MemoryBody(kept.content or b"") if path is None else FileBody(path, kept.size_bytes)
+
+    async def _read(self, row: sqlite3.Row, kept: KeptBody) -> Job | None:
+        """The claimed job; None where it cannot be read, which makes it a dead letter."""
+        body, number = self._body(kept), JobNumber(row["number"])
+        try:
+            if isinstance(body, FileBody):
+                await body.check()
+            call, lane = _CALL.decode(row["call"]), JobLane(JobKind(row["kind"]), row["lane"])
+            return Job(number, call, body, lane, row["attempts"], row["deferrals"], _result(row))
+        except (BodyLost, ValueError) as error:
+            why = f"it cannot be read: {error}"
+            self._log.error("job %d: %s", number, why)
+            try:
+                await self.bury(number, why, row["due_at_s"])
+            except QueueFailed as failure:
+                # The next start releases it; the other jobs of this claim continue.
+                self._log.error("job %d stays claimed: %s", number, failure)
+            return None
+
+    # -- in the committer's thread ---------------------------------------------------------------
+
+    def _prepare(self, turn: Transaction) -> None:
         """Create the tables, and release claims of a dead process.
 
         A job that is due when none can be is due now.
         """
+        now_s = self.now_s()
         _create(turn.db)
         turn.db.execute(f"UPDATE jobs SET state = {_WAITING} WHERE state = {_CLAIMED}")
         turn.db.execute(
@@ -151,18 +342,7 @@ class QueueTables:
         named = {name for (name,) in files}
         turn.obsolete += [path for path in self._bodies.iterdir() if path.name not in named]
 
-    def census(self, turn: Transaction) -> tuple[list[LiveJob], list[BuriedJob]]:
-        """Every job of the database, for the tally."""
-        alive = _rows(turn.db, f"{_COUNTED} WHERE state <> {_DEAD} ORDER BY queued_at_s, number")
-        dead = _rows(turn.db, f"{_COUNTED} WHERE state = {_DEAD} ORDER BY number")
-        return (
-            [_live_job(row) for row in alive],
-            [BuriedJob(row["number"], row["size_bytes"], row["died_at_s"]) for row in dead],
-        )
-
-    # -- jobs ------------------------------------------------------------------------------------
-
-    def put(self, call: AsyncCall, body: KeptBody, turn: Transaction) -> LiveJob | None:
+    def _store(self, call: AsyncCall, body: KeptBody, turn: Transaction) -> _Counted | None:
         """None where the call is stored already."""
         function = call.function
         values = (
@@ -177,96 +357,26 @@ class QueueTables:
         _add_body(turn, number, JobKind.CALL, body)
         return _counted(turn, number)
 
-    def heads(self, kind: JobKind, turn: Transaction) -> list[LaneHead]:
-        lanes = turn.db.execute(_HEADS, {"kind": kind})
-        return [LaneHead(JobLane(kind, key), due_at_s) for key, due_at_s in lanes]
-
-    def claim(self, lanes: Counter[JobLane], now_s: float, turn: Transaction) -> list[ClaimedRow]:
-        claimed: list[ClaimedRow] = []
-        for lane, count in lanes.items():
-            for row in list(_rows(turn.db, _DUE, (*lane, now_s, count))):
-                _change(turn, row["number"], f"state = {_CLAIMED}")
-                claimed.append(ClaimedRow(row, _body_of(turn, row["number"], lane.kind)))
-        return claimed
-
-    def reschedule(
-        self, job: JobNumber, due_at_s: float, why: str, counted: str, turn: Transaction
-    ) -> None:
-        """`counted` is the column that this attempt increments."""
-        _claimed(turn, job)
-        change = f"state = {_WAITING}, due_at_s = ?, why = ?, {counted} = {counted} + 1"
-        _change(turn, job, change, due_at_s, why)
-
-    def store_result(
-        self,
-        job: JobNumber,
-        result: CallResult,
-        body: KeptBody,
-        lane: JobLane,
-        due_at_s: float,
-        turn: Transaction,
-    ) -> LiveJob:
-        _claimed(turn, job)
-        change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = ?"
-        _change(turn, job, change, due_at_s, *lane, encode(result))
-        # A failed call may be replayed, which needs its body.
-        if not result.failure:
-            self._drop_bodies(turn, job, JobKind.CALL)
-        _add_body(turn, job, JobKind.CALLBACK, body)
-        return _counted(turn, job)
-
-    def finish(self, job: JobNumber, turn: Transaction) -> None:
-        _claimed(turn, job)
-        self._remove(turn, job)
-
-    def bury(
-        self, job: JobNumber, why: str, at_s: float, status: int, turn: Transaction
-    ) -> BuriedJob:
-        _claimed(turn, job)
-        change = f"state = {_DEAD}, why = ?, died_at_s = ?, last_status = ?"
-        _change(turn, job, f"{change}, attempts = attempts + 1", why, at_s, status)
-        return BuriedJob(job, _counted(turn, job).size_bytes, at_s)
-
-    # -- dead letters ----------------------------------------------------------------------------
-
-    def dead_letters(self, after: int, limit: int, turn: Transaction) -> list[DeadLetter]:
-        select = f"SELECT * FROM jobs WHERE state = {_DEAD} AND number > ? ORDER BY number LIMIT ?"
-        return [_dead_letter(turn, row) for row in list(_rows(turn.db, select, (after, limit)))]
-
-    def dead_letter(self, number: JobNumber, turn: Transaction) -> tuple[DeadLetter, KeptBody]:
-        letter = _dead_letter(turn, _dead(turn, number))
-        return letter, _body_of(turn, number, JobKind.CALL)
-
-    def replay(self, number: JobNumber, now_s: float, turn: Transaction) -> LiveJob:
-        """Turn a dead letter into a waiting call, or callback where only that had failed."""
-        row = _dead(turn, number)
-        function, result = FunctionId(row["namespace"], row["name"]), _result(row)
-        kind, key = call_lane(function)
-        try:
-            if result is not None and not result.failure:
-                _change(turn, number, f"{_AFRESH}, due_at_s = ?", now_s)
-            else:
-                change = f"{_AFRESH}, due_at_s = ?, kind = ?, lane = ?, result = NULL"
-                _change(turn, number, change, now_s, kind, key)
-                self._drop_bodies(turn, number, JobKind.CALLBACK)
-        except sqlite3.IntegrityError as error:
-            raise JobExists(function, row["call_id"]) from error
-        return _counted(turn, number)
-
-    def discard(self, number: JobNumber, turn: Transaction) -> None:
-        _dead(turn, number)
-        self._remove(turn, number)
-
-    def _remove(self, turn: Transaction, number: JobNumber) -> None:
+    def _delete(self, turn: Transaction, number: JobNumber) -> None:
         for kind in JobKind:
             self._drop_bodies(turn, number, kind)
         turn.db.execute("DELETE FROM jobs WHERE number = ?", (number,))
 
     def _drop_bodies(self, turn: Transaction, number: JobNumber, kind: JobKind) -> None:
-        file = _body_of(turn, number, kind).file
+        file = self._file(_body_of(turn, number, kind))
         if file is not None:
-            turn.obsolete.append(self._bodies / file)
+            turn.obsolete.append(file)
         turn.db.execute("DELETE FROM bodies WHERE job = ? AND kind = ?", (number, kind))
+
+
+async def _kept(body: BodySpool) -> KeptBody:
+    assert isinstance(body, FileSpool)  # a queue accepts its own spools only
+    return await body.keep()
+
+
+def _since_boot_s() -> float:
+    """Unlike the monotonic clock it goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _create(db: sqlite3.Connection) -> None:
@@ -305,19 +415,23 @@ def _body_of(turn: Transaction, number: int, kind: JobKind) -> KeptBody:
     return KeptBody(b"", None, 0) if row is None else KeptBody(*row)
 
 
-def _counted(turn: Transaction, number: JobNumber) -> LiveJob:
-    return _live_job(next(_rows(turn.db, f"{_COUNTED} WHERE number = ?", (number,))))
+def _all_counted(turn: Transaction) -> list[_Counted]:
+    rows = _rows(turn.db, f"{_COUNTED} ORDER BY queued_at_s, number")
+    return [_counted_in(row) for row in rows]
 
 
-def _live_job(row: sqlite3.Row) -> LiveJob:
-    function = FunctionId(row["namespace"], row["name"])
-    kind, size_bytes = JobKind(row["kind"]), row["size_bytes"]
-    return LiveJob(row["number"], function, kind, size_bytes, row["queued_at_s"])
+def _counted(turn: Transaction, number: JobNumber) -> _Counted | None:
+    """None for a job that was removed."""
+    row = next(_rows(turn.db, f"{_COUNTED} WHERE number = ?", (number,)), None)
+    return None if row is None else _counted_in(row)
 
 
-def _claimed(turn: Transaction, number: JobNumber) -> None:
-    if _row_in(turn, number, _CLAIMED) is None:
-        raise ClaimLost(number)
+def _counted_in(row: sqlite3.Row) -> _Counted:
+    function, kind = FunctionId(row["namespace"], row["name"]), JobKind(row["kind"])
+    return _Counted(
+        *(row["number"], row["state"] == _DEAD, function, kind),
+        *(row["size_bytes"], row["queued_at_s"], row["died_at_s"]),
+    )
 
 
 def _dead(turn: Transaction, number: JobNumber) -> sqlite3.Row:
@@ -350,174 +464,3 @@ def _dead_letter(turn: Transaction, row: sqlite3.Row) -> DeadLetter:
 
 def _result(row: sqlite3.Row) -> CallResult | None:
     return None if row["result"] is None else _RESULT.decode(row["result"])
-
-
-class SqliteQueue(JobQueue):
-    """See `JobQueue`."""
-
-    away = False  # a local disk is always there
-
-    def __init__(self, folder: Path, limits: QueueLimits, log: Logger) -> None:
-        self._bodies = folder / "bodies"
-        self._limits = limits
-        self._log = log
-        self.tally = JobTally(limits)
-        self._booted_at_s = time.time() - _since_boot_s()  # by the clock as it was at the start
-        self._tables = QueueTables(self._bodies)
-        self._committer = Committer(
-            folder / "jobs.sqlite", lambda turn: self._tables.prepare(self.now_s(), turn)
-        )
-        self._watchers: list[Callable[[], None]] = []
-
-    async def open(self) -> None:
-        """Create missing files, and release claims of a dead process.
-
-        QueueFailed where another process has the queue of this folder open.
-        """
-        try:
-            self._bodies.mkdir(parents=True, exist_ok=True)
-            # Requests, with the credentials in them, must not be readable for functions.
-            self._bodies.parent.chmod(0o700)
-            sync_folder(self._bodies.parent)
-            self.tally.limit_to(disk_usage(self._bodies).total)
-        except OSError as error:
-            raise QueueFailed(f"the job queue has no folder: {error}") from error
-        await self._committer.open()
-        alive, buried = await self._committer.run(self._tables.census)
-        for job in alive:
-            self.tally.add(*job)
-        for letter in buried:
-            self.tally.add_dead(*letter)
-        calls, dead = self.tally.calls.total(), self.tally.dead
-        self._log.info("job queue: %d calls wait, %d dead", calls, dead)
-
-    def now_s(self) -> float:
-        """The time of this process: no correction of the clock puts a job off, or hurries it."""
-        return self._booted_at_s + _since_boot_s()
-
-    def watch(self, notify: Callable[[], None]) -> None:
-        self._watchers.append(notify)
-
-    def spool(self) -> FileSpool:
-        return FileSpool(self._bodies, self._limits.inline_bytes, self._limits.body_bytes)
-
-    # -- jobs ------------------------------------------------------------------------------------
-
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
-        def stored(job: LiveJob | None) -> None:
-            if job is not None:
-                self._add(job)
-
-        with self.tally.reserve(call.function, call.head_bytes + body.size_bytes):
-            kept = await _kept(body)
-            job = await self._committer.run(
-                partial(self._tables.put, call, kept),
-                durable=True,
-                then=stored,
-                file=self._file(kept),
-            )
-        return job is not None
-
-    async def heads(self, kind: JobKind) -> Sequence[LaneHead]:
-        return await self._committer.run(partial(self._tables.heads, kind))
-
-    async def claim(self, lanes: Sequence[JobLane], now_s: float) -> Sequence[Job]:
-        claimed = await self._committer.run(partial(self._tables.claim, Counter(lanes), now_s))
-        jobs = [await self._with_body(row) for row in claimed]
-        return [job for job in jobs if job is not None]
-
-    async def reschedule(self, job: JobNumber, due_at_s: float, why: str, *, counts: bool) -> None:
-        counted = "attempts" if counts else "deferrals"
-        change = partial(self._tables.reschedule, job, due_at_s, why, counted)
-        await self._committer.run(change, then=lambda _: self._notify())
-
-    async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
-    ) -> None:
-        kept = await _kept(body)
-        change = partial(self._tables.store_result, job, result, kept, lane, due_at_s)
-        # The body stays where this fails, as the caller repeats it.
-        await self._committer.run(change, then=self._add)
-
-    async def finish(self, job: JobNumber) -> None:
-        def ended(_: None) -> None:
-            self.tally.remove(job)
-            self._notify()
-
-        await self._committer.run(partial(self._tables.finish, job), then=ended)
-
-    async def bury(self, job: JobNumber, why: str, at_s: float, status: int = 0) -> None:
-        def buried(letter: BuriedJob) -> None:
-            self.tally.add_dead(*letter)
-            self._notify()
-
-        change = partial(self._tables.bury, job, why, at_s, status)
-        await self._committer.run(change, then=buried)
-
-    # -- dead letters ----------------------------------------------------------------------------
-
-    async def dead_letters(self, after: int, limit: int) -> Sequence[DeadLetter]:
-        return await self._committer.run(partial(self._tables.dead_letters, after, limit))
-
-    async def dead_letter(self, number: JobNumber) -> tuple[DeadLetter, StoredBody]:
-        letter, kept = await self._committer.run(partial(self._tables.dead_letter, number))
-        return letter, self._body(kept)
-
-    async def replay(self, number: JobNumber, now_s: float) -> None:
-        def replayed(job: LiveJob) -> None:
-            self.tally.remove_dead(number)
-            self._add(job)
-
-        change = partial(self._tables.replay, number, now_s)
-        await self._committer.run(change, durable=True, then=replayed)
-
-    async def discard(self, number: JobNumber) -> None:
-        change = partial(self._tables.discard, number)
-        uncount = self.tally.remove_dead
-        await self._committer.run(change, durable=True, then=lambda _: uncount(number))
-
-    async def close(self) -> None:
-        await self._committer.close()
-
-    # -- in the event loop -----------------------------------------------------------------------
-
-    def _file(self, kept: KeptBody) -> Path | None:
-        return None if kept.file is None else self._bodies / kept.file
-
-    def _add(self, job: LiveJob) -> None:
-        self.tally.add(*job)
-        self._notify()
-
-    def _notify(self) -> None:
-        for notify in self._watchers:
-            notify()
-
-    def _body(self, kept: KeptBody) -> MemoryBody | FileBody:
-        path = self._file(kept)
-        return MemoryBody(kept.content or b"") if path is None else FileBody(path, kept.size_bytes)
-
-    async def _with_body(self, claimed: ClaimedRow) -> Job | None:
-        row, body = claimed.row, self._body(claimed.body)
-        try:
-            if isinstance(body, FileBody):
-                await body.check()
-            return claimed.job(body)
-        except (BodyLost, ValueError) as error:
-            why = f"it cannot be read: {error}"
-            self._log.error("job %d: %s", row["number"], why)
-            try:
-                await self.bury(JobNumber(row["number"]), why, row["due_at_s"])
-            except QueueFailed as failure:
-                # The next start releases it; the other jobs of this claim continue.
-                self._log.error("job %d stays claimed: %s", row["number"], failure)
-            return None
-
-
-async def _kept(body: BodySpool) -> KeptBody:
-    assert isinstance(body, FileSpool)  # a queue accepts its own spools only
-    return await body.keep()
-
-
-def _since_boot_s() -> float:
-    """Unlike the monotonic clock it goes on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

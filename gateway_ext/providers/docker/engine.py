@@ -21,7 +21,7 @@ from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, ProviderFailed
 from gateway_ext.providers.http_api import BAD, CONNECT_S, lines, refusal, translated
 from gateway_ext.providers.managed.function import InstanceUsage
-from gateway_ext.providers.managed.instance import exited_with
+from gateway_ext.providers.managed.replicas import exited_with
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from gateway_ext.providers.docker.engine import (
     OutputLine,
     ended_with,
 )
-from gateway_ext.providers.managed.instance import answers, wait_until_ready
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
+from gateway_ext.providers.managed.replicas import answers, wait_until_ready
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

@@ -32,11 +32,10 @@ from gateway_ext.providers.docker.fleet import ContainerFleet, ContainerInstance
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaContext, ReplicaSet
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -228,9 +227,6 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         self._resumed = False  # before that its containers are not known
         self._tidying = BackgroundTasks(log, "deleting secrets")
 
-    def notify(self) -> None:
-        self._rollout.notify()
-
     async def resume(self, containers: Sequence[ListedContainer]) -> None:
         """Adopt its running containers, and start the missing ones."""
         running = await self._adopted(containers)
@@ -239,17 +235,17 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
         serving = record.before if record.before is not None else record.release
         if serving.image is not None:
             adopted = running.get(serving.id, [])
-            self._rollout.start_with(self._version(serving, adopted))
+            self.start_with(self._version(serving, adopted))
         if record.before is not None or record.release.image is None:
             coming = running.get(record.release.id, [])
-            self._rollout.begin(lambda: self._make(record.release, coming))
+            self.replace_version(lambda: self._make(record.release, coming))
 
     def begin(self) -> None:
         """Store the record and start its release; the current release serves until it is ready."""
         self._resumed = True
         self._store.save(self.record)
         release = self.record.release
-        self._rollout.begin(lambda: self._make(release))
+        self.replace_version(lambda: self._make(release))
 
     def update(self, release: Release, wanted: int) -> None:
         if not self._resumed:
@@ -258,7 +254,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             self.record = replace(self.record, release=release, before=before, wanted=wanted)
             self._store.save(self.record)
             return
-        current = self._rollout.current
+        current = self.current
         before = current.release if current is not None else None
         self.record = replace(self.record, release=release, before=before, wanted=wanted)
         self.begin()
@@ -273,10 +269,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     async def detach(self) -> None:
         """Leave its containers running for the next gateway."""
         self._tidying.cancel()
-        try:
-            await self._rollout.detach()
-        finally:
-            self.log.close()
+        await super().detach()
 
     @property
     def secrets(self) -> set[str]:
@@ -285,7 +278,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     @property
     def releases(self) -> list[Release]:
         """Releases that containers run of, now or soon; a release may be listed twice."""
-        return [*self.record.releases, *(version.release for version in self._rollout.present)]
+        return [*self.record.releases, *(version.release for version in self.present)]
 
     def took_over(self, version: ContainerVersion) -> None:
         """Forget the release before this one: the next gateway must not start it again."""
@@ -355,14 +348,14 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             try:
                 return await self._parts.images.ready(name)
             except ProviderFailed as error:
-                self._rollout.report_failure(f"{error}; it is tried again in {pause_s:g} s")
+                self.report_failure(f"{error}; it is tried again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, bounds.longest_pause_s)
 
     def _version(
         self, release: Release, running: Iterable[ContainerInstance] = ()
     ) -> ContainerVersion:
-        return ContainerVersion(release, self._parts, self.log, self._rollout.changed, running)
+        return ContainerVersion(release, self._parts, self.log, self.changed, running)
 
     async def _tidy(self, release: Release) -> None:
         try:
@@ -371,7 +364,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             log.warning("secrets of %s are removed later: %s", self.deployment.id, error)
 
     async def _measure(self) -> Sequence[InstanceUsage]:
-        names = [one.name for version in self._rollout.versions for one in version.instances]
+        names = [one.name for version in self.versions for one in version.instances]
         return await asyncio.gather(*(self._parts.engine.usage(name) for name in names))
 
 
@@ -381,9 +374,13 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
     name = "docker"
 
     def __init__(
-        self, settings: GatewaySettings, bounds: DockerBounds, injection: Injection | None = None
+        self,
+        settings: GatewaySettings,
+        injection: Injection | None = None,
+        bounds: DockerBounds | None = None,
     ) -> None:
         check_settings(settings)
+        bounds = bounds or DockerBounds(drain_s=settings.drain_s)
         super().__init__(RecordStore(Path(settings.state_dir) / "containers", ReleaseRecord))
         name, registries = settings.docker_name, settings.docker_config
         tls = Path(settings.docker_tls_dir) if settings.docker_tls_dir else None

@@ -19,8 +19,7 @@ import aiohttp
 
 from common.time_limits import time_limit
 from gateway_ext.errors import GatewayError, ProviderFailed
-from gateway_ext.providers import http_api
-from gateway_ext.providers.http_api import BAD, CONNECT_S, refusal, translated
+from gateway_ext.providers.http_api import BAD, CONNECT_S, all_lines, refusal, translated
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ MERGE = "application/merge-patch+json"
 ANSWER_S = 30.0
 _GOODBYE_S = 0.25
 _ABSENT, _CONFLICT, _INVALID = 404, 409, 422
-_LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
 _LONGEST_MESSAGE = 1000
 
 
@@ -112,19 +110,11 @@ class ClusterClient:
             raise meaning from refused
         return self.object_of(text)
 
-    async def lines(
+    def lines(
         self, path: str, query: Mapping[str, str], quiet_s: float | None
     ) -> AsyncGenerator[bytes, None]:
         """ClusterAway if nothing arrives for `quiet_s`."""
-
-        def refuse() -> None:
-            raise ProviderFailed(f"{path} sends lines without an end")
-
-        async with self._answer("GET", path, query, quiet_s=quiet_s) as answer:
-            parts = http_api.lines(answer.content, _LONGEST_LINE_BYTES, refuse)
-            async with contextlib.aclosing(parts) as lines:
-                async for line in lines:
-                    yield line
+        return all_lines(self._answer("GET", path, query, quiet_s=quiet_s), path)
 
     @contextlib.asynccontextmanager
     async def _answer(

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from gateway_ext import model
+import msgspec
+
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.openfaas import function_options, quantities
@@ -24,6 +25,7 @@ _READY_PATH = "com.openfaas.ready.http.path"
 _SECRETS = "/var/openfaas/secrets"
 PORT = 8080  # at which every instance is called
 _LEAVE_S = 3  # how long an instance that is to end takes calls, until all gateways know of it
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _CONSTRAINT = re.compile(r"\s*([^\s=!]+)\s*==?\s*([^\s=]+)\s*")
 
@@ -89,7 +91,7 @@ def manifest(
             "labels": labels,
             "annotations": {
                 **deployment.annotations,
-                _STORED: json.dumps(model.written_deployment(deployment)),
+                _STORED: msgspec.json.encode(deployment, enc_hook=dict).decode(),
                 _INJECTED: injected_digest(injected),
                 _RELEASE: marks.release,
             },
@@ -119,7 +121,7 @@ def stored_function(raw: Json) -> StoredFunction | None:
     try:
         metadata, spec = raw["metadata"], raw["spec"]
         annotations, labels = metadata["annotations"], metadata["labels"]
-        deployment = model.read_deployment(json.loads(annotations[_STORED]))
+        deployment = msgspec.json.decode(annotations[_STORED], type=Deployment)
         if deployment.id != FunctionId(str(metadata["namespace"]), str(metadata["name"])):
             return None  # a copy under another name
         return StoredFunction(
@@ -130,7 +132,7 @@ def stored_function(raw: Json) -> StoredFunction | None:
             injected=str(annotations[_INJECTED]),
             trouble=_refused_pods(raw),
         )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+    except (*_DAMAGE, msgspec.DecodeError):
         return None
 
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from urllib.parse import urlsplit
@@ -171,7 +171,7 @@ class KubernetesProvider:
         del usage
         return self._view.status(function)
 
-    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    async def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Lines of the pods that there are, oldest first."""
         self._view.status(query.function)
         async with contextlib.aclosing(self._logs.read(query)) as lines:
@@ -459,8 +459,6 @@ class ClusterNamespaces:
 
     async def remove(self, name: str) -> None:
         self._check_managed()
-        if name == DEFAULT_NAMESPACE:
-            raise BadRequest(f"the namespace {name} cannot be removed")
         await self._labelled(name)
         await self._client.call("DELETE", f"{_PATH}/{name}")
 

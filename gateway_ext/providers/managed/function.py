@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -11,10 +12,9 @@ from common.tasks import error_of, until_first
 from gateway_ext.errors import BadDeployment, GatewayError
 from gateway_ext.model import Deployment, FunctionStatus, Troubles, Usage
 from gateway_ext.ports import FunctionListener
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.records import R, RecordStore
-from gateway_ext.providers.managed.replicas import Replica, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, Replica, ReplicaSet
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,10 @@ class InstanceUsage(NamedTuple):
 
 
 class ManagedFunction(ABC, Generic[R, V]):
-    """A deployed function; every change is stored first and carried out in the background."""
+    """A deployed function; every change is stored first and carried out in the background.
+
+    The version that serves, and the one that is to replace it, both run until that is ready.
+    """
 
     note_suffix: str  # of the name under which lines about the deployment are logged
     usage_over_s: float  # how long processor use is measured
@@ -44,7 +47,18 @@ class ManagedFunction(ABC, Generic[R, V]):
         self.record = record
         self.log = FunctionLog(record.deployment.id, record.folder, settings.log_bytes)
         self._store = store
-        self._rollout: Rollout[V] = Rollout(self, listener, settings.drain_s)
+        self._listener = listener
+        self._drain_s = settings.drain_s
+        self.current: V | None = None
+        self.coming: V | None = None
+        self._failed = ""  # why there is no version to start replicas of
+        self._unserved = ""  # why what an earlier gateway accepted cannot be served
+        self._stopped = False
+        self._changed = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._making: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._retiring: dict[asyncio.Task[None], V] = {}
 
     @property
     @abstractmethod
@@ -85,83 +99,25 @@ class ManagedFunction(ABC, Generic[R, V]):
     def wanted(self) -> int:
         return self.record.wanted
 
-    def scale(self, wanted: int) -> None:
-        self.record = replace(self.record, wanted=wanted)
-        self._store.save(self.record)
-        self._rollout.resize()
-
-    async def stop(self, *, drain: bool) -> None:
-        """End all instances; with `drain` they may finish their calls first."""
-        try:
-            await self._rollout.stop(drain=drain)
-        finally:
-            self.log.close()
-
-    def hurry(self) -> None:
-        """Have a `stop` that is under way wait for no call any more."""
-        self._rollout.hurry()
-
-    async def status(self, *, usage: bool) -> FunctionStatus:
-        """The current status; with `usage` it takes `usage_over_s` to measure."""
-        return FunctionStatus(
-            deployment=self.deployment,
-            replicas=self.wanted,
-            available_replicas=self._rollout.available,
-            created_at=self.record.created_at,
-            usage=await self._usage() if usage else None,
-            trouble=self._rollout.trouble or self.template_trouble,
-            template=self.template_text(usage=usage),
-        )
-
-    def note(self, text: str) -> None:
-        """Write a line about the deployment to the function's log."""
-        self.log.write(f"{self.deployment.id.name}-{self.note_suffix}", text)
-
-    async def _usage(self) -> Usage:
-        before_s = sum(instance.cpu_s for instance in await self._measure())
-        await asyncio.sleep(self.usage_over_s)
-        after = await self._measure()
-        busy = max(0.0, sum(usage.cpu_s for usage in after) - before_s) / self.usage_over_s
-        return Usage(round(busy * 1000, 1), sum(usage.memory_bytes for usage in after))
-
-
-class Rollout(Generic[V]):
-    """The version that serves and the one that is to replace it: both run until that is ready."""
-
-    def __init__(
-        self, owner: ManagedFunction[Any, V], listener: FunctionListener, drain_s: float
-    ) -> None:
-        self.current: V | None = None
-        self.coming: V | None = None
-        self._owner = owner
-        self._listener = listener
-        self._drain_s = drain_s
-        self._failed = ""  # why there is no version to start replicas of
-        self._unserved = ""  # why what an earlier gateway accepted cannot be served
-        self._stopped = False
-        self._changed = asyncio.Event()
-        self._hurried = asyncio.Event()
-        self._making: asyncio.Task[None] | None = None
-        self._renewing: asyncio.Task[None] | None = None
-        self._retiring: dict[asyncio.Task[None], V] = {}
-
-    def begin(self, make: Callable[[], Awaitable[V]]) -> None:
+    def replace_version(self, make: Callable[[], Awaitable[V]]) -> None:
         """Make another version and replace the current one once the new one is ready."""
         before = self._making
         self._failed = ""
         self._making = asyncio.create_task(self._replace(make, before))
         self.notify()
-        self._making.add_done_callback(self._made)
+        self._making.add_done_callback(self._note_made)
 
     def start_with(self, version: V) -> None:
         """Serve this version at once; some of its replicas may run already."""
-        leaving = version.resize(self._owner.wanted)
+        leaving = version.resize(self.wanted)
         self.current = version
         self.notify()
-        self._end_surplus(leaving, version)
+        self._retire(leaving, version)
 
-    def resize(self) -> None:
-        leaving = [(version.resize(self._owner.wanted), version) for version in self.versions]
+    def scale(self, wanted: int) -> None:
+        self.record = replace(self.record, wanted=wanted)
+        self._store.save(self.record)
+        leaving = [(version.resize(self.wanted), version) for version in self.versions]
         self.notify()
         for replicas, version in leaving:
             self._retire(replicas, version)
@@ -170,19 +126,18 @@ class Rollout(Generic[V]):
     def report_failure(self, why: str) -> None:
         """Show why a version cannot be made yet; making it continues."""
         self._failed = why
-        self._owner.note(why)
-        log.warning("%s: %s", self._owner.deployment.id, why)
+        self.note(why)
+        log.warning("%s: %s", self.deployment.id, why)
         self.notify()
 
     async def stop(self, *, drain: bool) -> None:
-        await self._stop_making()
-        leaving = [replica for version in self.versions for replica in version.resize(0)]
-        self.current = self.coming = None
-        if not drain:
-            self.hurry()
-        await self._drain_and_stop(leaving, drain=drain)
-        if self._retiring:
-            await asyncio.wait(list(self._retiring))
+        """End all instances; with `drain` they may finish their calls first."""
+        async with self._leaving():
+            leaving = [replica for version in self.versions for replica in version.resize(0)]
+            self.current = self.coming = None
+            if not drain:
+                self.hurry()
+            await self._drain_and_stop(leaving, drain=drain)
 
     def hurry(self) -> None:
         """End all instances that leave, and those that will, without a wait for their calls."""
@@ -190,11 +145,25 @@ class Rollout(Generic[V]):
 
     async def detach(self) -> None:
         """Stop watching all instances; they continue to run."""
-        await self._stop_making()
-        self.hurry()
-        await asyncio.gather(*(replica.detach() for v in self.versions for replica in v.replicas))
-        if self._retiring:
-            await asyncio.wait(list(self._retiring))
+        async with self._leaving():
+            self.hurry()
+            replicas = [replica for version in self.versions for replica in version.replicas]
+            await asyncio.gather(*(replica.detach() for replica in replicas))
+
+    @asynccontextmanager
+    async def _leaving(self) -> AsyncIterator[None]:
+        """Make and renew nothing any more; at the end wait for all that was to end before."""
+        self._stopped = True
+        try:
+            for task in (self._making, self._renewing):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait([task])
+            yield
+            if self._retiring:
+                await asyncio.wait(list(self._retiring))
+        finally:
+            self.log.close()
 
     @property
     def versions(self) -> list[V]:
@@ -224,7 +193,7 @@ class Rollout(Generic[V]):
     @property
     def troubles(self) -> Troubles:
         """Calls are refused only if neither the current version nor the newest may serve them."""
-        template = self._owner.template_trouble
+        template = self.template_trouble
         makes = self._making is not None and not self._making.done()
         newest = self.coming or (None if makes else self.current)
         broken = self._failed or (newest.broken if newest else "")
@@ -239,6 +208,22 @@ class Rollout(Generic[V]):
             next((r.slow for r in newest_first if r.slow), None),
         )
 
+    async def status(self, *, usage: bool) -> FunctionStatus:
+        """The current status; with `usage` it takes `usage_over_s` to measure."""
+        return FunctionStatus(
+            deployment=self.deployment,
+            replicas=self.wanted,
+            available_replicas=self.available,
+            created_at=self.record.created_at,
+            usage=await self._usage() if usage else None,
+            trouble=self.trouble or self.template_trouble,
+            template=self.template_text(usage=usage),
+        )
+
+    def note(self, text: str) -> None:
+        """Write a line about the deployment to the function's log."""
+        self.log.write(f"{self.deployment.id.name}-{self.note_suffix}", text)
+
     def changed(self) -> None:
         """Called when an instance became ready or stopped being so, or could not be started."""
         self._changed.set()
@@ -251,23 +236,16 @@ class Rollout(Generic[V]):
         unserved = ""
         try:
             self._listener.function_is(
-                self._owner.deployment if current is None else current.deployment,
+                self.deployment if current is None else current.deployment,
                 [] if current is None else current.endpoints,
-                wanted=self._owner.wanted,
+                wanted=self.wanted,
                 troubles=self.troubles,
             )
         except BadDeployment as error:  # an earlier gateway took it; the others go on
             unserved = f"it is not served: {error}; deploy it again"
         if unserved and unserved != self._unserved:
-            log.error("%s: %s", self._owner.deployment.id, unserved)
+            log.error("%s: %s", self.deployment.id, unserved)
         self._unserved = unserved
-
-    async def _stop_making(self) -> None:
-        self._stopped = True
-        for task in (self._making, self._renewing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
 
     async def _replace(
         self, make: Callable[[], Awaitable[V]], before: asyncio.Task[None] | None
@@ -285,23 +263,23 @@ class Rollout(Generic[V]):
             self.report_failure(str(error))
             return
         self._failed = ""
-        leaving, old = coming.resize(self._owner.wanted), self.current
+        leaving, old = coming.resize(self.wanted), self.current
         if old is None:
             self.current = coming
         else:
             self.coming = coming
         self.notify()
-        self._end_surplus(leaving, coming)
+        self._retire(leaving, coming)
         if old is not None:
-            while len(coming.endpoints) < self._owner.wanted:
+            while len(coming.endpoints) < self.wanted:
                 self._changed.clear()
                 await self._changed.wait()
             self._swap(old, coming)
 
-    def _made(self, task: asyncio.Task[None]) -> None:
+    def _note_made(self, task: asyncio.Task[None]) -> None:
         if (error := error_of(task)) is not None:
             self._failed = f"it could not be started: {error}"
-            log.error("%s could not be started", self._owner.deployment.id, exc_info=error)
+            log.error("%s could not be started", self.deployment.id, exc_info=error)
             self.changed()
 
     def _renew_outdated(self) -> None:
@@ -327,13 +305,13 @@ class Rollout(Generic[V]):
             version.replicas.remove(old)
             old.leave()
             leaving.append(old)
-        leaving += version.resize(self._owner.wanted)
+        leaving += version.resize(self.wanted)
         self.notify()
-        self._end_surplus(leaving, version)
+        self._retire(leaving, version)
 
     def _renewed(self, task: asyncio.Task[None]) -> None:
         if (error := error_of(task)) is not None:
-            log.error("%s: an instance is not renewed", self._owner.deployment.id, exc_info=error)
+            log.error("%s: an instance is not renewed", self.deployment.id, exc_info=error)
         elif not self._stopped:
             self._renew_outdated()  # the next one
 
@@ -341,12 +319,8 @@ class Rollout(Generic[V]):
         self.current, self.coming = coming, None
         leaving = old.resize(0)
         self.notify()
-        self._retire(leaving, old)  # before the owner is called, which may fail
-        self._owner.took_over(coming)
-
-    def _end_surplus(self, leaving: Sequence[Replica[Any]], version: V) -> None:
-        if leaving:
-            self._retire(leaving, version)
+        self._retire(leaving, old)  # before what follows, which may fail
+        self.took_over(coming)
 
     def _retire(self, leaving: Sequence[Replica[Any]], version: V) -> None:
         task = asyncio.create_task(self._drain_and_stop(leaving, drain=True))
@@ -358,7 +332,7 @@ class Rollout(Generic[V]):
         if (error := error_of(task)) is not None:
             log.error("%s: ending instances failed", version.deployment.id, exc_info=error)
         if not self._stopped:
-            self._owner.instances_ended(version)
+            self.instances_ended(version)
 
     async def _drain_and_stop(self, leaving: Iterable[Replica[Any]], *, drain: bool) -> None:
         replicas = list(leaving)
@@ -369,3 +343,10 @@ class Rollout(Generic[V]):
                 await until_first(drained, self._hurried.wait())
         finally:
             await asyncio.gather(*(replica.stop() for replica in replicas))
+
+    async def _usage(self) -> Usage:
+        before_s = sum(instance.cpu_s for instance in await self._measure())
+        await asyncio.sleep(self.usage_over_s)
+        after = await self._measure()
+        busy = max(0.0, sum(usage.cpu_s for usage in after) - before_s) / self.usage_over_s
+        return Usage(round(busy * 1000, 1), sum(usage.memory_bytes for usage in after))

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
@@ -101,7 +101,7 @@ class FunctionLog:
             self._store(start.release())
         return start
 
-    async def read(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    async def read(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         """Yield the stored lines that the query selects and, with `follow`, new ones.
 
         A reader that is too slow misses lines.

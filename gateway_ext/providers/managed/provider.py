@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +13,6 @@ from common.tasks import error_of
 from common.whole_files import put_file
 from gateway_ext.errors import (
     BadDeployment,
-    BadRequest,
     NamespaceExists,
     ProviderFailed,
     SecretExists,
@@ -71,7 +70,7 @@ class ManagedProvider(ABC, Generic[F, R]):
     async def function(self, function: FunctionId, *, usage: bool) -> FunctionStatus:
         return await self._found(function).status(usage=usage)
 
-    def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         return self._found(query.function).log.read(query)
 
     def template_bytes(self) -> Mapping[FunctionId, int]:
@@ -103,7 +102,7 @@ class ManagedProvider(ABC, Generic[F, R]):
 
     async def remove_namespace(self, name: str) -> None:
         async with self._deploying:  # else a function whose deployment is under way would stay
-            self._namespaces.check_removable(name)
+            self._namespaces.check(name)
             for function in [id_ for id_ in self._functions if id_.namespace == name]:
                 self._remove(function)
             for secret in self._secrets.names(name):
@@ -196,14 +195,8 @@ class NamespaceFile:
         self.check(namespace.name)
         self._set(namespace)
 
-    def check_removable(self, name: str) -> None:
-        """UnknownNamespace if there is none; BadRequest for the default namespace."""
-        self.check(name)
-        if name == DEFAULT_NAMESPACE:
-            raise BadRequest(f"the namespace {name} cannot be removed")
-
     def remove(self, name: str) -> None:
-        self.check_removable(name)
+        """Remove a namespace other than the default one."""
         del self._made[name]
         self._save()
 

@@ -23,9 +23,15 @@ from gateway_ext.providers.function_environment import (
     runtime_settings,
 )
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
-from gateway_ext.providers.managed.instance import answers, exited_with, wait_until_ready
 from gateway_ext.providers.managed.logs import FunctionLog
-from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import (
+    Replica,
+    ReplicaContext,
+    ReplicaSet,
+    answers,
+    exited_with,
+    wait_until_ready,
+)
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
 from gateway_ext.providers.process.launch import (
@@ -407,7 +413,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         """Store the record and start its build; the current version serves until it is ready."""
         self._store.save(self.record)
         record = self.record
-        self._rollout.begin(lambda: self._make(record))
+        self.replace_version(lambda: self._make(record))
 
     def update(self, record: BuildRecord) -> None:
         before, self.record = self.record, record
@@ -421,17 +427,17 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         """Builds that instances run in, now or soon."""
         return {
             self.record.build_folder,
-            *(version.record.build_folder for version in self._rollout.present),
+            *(version.record.build_folder for version in self.present),
         }
 
     @property
     def secrets(self) -> set[str]:
-        records = [self.record, *(version.record for version in self._rollout.versions)]
+        records = [self.record, *(version.record for version in self.versions)]
         return {name for record in records for name in record.deployment.secrets}
 
     @property
     def instances(self) -> list[ChildInstance]:
-        return [instance for version in self._rollout.versions for instance in version.instances]
+        return [instance for version in self.versions for instance in version.instances]
 
     @property
     def templates(self) -> list[tuple[FunctionTemplate, bool]]:
@@ -449,7 +455,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     def template_text(self, *, usage: bool) -> str:
         """The state of the current version's template, for people."""
-        current = self._rollout.current
+        current = self.current
         if current is None:
             return ""
         template = current.template
@@ -459,7 +465,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
     @property
     def template_trouble(self) -> str:
         """Why the current version's template is not warm although it has example calls."""
-        current = self._rollout.current
+        current = self.current
         return "" if current is None else current.template.bad_examples
 
     @property
@@ -485,10 +491,10 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     def instances_ended(self, version: ProcessVersion) -> None:
         """End the template, and delete secrets, build and environment that nothing needs."""
-        if version not in self._rollout.present and version in self._made:
+        if version not in self.present and version in self._made:
             self._made.remove(version)
             self._closing.start(version.template.close())
-        if self._shows_old_secrets and self._rollout.settled:
+        if self._shows_old_secrets and self.settled:
             self._show_secrets(self.record, self.secrets)
             # The next version may still be in the making, and the previous one serve meanwhile.
             self._shows_old_secrets = self.secrets != set(self.record.deployment.secrets)
@@ -500,7 +506,7 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
         requirements = await asyncio.to_thread(builds.requirements_of, record.build_folder)
         namespace = record.deployment.id.namespace
         python = await self._environments.ready(namespace, requirements, self.note)
-        made = ProcessVersion(record, python, self._parts, self.log, self._rollout.changed)
+        made = ProcessVersion(record, python, self._parts, self.log, self.changed)
         self._made.append(made)
         return made
 

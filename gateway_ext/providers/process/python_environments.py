@@ -18,6 +18,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -64,28 +65,23 @@ class EnvironmentFailed(ProviderFailed):
     """The environment cannot be made; the text says why, perhaps by the last line of output."""
 
 
+@dataclass(eq=False)
 class PythonEnvironments:
     """The environments of a provider; builds are of the gateway's own user without `users`."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        bounds: ProcessBounds,
-        folder: Path,
-        *,
-        users: MachineUsers | None,
-        mark: str,
-    ) -> None:
-        self._settings = settings
-        self._bounds = bounds
-        self._python = base_python(settings)
-        self._folder = folder
-        self._users = users
-        self._mark = mark
+    settings: GatewaySettings
+    bounds: ProcessBounds
+    folder: Path
+    _: KW_ONLY
+    users: MachineUsers | None
+    mark: str
+
+    def __post_init__(self) -> None:
+        self._python = base_python(self.settings)
         self._requested: set[str] = set()  # since the last pruning began
         # Of both only those that somebody has or waits for: names and namespaces come and go.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._turns = asyncio.Semaphore(settings.builds_at_once)
+        self._turns = asyncio.Semaphore(self.settings.builds_at_once)
         self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def name_of(self, namespace: str, requirements: bytes) -> str:
@@ -99,7 +95,7 @@ class PythonEnvironments:
         """The Python of an environment, which is made if there is none; progress goes to `note`."""
         name = self.name_of(namespace, requirements)
         self._requested.add(name)
-        folder = self._folder / name
+        folder = self.folder / name
         async with self._lock(name):
             if not (folder / _MADE).exists():
                 async with self._turn(namespace, note):
@@ -113,7 +109,7 @@ class PythonEnvironments:
             self.name_of(namespace, await asyncio.to_thread(requirements_of, build))
             for namespace, build in builds
         }
-        for folder in list(self._folder.iterdir()):
+        for folder in list(self.folder.iterdir()):
             if folder.name in used | self._requested:
                 continue
             async with self._lock(folder.name):
@@ -121,13 +117,13 @@ class PythonEnvironments:
 
     def remove_unfinished(self) -> None:
         """Delete environments that an earlier gateway did not complete, and end their builds."""
-        for folder in self._folder.iterdir():
+        for folder in self.folder.iterdir():
             owner = folder.lstat().st_uid
             if owner == os.geteuid() and (folder / _MADE).exists():
                 continue
-            if self._users is not None and self._users.builds.keep(owner):
-                self._users.end([owner])
-                self._users.builds.give_back(owner)
+            if self.users is not None and self.users.builds.keep(owner):
+                self.users.end([owner])
+                self.users.builds.give_back(owner)
             _remove(folder)
 
     def _lock(self, name: str) -> asyncio.Lock:
@@ -136,7 +132,7 @@ class PythonEnvironments:
     @contextlib.asynccontextmanager
     async def _turn(self, namespace: str, note: Note) -> AsyncIterator[None]:
         """Wait until a build of this namespace may run; another's builds take only some turns."""
-        most = (self._settings.builds_at_once + 1) // 2
+        most = (self.settings.builds_at_once + 1) // 2
         own = self._turns_of.setdefault(namespace, asyncio.Semaphore(most))
         if own.locked() or self._turns.locked():
             note("waiting for other builds to end")
@@ -170,7 +166,7 @@ class PythonEnvironments:
     async def _fill(self, folder: Path, requirements: bytes, note: Note) -> None:
         """Fill the environment's folder, or leave nothing. It is root's afterwards."""
         await asyncio.to_thread(disk.remove, folder)
-        uid = None if self._users is None else await asyncio.to_thread(self._users.builds.take)
+        uid = None if self.users is None else await asyncio.to_thread(self.users.builds.take)
         try:
             await asyncio.to_thread(_prepare, folder, requirements, uid)
             if requirements:
@@ -182,8 +178,8 @@ class PythonEnvironments:
             await asyncio.to_thread(disk.remove, folder)
             raise
         finally:
-            if uid is not None and self._users is not None:
-                self._users.builds.give_back(uid)
+            if uid is not None and self.users is not None:
+                self.users.builds.give_back(uid)
 
     async def _run(self, folder: Path, uid: int | None, orders: LaunchOrders, note: Note) -> None:
         last = ""
@@ -197,11 +193,11 @@ class PythonEnvironments:
         started = InstanceProcess.started(launch(orders))
         pipe = OutputPipe(started.output, store)
         try:
-            async with time_limit(self._settings.build_timeout_s):
+            async with time_limit(self.settings.build_timeout_s):
                 await self._watch(folder, uid, started)
         except TimeoutError as error:
             raise EnvironmentFailed(
-                f"its environment takes longer than {self._settings.build_timeout_s:g} s"
+                f"its environment takes longer than {self.settings.build_timeout_s:g} s"
             ) from error
         finally:
             try:
@@ -223,7 +219,7 @@ class PythonEnvironments:
         while not started.exited.done():
             await asyncio.wait([started.exited], timeout=_CHECK_EVERY_S)
             used = await asyncio.to_thread(_memory_bytes, uid, started.pid)
-            _check_amount("memory", used, self._settings.build_memory_bytes)
+            _check_amount("memory", used, self.settings.build_memory_bytes)
             begun_s = now_s()
             if begun_s >= measured_s:
                 await asyncio.to_thread(self._check_size, folder)
@@ -232,8 +228,8 @@ class PythonEnvironments:
 
     def _end_all(self, folder: Path, uid: int | None) -> None:
         """Kill every process of the build, also those that left its session and environment."""
-        if uid is not None and self._users is not None:
-            self._users.end([uid])
+        if uid is not None and self.users is not None:
+            self.users.end([uid])
         else:
             processes.end_marked(self._mark_of(folder))
 
@@ -242,7 +238,7 @@ class PythonEnvironments:
             size = disk.size_bytes(folder)
         except TreeRefused as error:
             raise EnvironmentFailed(f"its environment cannot be used: {error}") from error
-        _check_amount("disk", size, self._settings.build_disk_bytes)
+        _check_amount("disk", size, self.settings.build_disk_bytes)
 
     def _close(self, folder: Path, uid: int | None) -> None:
         """Leave the environment as root's own, for all to read."""
@@ -260,11 +256,11 @@ class PythonEnvironments:
         own_pip = install and not _has("pip", shared)
         orders = {"folder": str(folder), "shared": shared, "install": install, "own_pip": own_pip}
         program = _PROGRAM.read_text(encoding="utf-8")
-        visible = [*interpreter_folders(self._python), *self._settings.visible, str(folder)]
+        visible = [*interpreter_folders(self._python), *self.settings.visible, str(folder)]
         return LaunchOrders(
             command=[str(self._python), "-I", "-c", program, json.dumps(orders)],
             environment={
-                **self._bounds.pip_environment,
+                **self.bounds.pip_environment,
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "LANG": "C.UTF-8",
                 "HOME": scratch,
@@ -275,7 +271,7 @@ class PythonEnvironments:
             uid=uid,
             visible=visible,
             scratch=scratch,
-            network=self._settings.build_network,
+            network=self.settings.build_network,
             background=True,
             limits=self._resource_limits(uid),
         )
@@ -283,16 +279,16 @@ class PythonEnvironments:
     def _resource_limits(self, uid: int | None) -> dict[str, int]:
         limits = {
             "RLIMIT_CORE": 0,
-            "RLIMIT_DATA": self._settings.build_memory_bytes,
-            "RLIMIT_FSIZE": self._settings.build_disk_bytes,
+            "RLIMIT_DATA": self.settings.build_memory_bytes,
+            "RLIMIT_FSIZE": self.settings.build_disk_bytes,
             "RLIMIT_NOFILE": _MOST_OPEN_FILES,
         }
         if uid is not None:  # else all processes of the gateway's user would count
-            limits["RLIMIT_NPROC"] = self._bounds.build_processes
+            limits["RLIMIT_NPROC"] = self.bounds.build_processes
         return limits
 
     def _mark_of(self, folder: Path) -> str:
-        return f"{self._mark}/env-{folder.name}"
+        return f"{self.mark}/env-{folder.name}"
 
 
 def _prepare(folder: Path, requirements: bytes, uid: int | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway_ext.errors import BadRequest
-from gateway_ext.providers.managed.instance import ManagedSettings
+from gateway_ext.providers.managed.replicas import ManagedSettings
 from gateway_ext.settings import GatewaySettings
 
 

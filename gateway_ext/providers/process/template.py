@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
-from gateway_ext.providers.process.processes import ProcessUsage
 from gateway_ext.providers.process.template_run import (
     ProcessPlace,
     TemplateKeeper,
@@ -28,6 +28,9 @@ _WARM_S = 600.0
 _MOST_FAILURES = 3
 # A template waits for orders: beyond that much processor time it does something else.
 _MOST_IDLE_CPU_S = 10.0
+# Instances that have just been started have the processors to themselves for so long.
+_QUIET_S = 1.0
+_NOTICE_S = 1.0  # between the end of a process and the report of its keeper
 
 
 class TemplateUsage(NamedTuple):
@@ -38,32 +41,32 @@ class TemplateUsage(NamedTuple):
     warmed: processes.ProcessUsage
 
 
+@dataclass(eq=False)
 class FunctionTemplate:
     """Forks instances of one version; without a usable template `fork` gives none.
+
+    A fork copies the tables of all its pages, twice until it has the right parent. That is most of
+    the time from the order of an instance to its first call, and need not be spent while somebody
+    waits: a spare is made in advance, and becomes the next instance.
 
     `refused` is why the version has no template any more; empty while it may have one.
     `bad_examples` is why its example calls are not made again.
     """
 
-    def __init__(
-        self,
-        orders: LaunchOrders,
-        place: ProcessPlace,
-        *,
-        start_s: float,
-        has_examples: bool,
-        refused: str = "",
-    ) -> None:
-        self.refused = refused
+    orders: LaunchOrders
+    place: ProcessPlace
+    _: KW_ONLY
+    start_s: float
+    has_examples: bool
+    refused: str = ""
+
+    def __post_init__(self) -> None:
         self.bad_examples = ""
         self.memory_bytes = 0
         self.used_s = time.monotonic()
         self.warm = False
-        self._orders = orders
-        self._place = place
-        self._start_s = start_s
-        self._has_examples = has_examples
         self._run: TemplateRun | None = None
+        self._spare: TemplateRun | None = None
         self._keepers: set[TemplateKeeper] = set()  # those of earlier templates too
         # Why the template becomes the instance that it is asked for, and whether the next will too.
         self._obstacle, self._is_for_good = "", False
@@ -74,9 +77,8 @@ class FunctionTemplate:
         self._starting: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
         self._warmed: TemplateRun | None = None  # the fork that makes the example calls
-        self._watching: asyncio.Task[None] | None = None
-        self._tasks = BackgroundTasks(log, f"a template of {place.function}")
-        self._spare = SpareFork(self._tasks)
+        self._sparing: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(log, f"a template of {self.place.function}")
 
     @property
     def alive(self) -> bool:
@@ -114,7 +116,7 @@ class FunctionTemplate:
         if ready:
             self._failures = 0
         elif self._run is not None:
-            self._fail("forked an instance that never became ready")
+            self._fail(self._run, "forked an instance that never became ready")
 
     def enforce(self, limit_bytes: int | None, usage: TemplateUsage) -> None:
         """Note what its processes use; end one that exceeds its limit, or computes unasked."""
@@ -124,19 +126,22 @@ class FunctionTemplate:
             assert self._warming is not None, "its task is there as long as the process"
             self._warming.cancel()
             self._refuse_examples(f"its calls {_took(usage.warmed, limit_bytes)}")
-        self._spare.enforce(limit_bytes, _MOST_IDLE_CPU_S, usage.spare)
+        spare_is_large = limit_bytes is not None and usage.spare.own_bytes > limit_bytes
+        if spare_is_large or usage.spare.cpu_s > _MOST_IDLE_CPU_S:
+            self._drop_spare()
         if self._run is None:
             return
         if limit_bytes is not None and usage.waiting.own_bytes > limit_bytes:
-            self._fail(_took(usage.waiting, limit_bytes))
+            self._fail(self._run, _took(usage.waiting, limit_bytes))
         elif self.busy or self._idle_cpu_s is None:
             self._idle_cpu_s = usage.waiting.cpu_s
         elif usage.waiting.cpu_s - self._idle_cpu_s > _MOST_IDLE_CPU_S:
-            self._fail(f"computed for {_MOST_IDLE_CPU_S:g} s although nothing was asked of it")
+            why = f"computed for {_MOST_IDLE_CPU_S:g} s although nothing was asked of it"
+            self._fail(self._run, why)
 
     def usage(self, sessions: Mapping[int, Sequence[int]]) -> TemplateUsage:
         """The resources of its processes; `sessions` has process ids by the session's leader."""
-        runs = (self._run, self._spare.run, self._warmed)
+        runs = (self._run, self._spare, self._warmed)
         pids = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
         return TemplateUsage(*map(processes.usage, pids))
 
@@ -153,7 +158,7 @@ class FunctionTemplate:
                 task.cancel()
         if self.bad_examples:
             self.bad_examples = ""
-            self._place.changed()
+            self.place.changed()
         self.give_up(why)
 
     async def close(self) -> None:
@@ -174,59 +179,83 @@ class FunctionTemplate:
         try:
             await self._ensure()
             async with self._one_at_a_time:
+                run = self._run
                 try:
-                    process = await self._spare.become(name, listener)
-                    process = process or await self._forked_now(name, listener)
-                    if process is not None:
-                        process.is_warm = self.warm
-                    return process
+                    process = await self._spare_as(name, listener)
+                    if process is None and run is not None:
+                        process = await run.fork(name, listener)
+                        if process is run.process:
+                            await self._become_instance(run)
                 except OSError as error:
-                    self._fail(str(error))
+                    self._fail(run, str(error))
                     return None
+            if process is not None:
+                process.is_warm = self.warm
+            return process
         finally:
             self.used_s = time.monotonic()
             self._spare_soon()
 
-    async def _forked_now(self, name: str, listener: int) -> InstanceProcess | None:
-        run = self._run
-        if run is None:
-            return None
-        self._stop_watching()
-        process = await run.fork(name, listener)
-        self._forked(run, process)
-        return process
+    async def _become_instance(self, run: TemplateRun) -> None:
+        self._run = None
+        self._drop_spare()
+        await run.release()
+        why = self._obstacle or "it became an instance itself"
+        self._failures += 1
+        if self._is_for_good or self._failures >= _MOST_FAILURES:
+            self.refused = why
+            self._note(f"of this version is none: {why}")
 
     def _spare_soon(self) -> None:
-        if not self._closed:
-            self._spare.make_soon(self._fork_spare)
+        """Have a spare a moment after the last call of this method."""
+        if self._spare is None and not self._closed:
+            self._stop_sparing()
+            self._sparing = self._tasks.start(self._make_spare())
 
-    async def _fork_spare(self) -> TemplateRun | None:
-        """A spare of the template that there is now; None while another is being warmed.
-
-        Nobody waits for it: the template is watched meanwhile, and its next order waits there.
-        """
+    async def _make_spare(self) -> None:
+        """Nobody waits for it: the template's next order may come meanwhile."""
+        await asyncio.sleep(_QUIET_S)
         run = self._run
-        if run is None or self._obstacle or self._warmed is not None:
-            return None
+        if run is None or self._obstacle or self._warmed is not None:  # another one is warmed
+            return
         try:
-            return await run.fork_run("spare")
+            self._spare = await run.fork_run("spare")
         except OSError as error:
-            if self._run is run:
-                self._fail(str(error))
-            return None
-
-    def _forked(self, run: TemplateRun, process: InstanceProcess) -> None:
-        if process is run.process:
-            self._run = None
-            self._spare.drop()
-            run.release()
-            why = self._obstacle or "it became an instance itself"
-            self._failures += 1
-            if self._is_for_good or self._failures >= _MOST_FAILURES:
-                self.refused = why
-                self._note(f"of this version is none: {why}")
+            self._fail(run, str(error))
         else:
-            self._watch_again(run)
+            self._spare.watch(self._ended)
+
+    async def _spare_as(self, name: str, listener: int) -> InstanceProcess | None:
+        """The spare as an instance of this name that serves this socket; None without a spare.
+
+        OSError if the spare lives and does not do as ordered.
+        """
+        run, self._spare = self._spare, None
+        if run is None:
+            return None
+        process = None
+        try:
+            process = await run.fork(name, listener)
+        except OSError:
+            ended, _ = await asyncio.wait({run.process.exited}, timeout=_NOTICE_S)
+            if not ended:
+                raise
+        finally:
+            if process is run.process:
+                await run.release()
+            else:
+                self._end(run)
+        return process
+
+    def _drop_spare(self) -> None:
+        self._stop_sparing()
+        run, self._spare = self._spare, None
+        self._end(run)
+
+    def _stop_sparing(self) -> None:
+        if self._sparing is not None and self._sparing is not asyncio.current_task():
+            self._sparing.cancel()
+        self._sparing = None
 
     async def _ensure(self) -> None:
         """Whoever is cancelled meanwhile stops nothing."""
@@ -239,19 +268,18 @@ class FunctionTemplate:
     async def _start(self) -> None:
         run = None
         try:
-            run = await TemplateRun.start(self._orders, self._place, self._keepers)
-            report = await run.report("imported", "failed", within_s=self._start_s)
+            run = await TemplateRun.start(self.orders, self.place, self._keepers)
+            report = await run.report("imported", "failed", within_s=self.start_s)
         except OSError as error:
             self._end(run)
-            self._fail(str(error))
+            self._fail(None, str(error))
             return
         except BaseException:
             self._end(run)
             raise
         self._obstacle, self._is_for_good = report.why, report.state == "imported"
-        self._run, self.warm = run, False
-        self._watch(run)
-        if self._has_examples and not report.why and not self.bad_examples:
+        self._fork_from(run, warm=False)
+        if self.has_examples and not report.why and not self.bad_examples:
             self._warming = self._tasks.start(self._make_examples())
 
     async def _make_examples(self) -> None:
@@ -262,21 +290,16 @@ class FunctionTemplate:
                 before = self._run
                 if before is None:
                     return
-                self._stop_watching()
-                try:
-                    run = self._warmed = await before.fork_run("warm")
-                finally:
-                    self._watch_again(before)
+                run = self._warmed = await before.fork_run("warm")
             report = await run.report("warmed", "failed", within_s=_WARM_S)
             if report.state == "failed":
                 raise TemplateBroken(report.why)
             async with self._one_at_a_time:
                 if self._run is before:
                     self._drop()
-                    self._run, self.warm = run, True
-                    self._watch(run)
+                    self._fork_from(run, warm=True)
                     run = None
-                    self._place.changed()
+                    self.place.changed()
         except OSError as error:
             if run is None:
                 self._note(f"is not warm: {error}")
@@ -291,30 +314,22 @@ class FunctionTemplate:
         """Make the calls no more: the file is a part of this version, and so is its mistake."""
         self.bad_examples = why
         self._note(f"is not warm: {why}; the calls are not made again")
-        self._place.changed()
+        self.place.changed()
 
-    def _watch(self, run: TemplateRun) -> None:
-        self._stop_watching()
-        self._idle_cpu_s = None
-        self._watching = self._tasks.start(self._fail_when_it_ends(run))
+    def _fork_from(self, run: TemplateRun, *, warm: bool) -> None:
+        self._run, self.warm, self._idle_cpu_s = run, warm, None
+        run.watch(self._ended)
 
-    def _watch_again(self, run: TemplateRun) -> None:
-        """Watch it after an order, unless it was ended meanwhile."""
-        if self._run is run:
-            self._watch(run)
+    def _ended(self, run: TemplateRun, why: str) -> None:
+        """Called when one that waits for orders does anything else."""
+        if run is self._spare:
+            self._drop_spare()
+        elif run is self._run:
+            self._fail(run, why)
 
-    def _stop_watching(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-
-    async def _fail_when_it_ends(self, run: TemplateRun) -> None:
-        why = await run.unasked_end()
-        if self._run is run:
-            self._watching = None
-            self._fail(why)
-
-    def _fail(self, why: str) -> None:
+    def _fail(self, run: TemplateRun | None, why: str) -> None:
+        if run is not self._run:
+            return  # it has failed already
         self._failures += 1
         self._drop()
         if self._failures >= _MOST_FAILURES:
@@ -322,8 +337,7 @@ class FunctionTemplate:
         self._note(f"{why}; instances start without it")
 
     def _drop(self) -> None:
-        self._spare.drop()
-        self._stop_watching()
+        self._drop_spare()
         run, self._run = self._run, None
         self.memory_bytes = 0
         self._end(run)
@@ -333,8 +347,8 @@ class FunctionTemplate:
             self._tasks.start(run.end())
 
     def _note(self, text: str) -> None:
-        self._place.log.write(f"{self._place.function}-template", f"the template {text}")
-        log.debug("%s: the template %s", self._place.function, text)
+        self.place.log.write(f"{self.place.function}-template", f"the template {text}")
+        log.debug("%s: the template %s", self.place.function, text)
 
 
 def _took(usage: processes.ProcessUsage, limit_bytes: int) -> str:
@@ -372,92 +386,3 @@ def enforce_bounds(
             return
         used_bytes -= template.memory_bytes
         template.give_up(f"all templates took more than {most_bytes >> 20} MiB of memory")
-
-
-# A fork of a template that is made in advance, and becomes the next instance.
-#
-# A fork copies the tables of all its pages, twice until it has the right parent. That is most of
-# the time from the order of an instance to its first call, and need not be spent while somebody
-# waits.
-
-# Instances that have just been started have the processors to themselves for so long.
-_QUIET_S = 1.0
-_NOTICE_S = 1.0  # between the end of a process and the report of its keeper
-
-
-# Forks the spare, or returns None.
-Make = Callable[[], Awaitable[TemplateRun | None]]
-
-
-class SpareFork:
-    """The spare of one template, if there is one now."""
-
-    def __init__(self, tasks: BackgroundTasks) -> None:
-        self.run: TemplateRun | None = None
-        self._tasks = tasks
-        self._making: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
-
-    def make_soon(self, make: Make) -> None:
-        """Have a spare a moment after the last call of this method."""
-        if self.run is None:
-            self._stop_making()
-            self._making = self._tasks.start(self._made(make))
-
-    async def become(self, name: str, listener: int) -> InstanceProcess | None:
-        """An instance of this name that serves this socket; None without a spare.
-
-        OSError if the spare lives and does not do as ordered.
-        """
-        run = self._taken()
-        if run is None:
-            return None
-        process = None
-        try:
-            process = await run.fork(name, listener)
-        except OSError:
-            ended, _ = await asyncio.wait({run.process.exited}, timeout=_NOTICE_S)
-            if not ended:
-                raise
-        finally:
-            if process is run.process:
-                run.release()
-            else:
-                self._tasks.start(run.end())
-        return process
-
-    def enforce(self, limit_bytes: int | None, most_cpu_s: float, usage: ProcessUsage) -> None:
-        """End a spare that has grown beyond an instance's limit, or computes instead of waiting."""
-        if usage.cpu_s > most_cpu_s or (limit_bytes is not None and usage.own_bytes > limit_bytes):
-            self.drop()
-
-    def drop(self) -> None:
-        """End the spare, and make none."""
-        self._stop_making()
-        run = self._taken()
-        if run is not None:
-            self._tasks.start(run.end())
-
-    def _taken(self) -> TemplateRun | None:
-        run, self.run = self.run, None
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-        return run
-
-    def _stop_making(self) -> None:
-        if self._making is not None and self._making is not asyncio.current_task():
-            self._making.cancel()
-        self._making = None
-
-    async def _made(self, make: Make) -> None:
-        await asyncio.sleep(_QUIET_S)
-        self.run = await make()
-        if self.run is not None:
-            self._watching = self._tasks.start(self._drop_when_it_ends(self.run))
-
-    async def _drop_when_it_ends(self, run: TemplateRun) -> None:
-        await run.unasked_end()
-        if self.run is run:
-            self._watching = None  # this task
-            self.drop()

@@ -7,7 +7,7 @@ import secrets
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -159,24 +159,20 @@ class ProcessPlace(NamedTuple):
     timeout_s: float  # of a call
 
 
+@dataclass(eq=False)
 class TemplateRun:
     """A template process; `idle` from its first report on. Whoever has one ends it by `end`."""
 
-    def __init__(
-        self,
-        name: str,
-        process: InstanceProcess,
-        keeper: TemplateKeeper,
-        line: OrderLine,
-        place: ProcessPlace,
-    ) -> None:
-        self.name = name
-        self.process = process
-        self._keeper = keeper
-        self._line = line
-        self._place = place
-        place.leaders.add(process.pid)
-        self._living = asyncio.create_task(live(process, name, place))
+    name: str
+    process: InstanceProcess
+    keeper: TemplateKeeper
+    line: OrderLine
+    place: ProcessPlace
+
+    def __post_init__(self) -> None:
+        self.place.leaders.add(self.process.pid)
+        self._living = asyncio.create_task(live(self.process, self.name, self.place))
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -212,7 +208,7 @@ class TemplateRun:
     async def report(self, *expected: str, within_s: float) -> ForkReport:
         """The template's next report; TemplateBroken unless it is one of those expected."""
         try:
-            report = await _report(self._line, *expected, within_s=within_s)
+            report = await _report(self.line, *expected, within_s=within_s)
         except TimeoutError as error:
             raise TemplateBroken(f"did not report within {within_s:g} s") from error
         if report.pid != self.process.pid:
@@ -231,13 +227,19 @@ class TemplateRun:
         One to `warm` is another template, which makes its example calls now. A `spare` waits for
         the order to be an instance, and makes no other process.
         """
-        name = new_name(self._place)
+        name = new_name(self.place)
         process, line = await self._forked(kind, name, [])
-        return TemplateRun(name, process, self._keeper, line, self._place)
+        return TemplateRun(name, process, self.keeper, line, self.place)
 
-    async def unasked_end(self) -> str:
-        """Wait until the template ends, speaks without being asked, or freezes; returns why."""
-        spoken = asyncio.create_task(_readable(self._line))
+    def watch(self, ended: Callable[[Self, str], None]) -> None:
+        """Call this with the reason once it ends, freezes, or speaks without being asked."""
+        self._watching = asyncio.create_task(self._watch(ended))
+
+    async def _watch(self, ended: Callable[[Self, str], None]) -> None:
+        ended(self, await self._unasked_end())
+
+    async def _unasked_end(self) -> str:
+        spoken = asyncio.create_task(_readable(self.line))
         frozen = asyncio.create_task(until_frozen(self.process.pid, None, _LIVENESS))
         waits: set[asyncio.Future[Any]] = {spoken, frozen, self.process.exited}
         try:
@@ -253,17 +255,23 @@ class TemplateRun:
 
     async def end(self) -> None:
         """Kill it, and return when nothing but its forks is left of it."""
-        self._line.close()
+        await self._close_line()
         if not self.process.exited.done():
             processes.kill_session(self.process.pid)
             self.process.send_signal(signal.SIGKILL)
         await asyncio.shield(self._living)
 
-    def release(self) -> InstanceProcess:
+    async def release(self) -> None:
         """Give the process away, which has become an instance itself."""
-        self._line.close()
         self._living.cancel()
-        return self.process
+        await self._close_line()
+
+    async def _close_line(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])  # it reads the line
+        self.line.close()
 
     async def _forked(
         self, kind: str, name: str, descriptors: list[int]
@@ -272,9 +280,7 @@ class TemplateRun:
             output, written = os.pipe()
             unless_begun.callback(os.close, output)
             try:
-                line = self._line.order(
-                    kind, name, named(name, self._place), [written, *descriptors]
-                )
+                line = self.line.order(kind, name, named(name, self.place), [written, *descriptors])
             finally:
                 os.close(written)
             unless_begun.enter_context(line)
@@ -294,7 +300,7 @@ class TemplateRun:
     def _new_process(self, pid: int, output: int) -> InstanceProcess:
         """The process that has begun: a fork, or this one, if it cannot be forked."""
         if pid != self.process.pid:
-            return self._keeper.take(pid, output)
+            return self.keeper.take(pid, output)
         self.process.output = output
         return self.process
 

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,11 +12,9 @@ import aiohttp
 from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, GatewayError, ProviderFailed, Unsupported
 from gateway_ext.openfaas.basic_auth import BasicCredentials
-from gateway_ext.providers import http_api
-from gateway_ext.providers.http_api import CONNECT_S, refusal
+from gateway_ext.providers.http_api import CONNECT_S, all_lines, refusal
 
 _SHOWN = 500
-_LONGEST_LINE_BYTES = 8 << 20
 _ACCEPTED = frozenset({200, 201, 202, 204})
 _ELSEWHERE = frozenset({301, 302, 303, 307, 308})
 _UNSUPPORTED = frozenset({405, 501})
@@ -93,17 +91,11 @@ class ProviderHttp:
                 f"{self._site.url}{path} did not answer within {self._timeout_s:g} s"
             ) from error
 
-    async def lines(
+    def lines(
         self, path: str, query: Mapping[str, str], missing: GatewayError
     ) -> AsyncGenerator[bytes, None]:
-        def refuse() -> None:
-            raise ProviderFailed(f"{self._site.url}{path} sends lines without an end")
-
-        async with self._sent("GET", path, query, missing=missing) as answer:
-            parts = http_api.lines(answer.content, _LONGEST_LINE_BYTES, refuse)
-            async with aclosing(parts) as lines:
-                async for line in lines:
-                    yield line
+        sending = self._sent("GET", path, query, missing=missing)
+        return all_lines(sending, f"{self._site.url}{path}")
 
     @asynccontextmanager
     async def _sent(

@@ -8,7 +8,7 @@ import logging
 import threading
 from base64 import b64encode
 from collections.abc import (
-    AsyncIterator,
+    AsyncGenerator,
     Awaitable,
     Callable,
     Collection,
@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -69,32 +69,24 @@ _FILE = "upstream.json"
 _KEPT_HERE = (function_options.OURS, function_options.SCALING)
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of one deployment that stays with this gateway.
 
     `injected` names the variables that were added, `replaced` has the function's own variables of
     the same names, and `digest` differs when other variables would be added today.
     """
 
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     limits_gpu: str = ""
     requests_gpu: str = ""
     injected: tuple[str, ...] = ()
-    replaced: Mapping[str, str] = field(default_factory=dict)
+    replaced: dict[str, str] = {}
     digest: str = ""
 
 
 NOTHING = Extras()
-_DAMAGE = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    msgspec.ValidationError,
-)
+_DAMAGE = (ValueError, TypeError, LookupError, RecursionError, msgspec.ValidationError)
 
 
 def parted(
@@ -187,23 +179,21 @@ class ExtrasFile:
 
 
 def _read(path: Path) -> dict[FunctionId, Extras]:
-    extras = {}
     try:
-        for entry in json.loads(path.read_bytes())["functions"]:
-            names = [entry.pop("namespace"), entry.pop("name")]
-            extras[msgspec.convert(names, FunctionId)] = msgspec.convert(entry, Extras)
+        return {
+            msgspec.convert([entry["namespace"], entry["name"]], FunctionId): (
+                msgspec.convert(entry, Extras)
+            )
+            for entry in json.loads(path.read_bytes())["functions"]
+        }
     except FileNotFoundError:
         return {}
     except _DAMAGE as error:
         raise ProviderFailed(f"{path} is damaged: {error}; move it away to continue") from error
-    return extras
 
 
 def _write(path: Path, extras: dict[FunctionId, Extras]) -> None:
-    functions = []
-    for id_ in sorted(extras):
-        filled = {name: value for name, value in asdict(extras[id_]).items() if value}
-        functions.append({"namespace": id_.namespace, "name": id_.name, **filled})
+    functions = [{**id_._asdict(), **msgspec.to_builtins(extras[id_])} for id_ in sorted(extras)]
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     put_file(path, json.dumps({"functions": functions}, indent=1).encode(), 0o600)
 
@@ -290,7 +280,7 @@ class UpstreamProvider:
             status = wire.status_of(bounded_json.parsed(answer), function.namespace)
         return self._completed(status)
 
-    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    async def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         function = query.function
         sent = {"name": function.name} | _in(function.namespace)
         if query.instance:

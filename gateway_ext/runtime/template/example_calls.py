@@ -14,15 +14,14 @@ from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway_ext.runtime.handler_module import Handle, Handler, ListHandler, put_off_status
+from gateway_ext.runtime.calls import Handler, OtherHandler
+from gateway_ext.runtime.handler_module import Handle, put_off_status
 from gateway_ext.runtime.handler_values import (
     BadResponse,
     HandlerContext,
     HandlerEvent,
-    HandlerResponse,
     Headers,
     answer_of,
-    answers_in,
     piece_of,
 )
 
@@ -72,15 +71,15 @@ def make(
 ) -> None:
     """Make the calls one by one, in this thread, and read their answers to the end.
 
-    A handler of lists is given each call alone, and then all of them. A call that is put off, as
-    where a quota is used up, is made again after each of the pauses, which all calls share.
+    A handler of another kind is given each call alone, and then all of them. A call that is put
+    off, as where a quota is used up, is made again after each of the pauses, which all calls share.
     """
     events = [_event(call) for call in calls]
     context = HandlerContext(hostname)
     pauses = iter(pauses_s)
     for number, event in enumerate(events, 1):
         _make_one(f"call {number} of {FILE}", handler, [event], context, pauses)
-    if isinstance(handler, ListHandler) and len(events) > 1:
+    if isinstance(handler, OtherHandler) and len(events) > 1:
         _make_one(f"a list of all calls of {FILE}", handler, events, context, pauses)
 
 
@@ -112,20 +111,9 @@ def _make_one(
 def _statuses(
     handler: Handler, events: list[HandlerEvent], context: HandlerContext
 ) -> Sequence[int]:
-    if not isinstance(handler, ListHandler):
-        return [_status(handler, event, context) for event in events]
-    returned = handler.handle(events, context)
-    if isinstance(returned, Awaitable):
-        returned = asyncio.run(_result(returned))
-    results = answers_in(returned, len(events))
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [answer_of(result).status for result in results]
-
-
-async def _result(returned: Awaitable[object]) -> object:
-    return await returned
+    if isinstance(handler, OtherHandler):
+        return [answer.status for answer in handler.answers(events, context)]
+    return [_status(handler, event, context) for event in events]
 
 
 def _event(call: ExampleCall) -> HandlerEvent:
@@ -134,24 +122,18 @@ def _event(call: ExampleCall) -> HandlerEvent:
 
 def _status(handle: Handle, event: HandlerEvent, context: HandlerContext) -> int:
     returned = handle(event, context)
-    if isinstance(returned, Awaitable):
-        return asyncio.run(_awaited(returned))
-    answer = answer_of(returned)
-    if answer.pieces_async is not None:
-        return asyncio.run(_read(answer))
+    answer = None if isinstance(returned, Awaitable) else answer_of(returned)
+    if answer is None or answer.pieces_async is not None:
+        return asyncio.run(_read(returned))
     for piece in answer.pieces or ():
         piece_of(piece)
     return answer.status
 
 
-async def _awaited(returned: Awaitable[object]) -> int:
-    answer = answer_of(await returned)
+async def _read(returned: object) -> int:
+    answer = answer_of(await returned if isinstance(returned, Awaitable) else returned)
     for piece in answer.pieces or ():
         piece_of(piece)
-    return await _read(answer)
-
-
-async def _read(answer: HandlerResponse) -> int:
     if answer.pieces_async is not None:
         async for piece in answer.pieces_async:
             piece_of(piece)

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from gateway_ext.runtime import handler_module
-from gateway_ext.runtime.handler_module import Handler, HandlerErrors
+from gateway_ext.runtime.calls import Handler
+from gateway_ext.runtime.handler_module import HandlerErrors
 from gateway_ext.runtime.template import example_calls, forks
 from gateway_ext.runtime.template.example_calls import BadExample
 from gateway_ext.runtime.template.fork_line import VARIABLE, ControlLine, ForkOrder
@@ -51,10 +51,10 @@ class Template:
     """This process, until it has become an instance."""
 
     def __init__(
-        self, folder: Path, environment: MutableMapping[str, str], *, takes_list: bool
+        self, folder: Path, environment: MutableMapping[str, str], load: Callable[[], Handler]
     ) -> None:
         self._folder = folder
-        self._takes_list = takes_list
+        self._load = load
         self._environment = environment
         self._keeper = os.getppid()
         self._name = environment.get("HOSTNAME", "")
@@ -86,8 +86,7 @@ class Template:
 
     def _import(self) -> None:
         try:
-            handler = handler_module.load(self._folder, takes_list=self._takes_list)
-            self._loaded = Loaded(handler, None)
+            self._loaded = Loaded(self._load(), None)
         except BaseException as error:  # noqa: BLE001 - the instance that this process becomes logs it
             self._loaded = Loaded(None, error)
         self._random.imported()

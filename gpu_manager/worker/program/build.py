@@ -16,13 +16,13 @@ from gpu_manager.worker.program.allowed_operators import Operator, OperatorTable
 from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.plain_values import of_tensors
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from gpu_manager.worker.program.usage import OperatorCounts, Run, counting
 from gpu_manager.worker.program.written_tensors import (
     PROGRAM,
     WRITING,
     may_write,
     noting_failed_writes,
 )
-from gpu_manager.worker.usage import OperatorCounts, Run, counting
 from torch_shim.wire.programs import (
     Complex,
     Constant,

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -58,8 +59,8 @@ class Notes:
         """Drop all sums, as a forked child must."""
         self._lock = threading.Lock()
         self.operators: dict[tuple[str, int, str], list[float]] = {}
-        self.local: dict[tuple[str, int, str], list[int]] = {}
-        self.refused: dict[tuple[str, int, str, str], int] = {}
+        self.local: Counter[tuple[str, int, str]] = Counter()
+        self.refused: dict[tuple[str, int, str, str], None] = {}
 
     def operator(self) -> Callable[..., Any]:
         """`__torch_function__`, timed at its outermost call."""
@@ -91,9 +92,7 @@ class Notes:
             report: Any, reason: str, operators: int, what: str = "", place: CodePlace | None = None
         ) -> None:
             with self._lock:
-                sums = self.local.setdefault((*(place or self._place()), reason), [0, 0])
-                sums[0] += 1
-                sums[1] += operators
+                self.local[*(place or self._place()), reason] += operators
             _local_call(report, reason, operators, what, place)
 
         return noted
@@ -103,8 +102,7 @@ class Notes:
 
         def noted(error: Any, call: str, remedy: str) -> None:
             with self._lock:
-                key = (*self._place(), call, remedy)
-                self.refused[key] = self.refused.get(key, 0) + 1
+                self.refused.setdefault((*self._place(), call, remedy))
             _refuse(error, call, remedy)
 
         return noted
@@ -113,8 +111,8 @@ class Notes:
         """Append the sums as a line to the file, which other processes share."""
         notes = {
             "operators": [[*key, *sums] for key, sums in self.operators.items()],
-            "local": [[*key, *sums] for key, sums in self.local.items()],
-            "refused": [list(key) for key in self.refused],
+            "local": [[*key, operators] for key, operators in self.local.items()],
+            "refused": list(self.refused),
         }
         if any(notes.values()):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)

@@ -22,7 +22,7 @@ from gateway_ext.errors import BadRequest, Unsupported
 from gateway_ext.runtime import batches
 from gateway_ext.runtime.connection import BodyParser, Malformed, head_in
 from gateway_ext.runtime.handler_values import HandlerEvent
-from gateway_ext.tracing import spans
+from gateway_ext.tracing import tracer
 from hunt.parsers.in_memory_transport import InMemoryTransport
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.leases.request_context import TokenClaims, claims_of
@@ -195,7 +195,7 @@ def _traces() -> list[Target]:
         return b"" if found is None else f"{found.header}\n{found.state}".encode("latin-1")
 
     def reported(data: bytes) -> None:
-        spans.read_report(data)
+        tracer.read_report(data)
         learned.thread_wait(data)
         learned.batch_size(data)
 
@@ -207,7 +207,7 @@ def _traces() -> list[Target]:
         ),
         Target(
             "trace-report", reported, (), lambda: [report, b"1 h;1;2;q=3"], InputForm.TEXT,
-            ("gateway_ext/tracing/spans.py", "gateway_ext/calls/learned.py"), _FUNCTIONS,
+            ("gateway_ext/tracing/tracer.py", "gateway_ext/calls/learned.py"), _FUNCTIONS,
             "64 KiB of headers",
         ),
     ]  # fmt: skip

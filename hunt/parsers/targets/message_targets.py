@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway_ext.jobs.values import AsyncCall, CallResult, JobKind, JobLane, JobNumber
 from gateway_ext.model import FunctionId
-from gateway_ext.shared_jobs import bodies, records, texts
+from gateway_ext.shared_jobs import bodies, records, store
 from gateway_ext.shared_jobs.records import JobRecord, RecordState, StoredParts
 from gateway_ext.shared_jobs.session import GatewayPresence, beat
 from gateway_ext.workflows import stage_inputs
@@ -128,10 +128,10 @@ def _heartbeat() -> Target:
 def _workflows() -> list[Target]:
     return [
         Target(
-            "workflow-message", texts.decode, (ValueError,),
-            lambda: [texts.encode(_WORKFLOW), texts.encode(None)],
-            InputForm.JSON, ("gateway_ext/shared_jobs/texts.py",),
-            _GATEWAYS, _MESSAGE, encode=texts.encode,
+            "workflow-message", store.decode, (ValueError,),
+            lambda: [store.encode(_WORKFLOW), store.encode(None)],
+            InputForm.JSON, ("gateway_ext/shared_jobs/store.py",),
+            _GATEWAYS, _MESSAGE, encode=store.encode,
         ),
         Target(
             "workflow-file", lambda data: read_workflow(data.decode("utf-8", "replace")),

@@ -21,10 +21,11 @@ from gpu_manager.worker.program.tensor_specs import read_spec
 from hunt.parsers.parser_target import InputForm, Target
 from torch_shim.data.put_and_get import DescribedValue, Describer
 from torch_shim.errors import BadFrame
-from torch_shim.remote.results import Results
+from torch_shim.remote.values import Results
 from torch_shim.wire import programs
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import lay_out, pack_sizes
+from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import BEHIND, CallOptions, SentTensor
 from torch_shim.wire.protocol import (
     MAX_BODY_BYTES,
@@ -35,7 +36,6 @@ from torch_shim.wire.protocol import (
     pack_frame,
     unpack_meta,
 )
-from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 _SECRET = b"0123456789abcdef"
 _FUNCTIONS = "functions, with any code"
@@ -234,7 +234,7 @@ def _results() -> Target:
         "call-result", parse, (BadFrame,),
         [storages, [*views, 3, None], [[1, BEHIND, 24]], b"\0" * 16, times],
         [storages, views[:1], [], None, times, 7],
-        reads=("torch_shim/remote/results.py",), sender="workers, which may have gone mad",
+        reads=("torch_shim/remote/values.py",), sender="workers, which may have gone mad",
         bound="4 MiB",
     )  # fmt: skip
 

@@ -9,6 +9,8 @@ from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler import recording
 from scheduler.estimates.profiles import Profile
+from scheduler.features.billing import use_records
+from scheduler.features.tenants.terms import owner_terms
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
@@ -16,7 +18,7 @@ from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
 from scheduler.recording import Beginning, RecordedStep
 from scheduler.service.http import lease_routes
 from scheduler.service.leadership.election import LeaderInfo, decoded
-from scheduler.store import stored_records, use_records
+from scheduler.store import stored_records
 from scheduler.store.stored_records import PolicyChoice
 from scheduler.wire import model_records
 from scheduler.wire.codec import encoded
@@ -68,13 +70,19 @@ def _records() -> list[Target]:
             model_records.model_record(_profile(), 7200),
         ),
         _record("stored-policy", stored_records.policy_choice, _same, choice),
-        _record("stored-terms", stored_records.owner_terms, _same, terms),
+        _record(
+            "stored-terms",
+            owner_terms,
+            _same,
+            terms,
+            reads="scheduler/features/tenants/terms.py",
+        ),
         _record(
             "stored-use",
             use_records.use_bucket,
             use_records.use_record,
             used,
-            reads="scheduler/store/use_records.py",
+            reads="scheduler/features/billing/use_records.py",
         ),
         _record(
             "stored-leader",

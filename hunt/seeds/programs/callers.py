@@ -12,7 +12,7 @@ from common.http.asgi import Receive, Scope, Send, header_in, send_text
 from common.http.client import HttpClient, HttpConnection
 from common.http.server import serving
 from common.time_limits import time_limit
-from hunt.seeds.programs.gateway_program import PORT, WORKFLOW
+from hunt.seeds.programs.gateway_program import PORT, WORKFLOW_PATH
 from hunt.seeds.surroundings import Surroundings
 from tests.kit.simulation.simulated_network import listener
 
@@ -68,7 +68,7 @@ class CallersProgram:
         scenario = around.scenario
         self._paths = [f"function/{each.path}" for each in scenario.functions]
         if scenario.workflow:
-            self._paths.append(f"workflow/{WORKFLOW}")
+            self._paths.append(WORKFLOW_PATH)
         self._tasks: set[asyncio.Task[CallRecord]] = set()
 
     async def run(self) -> None:

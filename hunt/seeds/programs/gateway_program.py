@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
+from typing import cast
 
 from common.http.client import HttpClient
 from common.http.server import serving
@@ -15,20 +15,16 @@ from gateway_ext.calls.invoke import Invoke
 from gateway_ext.calls.lease_pool import LeasePool
 from gateway_ext.errors import QueueFailed
 from gateway_ext.features import Hooks
-from gateway_ext.gateway import STORES, GatewayApp
+from gateway_ext.gateway import FEATURES, STORES, GatewayApp
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.parts import job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.routes import make_job_routes
-from gateway_ext.jobs.shared import shared_store
+from gateway_ext.jobs.shared import TextCopy, TextKey, shared_store
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options
 from gateway_ext.settings import GatewaySettings
-from gateway_ext.shared_jobs.session import GatewayIdentity
-from gateway_ext.workflows.parts import workflows
-from gateway_ext.workflows.plan import WorkflowId, read_workflow
-from gateway_ext.workflows.table import Workflows
 from hunt.seeds.programs.function_program import TIMEOUT_S, FunctionProgram
 from hunt.seeds.scenarios.fault_plan import NATS
 from hunt.seeds.scenarios.planned_functions import TENANTS, PlannedFunction
@@ -36,27 +32,17 @@ from hunt.seeds.surroundings import SECRET, Surroundings
 from scheduler.client.lease_client import LeaseClient
 from scheduler.service.access import ApiRole, token
 from tests.kit.simulation.job_disk import JobDisk
-from tests.kit.simulation.simulated_loop import PROGRAM
 from tests.kit.simulation.simulated_nats import NATS_PORT
 from tests.kit.simulation.simulated_network import listener
 
 log = logging.getLogger("hunt.seeds.gateway")
 
 PORT = 8080
-WORKFLOW = WorkflowId(TENANTS[0], "w")
+WORKFLOW: TextKey = (TENANTS[0], "w")
+WORKFLOW_PATH = f"workflow/w.{TENANTS[0]}"
 _WORKFLOW_MS = 300_000
 _DRAIN_S = 2.0
 _START_AGAIN_S = 1.0
-
-
-class OwnedIdentity(GatewayIdentity):
-    """The lock of a gateway's folder, which ends with its process."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        program = PROGRAM.get()
-        assert program is not None, "a gateway has it"
-        program.at_death.append(self.close)
 
 
 class GatewayProgram:
@@ -66,7 +52,7 @@ class GatewayProgram:
     leases: LeaseClient
     pool: LeasePool
     jobs: JobQueue
-    workflows: Workflows
+    workflows: TextCopy | None  # the feature's table of them
 
     def __init__(self, around: Surroundings, name: str, instances: list[FunctionProgram]) -> None:
         self.name = name
@@ -119,10 +105,8 @@ class GatewayProgram:
                 *(settings, functions, invoke, meters, queue, job_intake(queue, invoke, rule)),
                 *(shared_jobs, None, 1.0, log),
             )
-            self.workflows = await exits.enter_async_context(workflows(hooks))
-            if self._around.scenario.workflow and not shared:
-                text = workflow_text([each.plan for each in self._instances])
-                await self.workflows.deploy(read_workflow(text), update=False)
+            started = [await exits.enter_async_context(feature(hooks)) for feature in FEATURES]
+            await self._has_workflow([part for part in started if part is not None])
             worker = await exits.enter_async_context(
                 jobs_of(settings, functions, invoke, queue, rule, hooks.job_calls, log)
             )
@@ -148,6 +132,14 @@ class GatewayProgram:
             exits.callback(self.died)
             await asyncio.Event().wait()
 
+    async def _has_workflow(self, tables: Sequence[object]) -> None:
+        """Keep the feature's table, unless the feature has left, and deploy this gateway's own."""
+        self.workflows = cast(TextCopy, tables[0]) if tables else None
+        scenario = self._around.scenario
+        if self.workflows is not None and scenario.workflow and not scenario.shared_queue:
+            text = workflow_text([each.plan for each in self._instances])
+            await self.workflows.follow(WORKFLOW, text)
+
     def _changed(self, function: Function) -> None:
         self.leases.tell_terms(function.id.for_scheduler, function.options.terms)
 
@@ -157,9 +149,10 @@ def workflow_text(functions: Sequence[PlannedFunction], version: int = 0) -> str
 
     Versions differ in their limit.
     """
-    lines = [f"workflow: {WORKFLOW.name}", f"namespace: {WORKFLOW.namespace}"]
+    namespace, name = WORKFLOW
+    lines = [f"workflow: {name}", f"namespace: {namespace}"]
     lines += [f"timeout_ms: {_WORKFLOW_MS + version}", "stages:"]
-    stages = [each for each in functions if each.tenant == WORKFLOW.namespace]
+    stages = [each for each in functions if each.tenant == namespace]
     for number, function in enumerate(stages):
         lines += [f"  stage{number}:", f"    function: {function.name}"]
         lines += [f"    after: [stage{number - 1}]"] if number else []

@@ -5,9 +5,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway_ext.runtime.batches import GatheredCalls
+from gateway_ext.runtime.batches import BatchSettings, GatheredCalls
 from gateway_ext.runtime.calls import HandlerCall
-from gateway_ext.runtime.settings import BatchSettings
 from hunt.seeds.programs.manager_link import FAILURES
 
 # Computes for a call, or for a list of calls, with the address and the lease that it brought, and

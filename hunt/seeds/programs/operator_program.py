@@ -11,6 +11,7 @@ from hunt.seeds.programs.gateway_program import workflow_text
 from hunt.seeds.programs.scheduler_program import SchedulerProgram
 from hunt.seeds.scenarios.planned_functions import OperatorChange
 from hunt.seeds.surroundings import Surroundings
+from scheduler.features.tenants.quotas import Quotas
 from scheduler.model.errors import SchedulerError
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.scheduler_service import SchedulerService
@@ -124,7 +125,7 @@ def _policy_set(policy: str) -> _Change:
 
 
 def _terms_set(owner: str, terms: OwnerTerms | None) -> _Change:
-    return lambda service: service.set_terms(owner, terms)
+    return lambda service: service.feature(Quotas).set(owner, terms)
 
 
 async def _answering(work: Coroutine[Any, Any, None], answer: asyncio.Future[str]) -> None:

@@ -8,7 +8,7 @@ from scheduler.model.errors import NotLeading
 from scheduler.service.http.app import serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from tests.kit.simulation.simulated_etcd import EtcdClient
 from tests.kit.simulation.simulated_network import listener
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from cache_manager import eviction
+from gateway_ext.gateway import FEATURES, STORES
 from hunt.seeds.scenarios.fault_plan import Fault, Hosts, faults_of
 from hunt.seeds.scenarios.planned_functions import (
     CONTEXT_MIB,
@@ -17,6 +18,7 @@ from hunt.seeds.scenarios.planned_functions import (
 from scheduler.api import OwnerTerms
 
 _EVICTIONS = eviction.available()
+_SERVES_WORKFLOWS = "workflows" in [feature.__name__ for feature in FEATURES]
 # Mostly models stay; else they leave while a scenario lasts.
 _EXITS = ("never", "never", "never", "adaptive", "fixed:1", "fixed:3")
 # Loads that ask for more of the GPUs' time than this are an overload.
@@ -150,8 +152,8 @@ def scenario_of(seed: int) -> Scenario:
     load_s = chance.uniform(4.0, 9.0)
     schedulers, gateways = chance.choice((1, 2, 2, 2)), chance.choice((1, 2, 2))
     functions = functions_of(chance, Random(f"handlers {seed}"), chance.choice((1, 2, 3, 4)))
-    shared = chance.random() < 0.3
-    workflow = len(functions) > 1 and chance.random() < 0.4
+    shared = chance.random() < 0.3 and bool(STORES)
+    workflow = len(functions) > 1 and chance.random() < 0.4 and _SERVES_WORKFLOWS
     hosts = Hosts(schedulers, len(nodes), gateways, len(functions), shared=shared)
     latency_s = chance.choice((0.0001, 0.001, 0.01))
     scenario = Scenario(

@@ -1,1 +1,1 @@
-"""What GPU time and memory were used, and by whom; pure, in whole microseconds and bytes."""
+"""What GPU time and memory were used, and by whom, in whole microseconds and bytes; the bill."""

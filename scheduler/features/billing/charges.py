@@ -1,9 +1,9 @@
 """What can be charged, and to whom: whole numbers, so that every sum is exact."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from cache_manager.model.ids import GpuId, ModelId, NodeId
+from cache_manager.model.ids import GpuId, ModelId
 from scheduler.model.values import LeaseId
 
 # What is charged: microseconds of a slot, then bytes times microseconds.
@@ -95,9 +95,6 @@ def equal_parts(amount: int, count: int) -> list[int]:
     """So many parts: the first ones have one unit more than the others."""
     part, rest = divmod(amount, count)
     return [part + 1 if place < rest else part for place in range(count)]
-
-
-_MOST_FORMER = 10_000
 
 
 class SlotTime:
@@ -232,21 +229,3 @@ class Holding:
             charge_equally(list(self.users.values()), charge, amount)
         else:
             Payer(NOBODY, self.model, self.gpu, self.charged).add(charge, amount)
-
-
-class FormerUsers:
-    """Who used the models that left a node's GPUs: they pay for what stays of these there."""
-
-    def __init__(self) -> None:
-        self._users: dict[tuple[NodeId, ModelId], Sequence[str]] = {}
-
-    def left(self, node: NodeId, model: ModelId, users: Iterable[str]) -> None:
-        """Only the models that left last are remembered."""
-        key = node, model
-        self._users.pop(key, None)
-        self._users[key] = list(users)
-        if len(self._users) > _MOST_FORMER:
-            del self._users[next(iter(self._users))]
-
-    def of(self, node: NodeId, model: ModelId) -> Sequence[str]:
-        return self._users.get((node, model), ())

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import part_of
+from common.latest import Latest
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.layer import Layer
@@ -20,6 +21,9 @@ _RETURN_US = 60_000_000
 
 
 _NO_MODEL = ModelId("")
+_MOST_FORMER = 10_000
+# Who used the models that left a node's GPUs: they pay for what stays of these there.
+FormerUsers = Latest[tuple[NodeId, ModelId], Sequence[str]]
 
 
 class GpuBook:
@@ -28,7 +32,7 @@ class GpuBook:
     Unused memory is counted by itself: free, and withheld for programs outside gpufaas.
     """
 
-    def __init__(self, gpu: Gpu, former: charges.FormerUsers, now_us: int) -> None:
+    def __init__(self, gpu: Gpu, former: FormerUsers, now_us: int) -> None:
         self.cache = gpu.cache
         self._former = former
         self.gpu = gpu.spec.id
@@ -58,7 +62,7 @@ class GpuBook:
             if holding is not None:
                 self._resize(holding, 0, now_us)
                 del self.residents[model]
-                self._former.left(self.node, model, holding.users)
+                self._former[self.node, model] = list(holding.users)
             return None
         size = resident.bytes + part_of(self.cache, model)
         if holding is not None:
@@ -103,7 +107,7 @@ class GpuBook:
             )
             self.contexts[model] = context
             left = self.residents.get(model)
-            users = self._former.of(self.node, model) if left is None else left.users
+            users = self._former.get((self.node, model), ()) if left is None else left.users
             for function in users:
                 context.payer(function, now_us)
         if context.size != size:
@@ -137,7 +141,7 @@ class UseMeter(Layer):
         self._collected: list[Collected] = []
         self._spans: list[GpuSpan] = []
         self._stored: dict[ModelId, dict[NodeId, Holding]] = {}
-        self._former = charges.FormerUsers()
+        self._former = FormerUsers(_MOST_FORMER)
         self._bills: dict[LeaseId, LeaseBill] = {}
         self._slots: dict[SlotId, tuple[GpuBook, Holding]] = {}
         self._now_us = int(now * _MICROSECONDS)
@@ -433,7 +437,7 @@ class UseMeter(Layer):
     def _store(self, node: NodeId, model: ModelId, now_us: int) -> Holding:
         """Weights are paid by who uses them on this node, or did before they were stored."""
         holding = Holding(model, None, 0, charges.HOST, charges.HOST, self._charged, now_us)
-        users = list(self._former.of(node, model))
+        users = list(self._former.get((node, model), ()))
         for gpu, cache in self._cluster.index.holders(model).items():
             book = self._books.get(gpu)
             if cache.node == node and book is not None and model in book.residents:

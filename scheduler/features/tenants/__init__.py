@@ -1,1 +1,1 @@
-"""Whose request goes next, and what an owner may use: shares, priorities and quotas; pure."""
+"""Whose request goes next, and what an owner may use: shares, priorities and quotas."""

@@ -1,6 +1,6 @@
 """Owners of requests, namespaces and their functions: what they may have, and what they have."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -339,6 +339,8 @@ class OwnerTable:
     def __init__(self) -> None:
         """`busy` is the weight of those at work, `waiting` of those of which requests wait."""
         self.terms: dict[str, OwnerTerms] = {}
+        # Of owners that have terms: how many requests each quota has refused.
+        self.refused: dict[str, Counter[str]] = {}
         self.spaces: dict[str, TenantSpace] = {}
         self.functions: dict[str, FunctionOwner] = {}
         self.busy = SummedWeight()
@@ -354,12 +356,16 @@ class OwnerTable:
         """These terms hold for an owner from now on; None: no terms of its own."""
         if terms is None:
             self.terms.pop(name, None)
+            self.refused.pop(name, None)
         else:
             self.terms[name] = terms
         owner = self.functions.get(name) if "/" in name else self.spaces.get(name)
         if owner is not None:
             owner.take_terms(NO_TERMS if terms is None else terms, now)
             self._weigh()
+
+    def count_refusal(self, refusal: "QuotaRefusal") -> None:
+        self.refused.setdefault(refusal.owner, Counter())[refusal.quota] += 1
 
     def functions_of(self, name: str) -> dict[FunctionOwner, None]:
         """The known functions that an owner is, or has."""
@@ -472,12 +478,6 @@ def both(owner: FunctionOwner) -> tuple[Owner, Owner]:
     return owner, owner.space
 
 
-def refused_by(reason: str) -> tuple[str, str]:
-    """The owner and the quota that the reason of a refusal names."""
-    _, quota, _, rest = reason.split(" ", 3)
-    return rest.partition(": ")[0], quota
-
-
 # So many calls of a namespace may wait for GPU time.
 MOST_PAUSED = 1_000
 
@@ -486,6 +486,8 @@ class QuotaRefusal:
     """Why a request is refused, by which quota of whom; and in how long there may be room."""
 
     def __init__(self, owner: Owner, quota: str, detail: str, again_s: float | None) -> None:
+        self.owner = owner.name
+        self.quota = quota
         self.reason = f"quota {quota} of {owner.name or 'functions without a namespace'}: {detail}"
         self.again_s = again_s
 

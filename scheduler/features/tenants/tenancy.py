@@ -170,6 +170,7 @@ class Tenancy(Layer):
             owner, expected_s = self.owners.of(request.function), order.estimate_s(pending.bundle)
             over = refusal(owner, pending.bundle, expected_s, cluster.now, goes_on=request.goes_on)
             if over is not None:
+                self.owners.count_refusal(over)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
         pauses = pending.pauses = order.is_to_pause(pending, cluster.now)
@@ -290,7 +291,7 @@ class Tenancy(Layer):
             return
         over = too_many_bytes(turn.owner, pending.bundle)
         if over is not None:
-            self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
+            self._refuse_by(over, turn)
             return
         self.order.take(turn)
         cluster.latest_seq = max(cluster.latest_seq, pending.seq)
@@ -305,9 +306,12 @@ class Tenancy(Layer):
         """End a paused call for which there will never be room."""
         for owner in both(turn.owner):
             if owner.terms.gpu_s == 0.0:
-                reason = QuotaRefusal(owner, "gpu_s", "no GPU time at all", None).reason
-                self._refuse(turn, RequestOutcome.OVER_QUOTA, reason)
+                self._refuse_by(QuotaRefusal(owner, "gpu_s", "no GPU time at all", None), turn)
                 return
+
+    def _refuse_by(self, over: QuotaRefusal, turn: Turn) -> None:
+        self.owners.count_refusal(over)
+        self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
 
     def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
         self.order.let_go(turn)
@@ -430,7 +434,7 @@ class Tenancy(Layer):
             return True
         for pending in over or chosen:
             self._lifecycle.take(pending)
-            cluster.queued += 1
+            cluster.contending += 1
             self._divert(pending, stuck=not over)
         return False
 

@@ -359,6 +359,7 @@ class PausedCalls:
 
     def _count(self, owner: FunctionOwner, more: int) -> None:
         self._cluster.paused += more
+        self._cluster.contending -= more
         self._owners.count(owner, 0, 0, more)
 
     def _let_go(self, turn: Turn) -> bool:

@@ -1,7 +1,7 @@
 """The routes that every caller takes, as plain ASGI: leases, and the presence of their holders."""
 
-from asyncio import CancelledError, Queue, Task, current_task, get_running_loop, wait
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from asyncio import CancelledError, Queue, current_task, get_running_loop, sleep, wait
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -87,8 +87,8 @@ class HotPath:
         request = acquire(body, office.clock.now_s())
         ABOUT.set(Work(_trace(scope), function=request.function, request=request.id))
         if b"progress=1" in scope["query_string"]:
-            return await self._stream_progress(office, request, scope, receive, send)
-        placement = await self._placement(office, receive, office.acquire(request))
+            return await self._stream_progress(office, request, scope, send)
+        placement = await self._placement(office, scope, office.acquire(request))
         if placement is None:
             return _GONE
         self._callers.granted(office, _caller(scope), placement.lease, request.id)
@@ -98,26 +98,30 @@ class HotPath:
         office = self._service.office()
         request_id = request(await _body(scope, receive))
         ABOUT.set(Work(_trace(scope), request=request_id))
-        placement = await self._placement(office, receive, office.driver.wanted(request_id))
+        placement = await self._placement(office, scope, office.driver.wanted(request_id))
         if placement is None:
             return _GONE
         self._callers.granted(office, _caller(scope), placement.lease, request_id)
         return await _answer(send, 200, self._shown(placement, office.request(request_id)))
 
     async def _placement(
-        self, office: Office, receive: Receive, asking: Awaitable[Placement]
+        self, office: Office, scope: Scope, asking: Coroutine[Any, Any, Placement]
     ) -> Placement | None:
         """Wait for the lease; None if the caller goes away meanwhile."""
-        presence = CallerPresence(receive)
+        asked, watch = get_running_loop().create_task(asking), asgi.watch_in(scope)
+        assert watch is not None, "our server has one for each request"
+        watch.start(asked.cancel)
         try:
-            return await asking
+            return await asked
         except CancelledError:
-            presence.lost()
+            task = current_task()
+            if task is not None and task.cancelling():
+                raise
             return None
         except RequestWithdrawn as error:
             raise self._ended(office, error) from error
         finally:
-            presence.end()
+            watch.stop()
 
     async def _release(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -152,10 +156,9 @@ class HotPath:
         return 200
 
     async def _stream_progress(
-        self, office: Office, request: Request, scope: Scope, receive: Receive, send: Send
+        self, office: Office, request: Request, scope: Scope, send: Send
     ) -> int:
         """Stream lines of progress; the last one is the placement or the error."""
-        presence = CallerPresence(receive)
 
         async def line(fields: Mapping[str, Any]) -> None:
             part = _json(fields) + b"\n"
@@ -164,18 +167,14 @@ class HotPath:
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
         try:
             async with _progress(office, request.id, line):
-                placement = await office.acquire(request)
+                placement = await self._placement(office, scope, office.acquire(request))
+            if placement is None:
+                return _GONE
             self._callers.granted(office, _caller(scope), placement.lease, request.id)
             await line({"state": "placed"} | self._shown(placement, request))
-        except CancelledError:
-            presence.lost()
-            return _GONE
         except SchedulerError as error:
-            ended = self._ended(office, error) if isinstance(error, RequestWithdrawn) else error
-            status = {"status": error_table.failure(ended).status}
-            await line({"state": "ended"} | status | error_table.body(ended))
-        finally:
-            presence.end()
+            status = {"status": error_table.failure(error).status}
+            await line({"state": "ended"} | status | error_table.body(error))
         await send(_EMPTY)
         return 200
 
@@ -226,43 +225,6 @@ async def send_error(send: Send, error: SchedulerError) -> int:
     """Answer an error as the table of errors has it; returns the status."""
     status = error_table.failure(error).status
     return await _answer(send, status, error_table.body(error), error_table.headers(error))
-
-
-class CallerPresence:
-    """Cancels the current task once its caller has disconnected, if the task waits at all.
-
-    Watching begins at the next step of the event loop: a request that is answered at once costs
-    nothing.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        task = current_task()
-        assert task is not None, "only a task can be cancelled"
-        self._task = task
-        self._receive = receive
-        self._gone = False
-        self._watch: Task[None] | None = None
-        self._begin = get_running_loop().call_soon(self._start)
-
-    def end(self) -> None:
-        self._begin.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None  # a cancelled task refers to all that it worked with
-
-    def lost(self) -> None:
-        """The task was cancelled: go on if its caller has gone, else raise it again."""
-        if not self._gone:
-            raise CancelledError
-        self._task.uncancel()
-
-    def _start(self) -> None:
-        self._watch = get_running_loop().create_task(self._until_gone())
-
-    async def _until_gone(self) -> None:
-        await until_disconnected(self._receive)
-        self._gone = True
-        self._task.cancel()
 
 
 def _caller(scope: Scope) -> str:
@@ -425,6 +387,7 @@ async def _progress(office: Office, request: RequestId, line: Line) -> AsyncIter
 async def _write_lines(
     office: Office, request: RequestId, line: Line, decisions: Queue[Decided]
 ) -> None:
+    await sleep(0)  # the request comes in first
     while True:
         await line(_waits(office, request))
         try:

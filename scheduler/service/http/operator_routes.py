@@ -1,9 +1,9 @@
-"""The routes of people and their tools: policy, cluster, models, explanations, quotas, the feed."""
+"""The routes of people and their tools: policy, cluster, models, explanations, the feed."""
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -12,28 +12,22 @@ from cache_manager.model.ids import GpuId, ModelId
 from common import numerals
 from common.telemetry.traces import plain_span
 from scheduler import policies
-from scheduler.features.billing.use_buckets import DAY_S
-from scheduler.model.errors import BadValue, MalformedRequest, NotLeading, UnknownModel, UnknownName
-from scheduler.model.owner_terms import OwnerTerms, check_owner, check_terms
+from scheduler.model.errors import MalformedRequest, NotLeading, UnknownModel, UnknownName
 from scheduler.model.values import RequestId
-from scheduler.service.bill import GROUPS, BillShown, bill
 from scheduler.service.driver import Driver
 from scheduler.service.history.history import RequestRecord, spans_of
 from scheduler.service.leadership.term import Office
-from scheduler.service.scheduler_service import SchedulerService
+from scheduler.service.scheduler_service import FEATURES, SchedulerService
 from scheduler.service.survey import hosting_of
-from scheduler.service.terms import OwnerRow, owner_row, owner_rows
 from scheduler.service.views import cluster_report
 from scheduler.service.views.cluster_report import ClusterShown, ModelRest, QueueShown, model_rests
-from scheduler.service.views.explanation import LatestShown, RequestShown, explained, used_by
+from scheduler.service.views.explanation import LatestShown, RequestShown, explained, uses_of
 from scheduler.service.views.page_feed import PageFeed
 
 _JSON = "application/json"
 _SHOWN = 100
 _MOST_SHOWN = 10_000
-_LONGEST_GROUP = 100
 _LONGEST_MARK = 200
-_Value = TypeVar("_Value")
 # pydantic itself reads blanks and underscores in numbers.
 Most = Annotated[int, BeforeValidator(numerals.whole), Query(ge=0, le=_MOST_SHOWN)]
 
@@ -57,29 +51,6 @@ class PolicyShown(BaseModel):
     meanings: dict[str, str]
 
 
-_USUAL = OwnerTerms()
-
-
-class TermsBody(BaseModel):
-    """The terms of one owner; what is left out has no limit, or is as usual."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    weight: Annotated[float, Field(allow_inf_nan=False, examples=[2.0])] = _USUAL.weight
-    priority: int = _USUAL.priority
-    gpu_s: Annotated[float | None, Field(allow_inf_nan=False, examples=[30.0])] = None
-    window_s: Annotated[float, Field(allow_inf_nan=False)] = _USUAL.window_s
-    resident_bytes: int | None = None
-    leases: int | None = None
-    waiting: int | None = None
-
-
-class OwnersShown(BaseModel):
-    """Every owner that has terms, by name."""
-
-    owners: list[OwnerRow]
-
-
 def routers(
     service: SchedulerService, view: Sequence[Any], change: Sequence[Any]
 ) -> Sequence[APIRouter]:
@@ -88,7 +59,8 @@ def routers(
     _add_policy(reads, orders, service)
     _add_cluster(reads, service)
     _add_explanations(reads, service)
-    _add_quotas(reads, orders, service)
+    for kind in FEATURES:
+        kind.add_routes(reads, orders, partial(service.feature, kind))
     _add_feed(reads, service)
     add_models(reads, orders, service.office)
     return reads, orders
@@ -126,18 +98,6 @@ def _add_cluster(reads: APIRouter, service: SchedulerService) -> None:
     async def queue(most: Most = _SHOWN) -> QueueShown:
         return cluster_report.queue(service.office(), most)
 
-    @reads.get("/bill", tags=["cluster"], summary="Who used what, and its cost")
-    async def show_bill(
-        by: Annotated[str, Query(max_length=_LONGEST_GROUP)] = "function",
-        last_s: Annotated[float, BeforeValidator(numerals.number), Query(ge=0)] = DAY_S,
-    ) -> BillShown:
-        collector = service.office().bill
-        if by not in GROUPS:
-            raise MalformedRequest(f"by: one of {', '.join(GROUPS)}")
-        await collector.refresh()
-        now_unix_s = time.time()
-        return bill(collector.buckets, collector.settings, by, now_unix_s - last_s, now_unix_s)
-
 
 def _add_explanations(reads: APIRouter, service: SchedulerService) -> None:
     @reads.get("/explain", tags=["explain"], summary="The latest requests")
@@ -160,9 +120,8 @@ def _add_explanations(reads: APIRouter, service: SchedulerService) -> None:
         office = service.office()
         record = _record(office, request)
         now_s = office.clock.now_s()
-        used = used_by(record, office.core, office.bill.settings, now_s)
         rests = model_rests(office.core, record.request.models, now_s)
-        return explained(record, used, rests, now_s)
+        return explained(record, office.used(uses_of(record, now_s)), rests, now_s)
 
     what = "The spans of a request: its wait, decisions, leases and loads"
 
@@ -178,43 +137,6 @@ def _record(office: Office, request: str) -> RequestRecord:
     if record is None:
         raise UnknownName("request among the latest:", request)
     return record
-
-
-def _add_quotas(reads: APIRouter, orders: APIRouter, service: SchedulerService) -> None:
-    def row(owner: str) -> OwnerRow:
-        office = service.office()
-        return owner_row(office.terms, office.core, office.clock.now_s(), owner)
-
-    @reads.get("/quotas", tags=["quotas"], summary="Owners with terms, and what they use")
-    async def every_owner() -> OwnersShown:
-        office = service.office()
-        return OwnersShown(owners=owner_rows(office.terms, office.core, office.clock.now_s()))
-
-    @reads.get("/quotas/{owner:path}", tags=["quotas"], summary="One owner's terms and use")
-    async def one_owner(owner: str) -> OwnerRow:
-        service.office()
-        return row(_checked(check_owner, owner))
-
-    @orders.put("/quotas/{owner:path}", tags=["quotas"], summary="Set an owner's terms")
-    async def set_terms(owner: str, body: TermsBody) -> OwnerRow:
-        service.office()
-        terms = _checked(check_terms, OwnerTerms(**body.model_dump()))
-        await service.set_terms(_checked(check_owner, owner), terms)
-        return row(owner)
-
-    @orders.delete("/quotas/{owner:path}", tags=["quotas"], summary="Remove an owner's terms")
-    async def remove_terms(owner: str) -> OwnerRow:
-        if _checked(check_owner, owner) not in service.office().terms.of_operators:
-            raise UnknownName("terms that an operator set of", owner)
-        await service.set_terms(owner, None)
-        return row(owner)
-
-
-def _checked(check: Callable[[_Value], _Value], value: _Value) -> _Value:
-    try:
-        return check(value)
-    except BadValue as error:
-        raise MalformedRequest(str(error)) from error
 
 
 def _add_feed(reads: APIRouter, service: SchedulerService) -> None:
@@ -324,7 +246,7 @@ def add_models(reads: APIRouter, orders: APIRouter, office: Callable[[], Office]
     @reads.get("/models", tags=["models"], summary="Every model, and the GPUs that hold it")
     async def models() -> list[ModelShown]:
         leader = office()
-        return [_shown(leader, model) for model in sorted(leader.core.cluster.profiles.known())]
+        return [_shown(leader, model) for model in sorted(leader.core.cluster.profiles.known)]
 
     @reads.get("/models/{model:path}", tags=["models"], summary="One model, with its times")
     async def one_model(model: str) -> ModelShown:
@@ -352,7 +274,7 @@ def _obey(
 
 def _named(office: Office, name: str) -> ModelId:
     """Find a model by its id, the beginning of the id or of its last part, or a function."""
-    profiles = office.core.cluster.profiles.known()
+    profiles = office.core.cluster.profiles.known
     if name in profiles:
         return ModelId(name)
     matches = [
@@ -360,7 +282,7 @@ def _named(office: Office, name: str) -> ModelId:
         for model in (profiles if name else ())
         if model.startswith(name)
         or model.rpartition("/")[2].startswith(name)
-        or any(name in (user, user.rpartition("/")[2]) for user in office.bill.users(model))
+        or any(name in (user, user.rpartition("/")[2]) for user in office.users(model))
     ]
     if not matches:
         raise UnknownModel(name)
@@ -371,7 +293,7 @@ def _named(office: Office, name: str) -> ModelId:
 
 def _shown(office: Office, model: ModelId) -> ModelShown:
     cluster, now_s = office.core.cluster, office.clock.now_s()
-    profile = cluster.profiles.known()[model]
+    profile = cluster.profiles.known[model]
     caches = cluster.index.holders(model).values()
     residents = ((cache, cache.residents[model]) for cache in caches)
     lanes = (cluster.waiting.lanes.get(bundle) for bundle in cluster.bundles_of(model))
@@ -400,5 +322,5 @@ def _shown(office: Office, model: ModelId) -> ModelShown:
         ],
         rests=model_rests(office.core, (model,), now_s),
         features=profile.features,
-        functions=office.bill.users(model),
+        functions=office.users(model),
     )

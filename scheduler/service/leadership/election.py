@@ -13,7 +13,7 @@ leaders. Terms do: every GPU manager refuses orders of a lower term than the hig
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from logging import Logger
 from math import inf
@@ -30,6 +30,7 @@ from common.time_limits import time_limit
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, LeaseGone, StoreUnavailable
 from scheduler.store.datastore import Fence, Store, StoreLease
 from scheduler.store.stored_records import key
+from scheduler.store.stored_records import name as unquoted
 from scheduler.wire.codec import encoded, read
 
 LEADER = "leader"
@@ -345,16 +346,6 @@ _LISTED_AGAIN_S = 3.0
 _LOOK_S = 1.0
 
 
-class _Candidate(Struct, frozen=True):
-    """The record of a scheduler that stands by."""
-
-    name: str
-    url: str
-
-
-_CANDIDATES = json.Decoder(_Candidate)
-
-
 # The term in which the scheduler at this URL leads; 0 if it does not lead or does not answer.
 Ask = Callable[[str], Awaitable[int]]
 
@@ -378,7 +369,7 @@ async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logg
     while True:
         if leadership.confirmed:
             with suppress(DatastoreError):
-                urls = _urls((await store.list(CANDIDATES)).values.values())
+                urls = [unquoted(CANDIDATES, k) for k in (await store.list(CANDIDATES)).values]
         else:
             for term in await asyncio.gather(*map(ask, urls)):
                 if term > leadership.term:
@@ -389,7 +380,7 @@ async def watch_rivals(store: Store, leadership: Leadership, ask: Ask, log: Logg
 
 async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
     lease: StoreLease | None = None
-    record = encoded(_Candidate(name, url))
+    record = encoded({"name": name, "url": url})
     while True:
         try:
             if lease is None or not await store.refresh(lease):
@@ -399,14 +390,6 @@ async def _stay_known(store: Store, name: str, url: str, log: Logger) -> None:
         except DatastoreError as error:
             log.debug("not listed as a candidate: %s", error)
         await asyncio.sleep(_LISTED_AGAIN_S)
-
-
-def _urls(values: Iterable[bytes]) -> list[str]:
-    urls: list[str] = []
-    for value in values:
-        with suppress(BadValue):
-            urls.append(read(_CANDIDATES, value).url)
-    return urls
 
 
 _PATIENCE_S = 1.0

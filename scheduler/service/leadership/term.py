@@ -1,38 +1,34 @@
 """What a leader works with: one core for its term, the driver of that core, and its history."""
 
 import logging
-from asyncio import Event, get_running_loop
+from asyncio import Event, TimerHandle, get_running_loop
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
+from cache_manager.model.ids import ModelId
 from common.telemetry.traces import Sink
 from scheduler.core.core import Core
-from scheduler.features.billing.use_buckets import UseBuckets
-from scheduler.features.billing.use_meter import UseMeter
-from scheduler.features.tenants.owners import refused_by
-from scheduler.model.actions import Action, Finish, Refuse
+from scheduler.features.hooks import TermFeature, UseShown
+from scheduler.model.actions import Action, Dispatch, Refuse
 from scheduler.model.errors import NoGpus, RequestWithdrawn
 from scheduler.model.events import Event as CoreEvent
-from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet, TermsSet
-from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.events import GpuJoined, LeaseIdsRaised, NodeSnapshot, PolicySet
 from scheduler.model.values import (
     LeaseId,
     Placement,
     Request,
     RequestId,
-    RequestOutcome,
 )
 from scheduler.recording import VERSION, Beginning
-from scheduler.service.bill import BillCollector
 from scheduler.service.driver import Driver, MonotonicClock, nobody_keeps
 from scheduler.service.history.history import History, send_sampled
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import DecisionCounting, SchedulerCounters
-from scheduler.service.settings import Settings
-from scheduler.service.terms import TermsBook
+from scheduler.settings import Settings
 from scheduler.store.recovery import Recovered
 from scheduler.store.stored_records import PolicyChoice
 from scheduler.wire.model_records import model_record
@@ -40,6 +36,7 @@ from scheduler.wire.model_records import model_record
 log = logging.getLogger("scheduler")
 
 _TERM_BITS = 32
+_Feature = TypeVar("_Feature", bound=TermFeature)
 
 
 def first_lease(term: int) -> LeaseId:
@@ -61,11 +58,10 @@ class Office:
         recovered: Recovered | None = None,
         recorder: RunRecorder | None = None,
         sink: Sink | None = None,
-        buckets: UseBuckets | None = None,
         recall: Callable[[LeaseId], None] = nobody_keeps,
     ) -> None:
         """`recall` tells the caller that keeps a lease to give it back."""
-        loop, serving = get_running_loop(), settings.scheduler
+        serving = settings.scheduler
         explained = _WhileFew(serving.explain_slots)
         self.term = term
         beginning = Beginning(
@@ -84,15 +80,8 @@ class Office:
         self.parameters = dict(settings.parameters)
         self.clock = MonotonicClock()
         self.began_s = self.clock.now_s()
-        self.bill = BillCollector(
-            self.core.add(UseMeter(self.core.lifecycle, self.began_s)),
-            buckets or UseBuckets(keep_days=settings.billing.keep_days),
-            self.clock.now_s,
-            settings.billing,
-            meters,
-            log,
-        )
         self.closed = False
+        self.features: list[TermFeature] = []
         self.observers: list[Callable[[], None]] = []
         ended = partial(send_sampled, sink, self.clock.now_s)
         self._counting = DecisionCounting(self.core, meters, self.clock.now_s)
@@ -106,13 +95,17 @@ class Office:
         if recorder is not None:
             known = {
                 model: model_record(profile, 0)
-                for model, profile in self.core.cluster.profiles.known().items()
+                for model, profile in self.core.cluster.profiles.known.items()
             }
             recorder.begins(replace(beginning, models=known))
         self.driver = Driver(self.core, self.clock, log, self._observe, recall, recovered.take)
-        self.terms = TermsBook(self._set_terms, recovered.terms)
         self._grace = Event()
-        self._grace_over = loop.call_later(serving.attach_grace_s, self._grace.set)
+        self._grace_s = serving.attach_grace_s
+        self._grace_over: TimerHandle | None = None
+
+    def begin_grace(self) -> None:
+        """From now on requests wait a short time for the first GPU."""
+        self._grace_over = get_running_loop().call_later(self._grace_s, self._grace.set)
 
     def rise(self, term: int) -> None:
         """Go on in a higher term: this scheduler was elected again, and no other meanwhile.
@@ -125,7 +118,8 @@ class Office:
     def close(self) -> None:
         """The term is over: end every waiting request, and decide nothing any more."""
         self.closed = True
-        self._grace_over.cancel()
+        if self._grace_over is not None:
+            self._grace_over.cancel()
         self._grace.set()
         self.driver.close()
 
@@ -135,8 +129,18 @@ class Office:
         if self.core.placer.policy_name != name or self.parameters != parameters:
             await self.driver.set_policy(name, parameters)
 
-    def _set_terms(self, owner: str, terms: OwnerTerms | None) -> None:
-        self.driver.report(TermsSet(owner, terms))
+    def feature(self, kind: type[_Feature]) -> _Feature:
+        """The feature of this kind, which must be there."""
+        return next(feature for feature in self.features if isinstance(feature, kind))
+
+    def users(self, model: ModelId) -> list[str]:
+        """The functions that use a model, as far as a feature follows them."""
+        return [user for feature in self.features for user in feature.users(model)]
+
+    def used(self, uses: Sequence[tuple[Dispatch, float]]) -> UseShown | None:
+        """What a request has used by its parts of leases, if a feature knows."""
+        answers = (feature.used(uses) for feature in self.features)
+        return next((used for used in answers if used is not None), None)
 
     @property
     def has_gpus(self) -> bool:
@@ -172,9 +176,6 @@ class Office:
         self.history(now, event, actions, took_s)
         if self._recorder is not None:
             self._recorder(now, event, actions)
-        for action in actions:
-            if isinstance(action, Finish) and action.outcome is RequestOutcome.OVER_QUOTA:
-                self.terms.count_refusal(*refused_by(action.reason))
         kind = type(event)
         if kind in _BRING_GPUS and self.has_gpus:
             self._grace.set()

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId
@@ -36,8 +36,6 @@ _FLEET: Mapping[type, str] = {
 MOST_NAMES = 1_000
 # GPUs, models and functions that were unused for this long (at most twice) make room for others.
 _FORGET_S = 86_400.0
-# The stages of a model whose bytes are a GPU's.
-_ON_GPUS = frozenset({"used", "idle", "context"})
 
 
 class SchedulerCounters:
@@ -46,7 +44,8 @@ class SchedulerCounters:
     At most `most_names` GPUs, models and functions have numbers of their own; others are `other`.
     """
 
-    def __init__(self, most_names: int = MOST_NAMES) -> None:
+    def __init__(self, most_names: int = MOST_NAMES, more: Iterable[Metric] = ()) -> None:
+        """`more` counters are those of features."""
         self.gpus = BoundedNames(most_names)
         self.models = BoundedNames(most_names)
         self.functions = BoundedNames(most_names)
@@ -54,7 +53,7 @@ class SchedulerCounters:
         self._swept_s = time.monotonic()
         self.started_unix_s = time.time()
         self.answered: Counter[tuple[str, int]] = Counter()
-        self.values: dict[Metric, Values] = {m: Values(m) for m in declared.COUNTERS}
+        self.values: dict[Metric, Values] = {m: Values(m) for m in (*declared.COUNTERS, *more)}
         self.times: dict[Metric, Histogram] = {m: Histogram(m) for m in declared.HISTOGRAMS}
         for event in ("joined", "lost", "draining", "silent", "heard"):
             self.values[declared.FLEET_EVENTS].put((event,), 0.0)
@@ -66,21 +65,6 @@ class SchedulerCounters:
             self.values[metric].add((name,), 0.0)
         for reason in ("room", "pressure", "asked"):
             self.values[declared.GPU_EVICTIONS].add((name, reason), 0.0)
-
-    def gpu_seconds(self) -> Mapping[str, float]:
-        """The seconds in which each function's models were loaded or computed."""
-        used = self.values[declared.FUNCTION_GPU].values
-        return {function: used_s for (function,), used_s in used.items()}
-
-    def billed(self) -> Mapping[str, tuple[float, float]]:
-        """The byte-seconds on GPUs that each function pays for, and what everything costs it."""
-        costs = self.values[declared.BILLED_COST].values
-        bills = {function: (0.0, cost) for (function,), cost in costs.items()}
-        for (function, stage), byte_s in self.values[declared.BILLED_BYTES].values.items():
-            if stage in _ON_GPUS:
-                before_s, cost = bills.get(function, (0.0, 0.0))
-                bills[function] = before_s + byte_s, cost
-        return bills
 
     def placements(self) -> Counter[str]:
         """How many requests were given a lease, by result: hit, miss, false_miss."""

@@ -88,52 +88,10 @@ DECIDED = _times(
     "decision_seconds", "Placement time: from an event to the core's answer", _DECISIONS_S, "policy"
 )
 
-# -- owners: namespaces and functions that have terms (docs/tenants.md) ----------------------------
-
-OWNER_USED = _gauge(
-    "owner_used",
-    "What an owner uses of a quota: gpu_seconds, resident_bytes, leases, waiting",
-    "owner",
-    "quota",
-)
-OWNER_LIMIT = _gauge(
-    "owner_limit", "An owner's quotas; those without a limit are not here", "owner", "quota"
-)
-OWNER_WEIGHT = _gauge("owner_weight", "An owner's weight", "owner")
-OWNER_HELD_BACK = _gauge(
-    "owner_held_back_requests", "An owner's waiting requests that may not be placed yet", "owner"
-)
-OWNER_REFUSED = _counter(
-    "owner_refused_requests", "Requests of this term that were over quota", "owner", "quota"
-)
-
 # -- GPU time ------------------------------------------------------------------------------------
 
 GPU_HELD = _counter("gpu_lease_seconds", "Seconds of leases that have ended, by GPU", "gpu")
 MODEL_HELD = _counter("model_gpu_seconds", "Seconds of leases that have ended, by model", "model")
-FUNCTION_GPU = _counter(
-    "function_gpu_seconds",
-    "GPU time of a function: seconds in which its models were loaded or computed, kept ones not",
-    "function",
-)
-BILLED_GPU = _counter(
-    "billed_gpu_seconds",
-    "Seconds of slots, kept ones too, by the function that pays for them (docs/billing.md)",
-    "function",
-)
-BILLED_BYTES = _counter(
-    "billed_byte_seconds",
-    "Bytes held, times seconds, by who pays: used, idle, context (on GPUs), host, disk",
-    "function",
-    "stage",
-)
-BILLED_COST = _counter(
-    "billed_cost", "What a function's GPU time and memory cost, by the settings' prices", "function"
-)
-IDLE_GPU = _counter("idle_gpu_seconds", "Seconds of slots that nobody pays for")
-UNUSED_MEMORY = _counter(
-    "unused_gpu_byte_seconds", "Bytes of GPUs, times seconds, that nobody pays for"
-)
 LOAD = _times("load_seconds", "One model's measured load", _SHORT_S)
 LOADS = _counter("loads", "Loads by where the weights were: host, disk, absent", "source")
 GPU_LOADS = _counter("gpu_loads", "Models loaded, by GPU", "gpu")
@@ -201,7 +159,7 @@ METRICS: tuple[Metric, ...] = tuple(
 # What a scrape finds: in the core of this term, in the exporter of spans, or by other metrics.
 _AT_SCRAPE = frozenset({
     *(TRACE_SPANS, HTTP_REQUESTS, PLACEMENTS, ENDED, WAITED, REFUSALS),
-    *(OWNER_REFUSED, EVICTIONS, PREFETCHES),
+    *(EVICTIONS, PREFETCHES),
 })  # fmt: skip
 # What is counted from the start of the process on.
 COUNTERS, HISTOGRAMS = (

@@ -1,11 +1,10 @@
 """The metrics page of a scheduler: its counters, and gauges of its present state."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from common.telemetry.metrics import BoundedNames, Labels, Metric, MetricFamily, Values, gauge, page
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
-from scheduler.service.terms import OwnerRow
 from scheduler.wire.cluster_status import GpuStatus, Status
 
 
@@ -14,11 +13,11 @@ def metrics_page(
     spans: Mapping[str, int],
     meters: SchedulerCounters,
     status: Status | None,
-    owners: Sequence[OwnerRow],
+    of_features: Iterable[MetricFamily],
 ) -> bytes:
     """The answer to a scrape; a standby, without a status, shows only its own process.
 
-    `own` has the values of metrics without labels, `owners` as many owners as may have metrics.
+    `own` has the values of metrics without labels.
     """
     families: list[MetricFamily] = [
         *_plain(own),
@@ -29,7 +28,7 @@ def metrics_page(
         families += _decisions(status)
         families += _gpus(status)
         families += _copies(status, meters.models)
-        families += owner_families(owners)
+        families += of_features
     return page(families)
 
 
@@ -94,29 +93,3 @@ def _copies(status: Status, names: BoundedNames) -> Iterator[Values]:
                 duplicate_bytes += resident.memory_bytes
     yield gauge(declared.COPIES, [((names.of(model),), n) for model, n in copies.items()])
     yield from _plain({declared.DUPLICATES: duplicates, declared.DUPLICATE_BYTES: duplicate_bytes})
-
-
-def owner_families(owners: Sequence[OwnerRow]) -> Iterator[Values]:
-    used, limits, refused = [], [], []
-    for row in owners:
-        for quota, (limit, amount) in _quotas(row).items():
-            used.append(((row.owner, quota), amount))
-            if limit is not None:
-                limits.append(((row.owner, quota), float(limit)))
-        refused += [((row.owner, quota), float(n)) for quota, n in row.use.refused.items()]
-    yield gauge(declared.OWNER_USED, used)
-    yield gauge(declared.OWNER_LIMIT, limits)
-    yield gauge(declared.OWNER_REFUSED, refused)
-    yield gauge(declared.OWNER_WEIGHT, [((row.owner,), row.terms.weight) for row in owners])
-    yield gauge(declared.OWNER_HELD_BACK, [((row.owner,), row.use.held_back) for row in owners])
-
-
-def _quotas(row: OwnerRow) -> Mapping[str, tuple[float | None, float]]:
-    """The limit and the use of each quota."""
-    terms, use = row.terms, row.use
-    return {
-        "gpu_seconds": (terms.gpu_s, use.gpu_s),
-        "resident_bytes": (terms.resident_bytes, use.resident_bytes),
-        "leases": (terms.leases, use.leases),
-        "waiting": (terms.waiting, use.waiting),
-    }

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from msgspec.structs import replace
 
@@ -189,10 +189,12 @@ class CallerStreams:
                 return
             line.send(pack(Leads(self.office.term)))
             self.leases.lines[line] = present.caller
-            with (
-                self.leases.present(self.office, present.caller, present.leases),
-                self.office.terms.present(present.caller),
-            ):
+            with ExitStack() as presence:
+                presence.enter_context(
+                    self.leases.present(self.office, present.caller, present.leases)
+                )
+                for feature in self.office.features:
+                    presence.enter_context(feature.caller_present(present.caller))
                 await self._serve_stream(line, present.caller)
         except (BadValue, LineBroken) as error:
             log.info("a caller's stream: %s", error)
@@ -258,7 +260,8 @@ class _CallerStream:
             self._cancel(message.request)
             self._streams.meters.answered["/cancel", _OK] += 1
         elif isinstance(message, ToldTerms):
-            self._office.terms.take(self._caller, message)
+            for feature in self._office.features:
+                feature.told(self._caller, message)
         elif isinstance(message, MetTerm):
             self._step_down(message.term)
         elif isinstance(message, AskLease):

@@ -32,6 +32,7 @@ from scheduler.service.driver import Driver
 from scheduler.wire import node_stream as wire
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.codec import VERSION, other_version, pack
+from scheduler.wire.node_link import live_lease_of
 from scheduler.wire.refusals import refusal
 from scheduler.wire.request_times import absolute
 
@@ -470,15 +471,7 @@ def _enter(order: Order, books: dict[GpuId, _Books]) -> None:
     elif isinstance(order, EndContext):
         gpu_books.contexts.pop(order.model, None)
     elif isinstance(order, Dispatch):
-        gpu_books.leases[order.lease] = LiveLease(
-            order.lease,
-            order.slot,
-            order.models,
-            order.requests,
-            order.more_slots,
-            order.configuration,
-            order.own,
-        )
+        gpu_books.leases[order.lease] = live_lease_of(order)
     else:
         for victim in order.victims:
             gpu_books.residents.pop(victim, None)

@@ -1,12 +1,12 @@
 """The API's report of a leader: the cluster, its queue, latencies, estimates and measurements."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
-from cache_manager.model.ids import ModelId, NodeId
+from cache_manager.model.ids import ModelId, NodeId, Tier
 from scheduler.cluster.request_queue import Standing
 from scheduler.core.core import Core
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import LeaseId, RequestId, RequestOutcome, SlotId
 from scheduler.service.history.history import Happened, RequestRecord
@@ -112,7 +112,7 @@ def cluster(office: Office, name: str, store: str) -> ClusterShown:
         accuracy=_accuracy(latest),
         nodes=status.nodes,
         gpus=status.gpus,
-        functions={model: office.bill.users(model) for model in sorted(held)},
+        functions={model: office.users(model) for model in sorted(held)},
     )
 
 
@@ -189,5 +189,16 @@ def model_rests(core: Core, models: tuple[ModelId, ...], now_s: float) -> list[M
             model, stage.name.lower(), place, None if due_s is None else max(0.0, due_s - now_s)
         )
         for model in models
-        for stage, place, due_s in core.layer(StagedExit).rests(model)
+        for stage, place, due_s in _stages(core, model)
     ]
+
+
+def _stages(core: Core, model: ModelId) -> Iterator[tuple[Tier, str, float | None]]:
+    """Where a model is, and what it left: stage, GPU or node, and when it may step down."""
+    index = core.cluster.index
+    for cache in index.holders(model).values():
+        yield Tier.GPU, cache.id, core.leaves_s(cache.node, cache.id, model)
+    for cache in index.left(model).values():
+        yield Tier.CONTEXT, cache.id, core.leaves_s(cache.node, cache.id, model)
+    for node, tier in index.tiers(model).items():
+        yield tier, node, core.leaves_s(node, None, model)

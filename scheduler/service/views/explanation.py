@@ -1,12 +1,10 @@
 """The answer of /explain: why a request was placed where it was, and the measured times."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId
-from scheduler.core.core import Core
-from scheduler.estimates.profiles import Profile
-from scheduler.features.billing.charges import CHARGES, GPU_TIME, IN_USE
+from scheduler.features.hooks import UseShown
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import (
     Explanation,
@@ -15,7 +13,6 @@ from scheduler.model.values import (
     RequestOutcome,
     SlotId,
 )
-from scheduler.service.bill import Billing
 from scheduler.service.history.history import Decided, Happened, RequestRecord
 from scheduler.service.views.cluster_report import ModelRest, of_lease
 from scheduler.wire.cluster_status import ConfigurationStatus, configuration_status
@@ -77,46 +74,16 @@ class LatestShown:
     arrived_ago_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class UseShown:
-    """A request's own part: of a lease that requests share, an equal one; idle time is not in it.
-
-    `cost` is None without prices.
-    """
-
-    gpu_s: float
-    gpu_byte_s: float
-    cost: float | None
-
-
-def used_by(record: RequestRecord, core: Core, billing: Billing, now_s: float) -> UseShown:
-    """What a request has used so far, at the present sizes of its models."""
-    gpu_us = byte_us = 0
-    cost = 0.0
-    profiles = core.cluster.profiles.known()
+def uses_of(record: RequestRecord, now_s: float) -> Sequence[tuple[Dispatch, float]]:
+    """The leases of a request, with its own part, in seconds, of their use so far."""
+    uses = []
     for decided in record.decided:
         action = decided.action
         happened = of_lease(record, action.lease) if isinstance(action, Dispatch) else None
-        if happened is None or not isinstance(action, Dispatch):
-            continue
-        used_s = happened.used_s(now_s, own=action.own) / max(1, len(action.requests))
-        amounts = [0] * CHARGES
-        used_us = int(used_s * 1e6)
-        amounts[GPU_TIME] = used_us * (1 + len(action.more_slots))
-        amounts[IN_USE] = used_us * _bytes(action.models, profiles)
-        gpu_us += amounts[GPU_TIME]
-        byte_us += amounts[IN_USE]
-        cost += billing.cost(amounts, _gpu_type(core, action.gpu))
-    return UseShown(gpu_us / 1e6, byte_us / 1e6, cost if billing.priced else None)
-
-
-def _bytes(models: tuple[ModelId, ...], profiles: Mapping[ModelId, Profile]) -> int:
-    return sum(profiles[model].memory_bytes for model in models if model in profiles)
-
-
-def _gpu_type(core: Core, gpu: GpuId) -> str:
-    state = core.cluster.gpus.get(gpu)
-    return "" if state is None else state.spec.gpu_type
+        if happened is not None and isinstance(action, Dispatch):
+            used_s = happened.used_s(now_s, own=action.own) / max(1, len(action.requests))
+            uses.append((action, used_s))
+    return uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +100,13 @@ class RequestShown:
     outcome: RequestOutcome | None
     reason: str
     total_s: float | None
-    used: UseShown
+    used: UseShown | None
     decisions: list[DecisionShown]
     rests: list[ModelRest]
 
 
 def explained(
-    record: RequestRecord, used: UseShown, rests: list[ModelRest], now_s: float
+    record: RequestRecord, used: UseShown | None, rests: list[ModelRest], now_s: float
 ) -> RequestShown:
     request, arrived_s = record.request, record.arrived_s
     granted_s, ended_s = record.granted_s, record.ended_s

@@ -1,9 +1,8 @@
 """The feed of the page and of `gpufaas top`: the whole state first, then changes."""
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from heapq import merge
 from itertools import chain, islice
 from math import exp, log
@@ -16,23 +15,19 @@ from common.numerals import natural
 from scheduler.cluster.request_queue import Pending, RequestQueue
 from scheduler.cluster.slots import ActiveLease, Gpu
 from scheduler.core.core import Core
-from scheduler.features.staged_exit import StagedExit
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.survey import hosting_of
-from scheduler.service.terms import owner_rows
 
 _HEAD = 50
 _MOST_FUNCTIONS = 50
-_MOST_OWNERS = 200
 _SHARES = (0.5, 0.95, 0.99)
 _MINUTE_S, _SHORT_S = 60.0, 10.0
 # Two observers share the state that was read at most this long ago.
 _AGAIN_S = 0.25
-_GIB = 1 << 30
 
 
 class _Counted(NamedTuple):
@@ -58,8 +53,7 @@ class PageFeed:
         self._recent = RecentRequests(office.history, since_1970_s)
         self._gpus: Versions[Glance] = Versions()
         self._rows: Versions[Row] = Versions()
-        self._gpu_seconds: Versions[float] = Versions()
-        self._billed: Versions[tuple[float, str | None]] = Versions()
+        self._by_function: defaultdict[str, Versions[Any]] = defaultdict(Versions)
         self._counted = deque([_Counted(office.began_s, 0, 0, 0)], maxlen=300)
 
     def look(self, since: str, about: Mapping[str, str]) -> bytes:
@@ -82,13 +76,13 @@ class PageFeed:
             "parameters": self._office.parameters,
             "queue": self._queue(),
             "totals": self._totals(),
-            "owners": self._owners(),
             "gpus": list(self._gpus.since(seen).values()),
             "gpus_gone": self._gpus.gone_since(seen) if seen else [],
             "decisions": list(self._rows.since(seen).values()),
-            "gpu_seconds": self._gpu_seconds.since(seen),
-            "billed": self._billed.since(seen),
+            **{name: values.since(seen) for name, values in self._by_function.items()},
         }
+        for feature in self._office.features:
+            state |= feature.shown()
         body = to_json(state)
         return b'{"took_s":%.6f,' % (time.thread_time() - began_s) + body[1:]
 
@@ -108,21 +102,9 @@ class PageFeed:
         self._looked_s = self._office.clock.now_s()
         self._gpus.update(self._glances.gpus(), self._number)
         self._rows.update(self._recent.rows(), self._number)
-        seconds = self._meters.gpu_seconds()
-        rounded = {function: round(held_s, 3) for function, held_s in seconds.items()}
-        self._gpu_seconds.update(rounded, self._number)
-        self._billed.update(self._shown_bill(), self._number)
-
-    def _shown_bill(self) -> dict[str, tuple[float, str | None]]:
-        """By function: GiB-seconds of GPU memory; what everything costs, if there are prices."""
-        prices = self._office.bill.settings
-        return {
-            function: (
-                round(byte_s / _GIB, 1),
-                f"{cost:.4f} {prices.currency}".strip() if prices.priced else None,
-            )
-            for function, (byte_s, cost) in self._meters.billed().items()
-        }
+        for feature in self._office.features:
+            for name, values in feature.by_function().items():
+                self._by_function[name].update(values, self._number)
 
     def _seen(self, since: str) -> int:
         """The number of this mark's answer; 0 without a mark, or if changes were forgotten."""
@@ -154,11 +136,6 @@ class PageFeed:
                 for function, count in lengths(waiting)[:_MOST_FUNCTIONS]
             ],
         }
-
-    def _owners(self) -> dict[str, Any]:
-        office = self._office
-        rows = owner_rows(office.terms, office.core, office.clock.now_s(), _MOST_OWNERS)
-        return {"count": len(office.terms), "rows": [asdict(row) for row in rows]}
 
     def _totals(self) -> dict[str, Any]:
         counts = self._office.driver.counts()
@@ -322,10 +299,7 @@ class Glances:
 
     def _leaves_s(self, gpu: Gpu, model: ModelId) -> float | None:
         """When the model, or the empty process that it left, may leave if nobody uses it."""
-        exits = self._core.layer(StagedExit)
-        if not exits.active:
-            return None
-        return self._since_1970(exits.due_s(gpu.spec.node, gpu.spec.id, model))
+        return self._since_1970(self._core.leaves_s(gpu.spec.node, gpu.spec.id, model))
 
     def _lease(self, lease: ActiveLease) -> Glance:
         """A lease in force; what is unknown is None, for example of an earlier leader's lease."""

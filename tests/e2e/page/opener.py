@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gateway_ext.ui.feed import PagePace
+from gateway_ext.ui.routes import PagePace
 from tests.e2e.page.doing import FILLED
 from tests.kit.page.browser import Browser, Page, Viewport
 from tests.kit.page.generated_cluster import GeneratedCluster

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway_ext.ui.feed import PagePace
+from gateway_ext.ui.routes import PagePace
 from tests.e2e.page.doing import FOCUS, IS_CLOSED, IS_OPEN, LIVE, tab_to
 from tests.e2e.page.opener import Opener
 from tests.kit.page.browser import PHONE, Page, Viewport

@@ -113,13 +113,13 @@ class World:
         self.injection = injection
         self.settings = GatewaySettings(state_dir=str(state), docker_url=engine.url)
         self.bounds = DockerBounds(drain_s=5.0, stop_s=5.0, first_pause_s=0.1, pull_answer_s=10.0)
-        self.provider = DockerProvider(self.settings, self.bounds, injection)
+        self.provider = DockerProvider(self.settings, injection, self.bounds)
 
     def new_provider(self, **settings: Any) -> DockerProvider:
         """Another gateway's function table, filled by the provider."""
         self.heard = Heard()
         chosen = replace(self.settings, **settings)
-        self.provider = DockerProvider(chosen, self.bounds, self.injection)
+        self.provider = DockerProvider(chosen, self.injection, self.bounds)
         return self.provider
 
     async def deploy(self, image: str, name: str = "f", **how: Any) -> FunctionId:

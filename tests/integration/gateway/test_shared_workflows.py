@@ -9,8 +9,7 @@ import nats
 import pytest
 
 from gateway_ext.errors import QueueAway
-from gateway_ext.shared_jobs.store import JetStream
-from gateway_ext.shared_jobs.texts import encode
+from gateway_ext.shared_jobs.store import JetStream, encode
 from gateway_ext.workflows.plan import WorkflowId, read_workflow
 from gateway_ext.workflows.table import SharedWorkflows, Workflows
 from tests.kit.engines.nats_servers import NatsServer, messages, nats_server, settings_for

@@ -318,6 +318,6 @@ async def test_lines_are_followed_through_both(tmp_path: Path) -> None:
             await world.memory.write(LogLine(F, "f-2", at, "new"))
             assert await anext(lines) == LogLine(F, "f-2", at, "new")
             assert world.memory.queries[-1] == query
-            await lines.aclose()  # type: ignore[attr-defined]
+            await lines.aclose()
         finally:
             await provider.close()

@@ -26,7 +26,7 @@ from tests.kit.processes.daemons import Daemon
 from tests.kit.waiting import PATIENCE_S
 from tests.kit.worlds.gateway_world import PASSWORD, USER, World, gateway_world
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.manager_session import ControlConnection
+from torch_shim.wire.control_connection import ControlConnection
 
 pytestmark = [pytest.mark.timeout(BUILD_S + 180), pytest.mark.slow]
 

@@ -102,7 +102,7 @@ class Invariants:
             aside = self.world.aside.intersection(slot.leases)  # their loads were stuck
             assert slot.copying == len(beside) <= 1 + len(aside), f"{slot.id} copies for many"
             computing = len(slot.leases) - len(beside) + len(_taking(slot))
-            assert slot.taken == len(_taking(slot)), f"{slot.id} is taken by others"
+            assert slot.computing == computing, f"{slot.id} counts its leases wrong"
             loaded_beside = self.world.beside.intersection(slot.leases)
             most = slot.capacity + len(aside) + bool(loaded_beside)
             assert computing <= most, f"{slot.id} holds too many leases"

@@ -16,7 +16,7 @@ from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from tests.kit.cores.builders import gpu, request
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import FakeNode, fake_node

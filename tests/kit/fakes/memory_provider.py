@@ -1,7 +1,7 @@
 """A provider that keeps everything in memory; a test starts its instances."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -125,7 +125,7 @@ class MemoryProvider:
             running.template,
         )
 
-    async def logs(self, query: LogQuery) -> AsyncIterator[LogLine]:
+    async def logs(self, query: LogQuery) -> AsyncGenerator[LogLine, None]:
         self.queries.append(query)
         lines = [line for line in self.lines if line.function == query.function]
         for line in lines[-query.tail :] if query.tail else lines:

@@ -1,8 +1,9 @@
-"""An emulated path on which pieces pass when a test says so."""
+"""A path on which pieces pass when a test says so."""
 
 import threading
+from collections.abc import Callable
 
-from gpu_manager.transfers.path import PathSpeed, TransferPath
+from gpu_manager.devices.paths import DiskPath, Transfer, TransferAbandoned
 
 PIECE_BYTES = 64 << 10
 
@@ -15,9 +16,12 @@ class PathGate:
         self._pass = threading.Semaphore(0)
         self._is_open = False
 
-    def path(self) -> TransferPath:
+    def path(self) -> DiskPath:
         """A path of pieces of `PIECE_BYTES`."""
-        return TransferPath(PathSpeed(1.0), None, lambda: 0.0, self._wait)
+        return _GatedPath(self)
+
+    def transfer(self) -> Transfer:
+        return _GatedTransfer(self)
 
     def let(self, pieces: int) -> None:
         """Let so many pieces pass."""
@@ -35,7 +39,38 @@ class PathGate:
         self._is_open = True
         self._pass.release(1000)
 
-    def _wait(self, _: float) -> None:
+    def wait(self) -> None:
+        """Wait until one more piece may pass."""
         if not self._is_open:
             self._asked.release()
             assert self._pass.acquire(timeout=60)
+
+
+class _GatedPath(DiskPath):
+    block_bytes = PIECE_BYTES
+
+    def __init__(self, gate: PathGate) -> None:
+        self._gate = gate
+
+    def transfer(self, owner: str) -> Transfer:
+        del owner
+        return self._gate.transfer()
+
+
+class _GatedTransfer(Transfer):
+    def __init__(self, gate: PathGate) -> None:
+        self._gate = gate
+
+    def move(
+        self,
+        size_bytes: int,
+        moved: Callable[[int], object] = lambda _: None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        while size_bytes:
+            self._gate.wait()
+            if not is_wanted():
+                raise TransferAbandoned
+            count = min(size_bytes, PIECE_BYTES)
+            moved(count)
+            size_bytes -= count

@@ -20,7 +20,7 @@ from scheduler.service.driver import Driver
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from scheduler.sim.model_catalogue import BATCH, SimModel
 from tests.kit.live.emulated_node import EmulatedNode
 from tests.kit.loop_clock import LoopClock

@@ -19,8 +19,7 @@ from gateway_ext.gateway import GatewayApp
 from gateway_ext.metrics import ApiMeters
 from gateway_ext.openfaas.basic_auth import Auth, BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.feed import PagePace, WatcherFeed
-from gateway_ext.ui.routes import STATIC, make_page
+from gateway_ext.ui.routes import STATIC, PagePace, WatcherFeed, make_page
 from gateway_ext.ui.state import Series
 from tests.kit.page.generated_cluster import GeneratedCluster
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from gateway_ext.ui.feed import PagePace
+from gateway_ext.ui.routes import PagePace
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.page.page_world import page_world
 

@@ -12,7 +12,8 @@ import aiohttp
 
 from gateway_ext.gateway import Gateway
 from gateway_ext.openfaas.basic_auth import BasicCredentials
-from gateway_ext.ports import Capacity, Provider
+from gateway_ext.openfaas.system_routes import LargestGpu
+from gateway_ext.ports import Provider
 from gateway_ext.settings import GatewaySettings
 from scheduler.client.lease_client import LeaseClient
 from scheduler.client.operator_client import OperatorClient
@@ -69,7 +70,7 @@ async def gateway_world(
     *,
     leases: LeaseClient | None = None,
     pinning: OperatorClient | None = None,
-    capacity: Capacity | None = None,
+    largest_gpu_bytes: LargestGpu = lambda: None,
     console: OperatorClient | None = None,
     every_s: float = 1.0,
     **more: Any,
@@ -84,7 +85,7 @@ async def gateway_world(
     gateway = Gateway(
         *(settings, provider or MemoryProvider(), leases),
         pinning=pinning,
-        capacity=capacity,
+        largest_gpu_bytes=largest_gpu_bytes,
         console=console,
         every_s=every_s,
     )

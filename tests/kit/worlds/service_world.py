@@ -14,7 +14,7 @@ from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.leadership.term import Office
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from scheduler.wire.caller_stream import MAX_FRAME_BYTES, PATH
 from tests.kit.cores.builders import gpu
 from tests.kit.library_caches import forget_endpoints

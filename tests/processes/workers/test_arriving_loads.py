@@ -14,7 +14,6 @@ from gpu_manager.errors import LoadFailure
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import HostedModel, LoadOrder
 from gpu_manager.runtimes.worker_pool import PoolSettings
-from gpu_manager.transfers.path import TransferPath
 from gpu_manager.weights.host_images import ImageRequest
 from gpu_manager.weights.image_requests import ImageFeed
 from tests.kit.processes.fork_servers import server_pid
@@ -30,7 +29,7 @@ class Following(ImageFeed):
     """An arrival whose pipes a test writes to."""
 
     def __init__(self) -> None:
-        super().__init__(ImageRequest(Future(), -1), 0, TransferPath())
+        super().__init__(ImageRequest(Future(), -1), 0)
         self.pipes: list[int] = []
         self.is_over = asyncio.Event()
 

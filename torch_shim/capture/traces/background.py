@@ -13,7 +13,6 @@ import logging
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -21,6 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from torch_shim.capture.roots import Abandoned, pauses
 from torch_shim.errors import GpuQueueFull, GpuUnavailable, QuotaUsedUp, RemoteFailure, WireError
 
 log = logging.getLogger("gpufaas")
@@ -38,10 +38,6 @@ class Stage(Enum):
     TRACED = "traced"
     BROKEN = "several graphs"
     SKIPPED = "no graph"
-
-
-class Abandoned(Exception):
-    """A traced graph was about to run in the tracing thread."""
 
 
 class ReadsChanged(Exception):
@@ -123,95 +119,6 @@ def frequent_switches() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before_s)
-
-
-# A model's call and the tracing thread both need the interpreter's lock, which goes from one to the
-# other at every operator. The tracing thread asks at each of its steps whether to pause. It goes on
-# when no call is under way, when those under way wait for something (a worker, or what this thread
-# holds), and in any case for a share of the time.
-
-# Of the time in which calls are under way without a gap, the tracing thread runs a tenth.
-RUN_S = 0.004
-PAUSE_S = 0.036
-_LOOK_S = 0.004  # between two looks at what the callers do
-_RUNNING = "RD"  # the states of a thread that has work: running or ready, and at the disk
-
-
-class Pauses:
-    """The threads inside a model's call, and the tracing thread that makes way for them."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        is_running: "Callable[[int], bool] | None" = None,
-    ) -> None:
-        self._clock = clock
-        self._is_running = is_running or _is_running
-        self._none_left = threading.Condition()
-        self._callers: dict[int, int] = {}  # by the system's number of a thread, how deep it is
-        self._thread: int | None = None  # that traces, if one does
-        self._runs_until_s = 0.0
-        self._due_s = 0.0  # when the tracing thread runs again, whatever the others do
-
-    def begin_call(self) -> None:
-        number = threading.get_native_id()
-        self._callers[number] = self._callers.get(number, 0) + 1  # its own entry: without a lock
-
-    def end_call(self) -> None:
-        number = threading.get_native_id()
-        depth = self._callers.pop(number, 1) - 1
-        if depth:
-            self._callers[number] = depth
-        if self._thread is not None and not self._callers:
-            with self._none_left:
-                self._none_left.notify_all()
-
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Let this thread pause at its steps inside the `with` block."""
-        self._thread = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._thread = None
-
-    def step(self) -> None:
-        """Pause if this is the tracing thread, and others shall run now."""
-        if not self._callers or self._thread != threading.get_ident():
-            return
-        if self._clock() >= self._runs_until_s and self._wait():
-            self._runs_until_s = self._clock() + RUN_S
-            self._due_s = self._runs_until_s + PAUSE_S
-
-    def _wait(self) -> bool:
-        """Wait while callers have work; return whether to run beside those that are left."""
-        idle_looks = 0
-        while self._clock() < self._due_s and idle_looks < 2:  # noqa: PLR2004 - one may be chance
-            with self._none_left:
-                if self._none_left.wait_for(lambda: not self._callers, _LOOK_S):
-                    return False
-            running = any(map(self._is_running, list(self._callers)))
-            idle_looks = 0 if running else idle_looks + 1
-        return True
-
-    def after_fork(self) -> None:
-        """Forget calls and threads of the parent, of which a forked child has none."""
-        self._none_left = threading.Condition()
-        self._callers = {}
-        self._thread = None
-
-
-def _is_running(number: int) -> bool:
-    """Whether a thread of this process has work, and does not wait for something."""
-    try:
-        with open(f"/proc/self/task/{number}/stat", "rb") as file:  # noqa: PTH123 - at every look
-            found = file.read()
-    except OSError:  # it has ended
-        return False
-    return found.rpartition(b")")[2].split()[0].decode() in _RUNNING
-
-
-pauses = Pauses()
 
 
 class _PausingFinder(importlib.abc.MetaPathFinder):

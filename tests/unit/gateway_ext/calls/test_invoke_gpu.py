@@ -23,7 +23,7 @@ from scheduler.model.errors import (
     SchedulerError,
     SchedulerUnreachable,
 )
-from scheduler.model.values import RequestId
+from scheduler.model.values import RequestId, StandingTerms
 from tests.kit.fakes.fake_function import FakeFunction, a_function, says, writes
 from tests.kit.waiting import eventually
 from tests.kit.worlds.calling import Gateway, a_deployment, a_gateway, answer_of
@@ -167,6 +167,7 @@ async def test_request_is_cancelled_when_caller_leaves_or_time_is_over() -> None
 
 async def test_lease_is_given_back_when_function_fails() -> None:
     async with a_gateway() as gateway, a_function(USES_BERT) as fake:
+        gateway.leases.terms = StandingTerms(60.0, 100)
         await a_learned_function(gateway, fake)
         await fake.close()
         assert (await gateway.call()).status == 502

@@ -9,7 +9,7 @@ from gateway_ext.calls import lease_pool
 from gateway_ext.errors import GatewayError
 from scheduler.api import LeaseId, LeaseUsed, QueueFull, RequestExpired, RequestId, StandingTerms
 from tests.kit.waiting import eventually
-from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, gpu_call, leasing_of_calls
+from tests.kit.worlds.leasing_calls import TERMS, A, B, Leasing, leasing_of_calls
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
@@ -334,9 +334,8 @@ async def test_waiting_call_of_the_same_instance_comes_first_but_not_for_ever(it
 
 
 async def test_call_goes_to_the_instance_that_has_a_free_lease(it: Leasing) -> None:
-    call = gpu_call(it.function, "c1")
-    assert it.pool.lease(call).best_instance == ""
+    assert it.pool.best_instance(it.function) == ""
     lease = await it.acquire("c0", B)
-    assert it.pool.lease(call).best_instance == ""
+    assert it.pool.best_instance(it.function) == ""
     it.done(lease)
-    assert it.pool.lease(call).best_instance == B
+    assert it.pool.best_instance(it.function) == B

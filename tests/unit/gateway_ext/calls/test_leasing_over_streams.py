@@ -13,9 +13,9 @@ from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.function_options import FunctionOptions
+from scheduler import settings
 from scheduler.model.events import ModelRegistered, RequestArrived
 from scheduler.model.values import LeaseId, ModelSpec, RequestId, RequestOutcome
-from scheduler.service import settings
 from scheduler.service.history.history import RequestRecord
 from scheduler.service.leadership.election import LeaderInfo
 from tests.kit.cores.builders import request
@@ -66,7 +66,7 @@ async def test_nothing_is_reserved_when_a_function_reports_models_that_it_invent
 
         assert await a_lease(leasing, function, "c0") is None
 
-        assert not cluster.profiles.known()
+        assert not cluster.profiles.known
         assert all(not gpu.cache.residents for gpu in cluster.gpus.values())
         assert not function.learned.known
 

@@ -22,7 +22,7 @@ class Largest:
 
 async def test_a_function_that_fits_no_gpu_is_refused_once_one_is_known(tmp_path: Path) -> None:
     gpus = Largest(None)
-    async with gateway_world(tmp_path, capacity=gpus) as world:
+    async with gateway_world(tmp_path, largest_gpu_bytes=gpus.largest_gpu_bytes) as world:
         options = {"annotations": {"com.gpufaas.memory": "80GiB"}}
         assert (await world.deploy("before", **options)).status == 202
         gpus.bytes = 16 << 30

@@ -3,6 +3,7 @@
 import base64
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.calls.learned import thread_wait
-from gateway_ext.tracing.spans import read_report
+from gateway_ext.runtime import handler_module
+from gateway_ext.runtime.batches import handlers_of_lists
+from gateway_ext.tracing.tracer import read_report
 from tests.kit.processes.batch_runtime import (
     HANDLER,
     answered_on,
@@ -43,6 +46,17 @@ server.FunctionServer.ready = ready
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as found:
         yield found
+
+
+def test_handler_is_refused_when_no_call_of_it_could_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "handler.py").write_text("def handle_batch(events): ...\n")
+    why = r"^handle_batch\(events\) takes 1 argument: handle_batch\(events, context\) is expected$"
+    with pytest.raises(handler_module.NoHandler, match=why):
+        handler_module.load(tmp_path, [handlers_of_lists({})])
 
 
 # -- who is called together ---------------------------------------------------------------------

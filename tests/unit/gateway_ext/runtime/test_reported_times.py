@@ -3,7 +3,7 @@
 import http.client
 import json
 
-from gateway_ext.tracing.spans import read_report
+from gateway_ext.tracing.tracer import read_report
 from tests.kit.places import ROOT
 from tests.kit.processes.runtime_process import Unix, runtime
 

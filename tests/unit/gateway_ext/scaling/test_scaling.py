@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_ext.openfaas.function_options import FunctionOptions
-from gateway_ext.scaling.replica_rule import (
+from gateway_ext.scaling.scaler import (
     Observed,
     Past,
     decide,

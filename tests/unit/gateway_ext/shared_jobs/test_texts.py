@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway_ext.shared_jobs.texts import (
+from gateway_ext.shared_jobs.store import (
     decode,
     encode,
     is_removed,

@@ -7,7 +7,7 @@ import pytest
 
 from common.telemetry.traces import Span
 from gateway_ext.tracing.journey import BELOW, IN_ATTEMPT, Journey
-from gateway_ext.tracing.spans import read_report, spans_of
+from gateway_ext.tracing.tracer import read_report, spans_of
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GRAPH = 16 * "c"

@@ -17,7 +17,7 @@ from gateway_ext.metrics import GatewayMeters
 from gateway_ext.model import FunctionId
 from gateway_ext.openfaas.basic_auth import BasicCredentials
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.feed import WatcherFeed
+from gateway_ext.ui.routes import WatcherFeed
 from gateway_ext.ui.rows import DeadLetterRows
 from gateway_ext.ui.state import Json
 from scheduler.client.operator_client import OperatorClient

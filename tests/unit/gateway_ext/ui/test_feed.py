@@ -11,7 +11,7 @@ import pytest
 
 from common.time_limits import time_limit
 from gateway_ext.ui.cluster_source import PageSource
-from gateway_ext.ui.feed import PagePace, WatcherFeed
+from gateway_ext.ui.routes import PagePace, WatcherFeed
 from gateway_ext.ui.state import SERIES, Json, PageState, Point, Series
 from tests.kit.page.followed_state import State, changed
 from tests.kit.page.generated_cluster import GeneratedCluster

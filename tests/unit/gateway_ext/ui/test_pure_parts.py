@@ -10,7 +10,7 @@ from common.numerals import name_sort_key
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.metrics import BOUNDS_S, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
-from gateway_ext.ui.attention import alerts
+from gateway_ext.ui.cluster_source import alerts
 from gateway_ext.ui.rows import FunctionRows, percentile
 from gateway_ext.ui.shown_names import full_name, short_model, shown_function
 from gateway_ext.ui.state import PageState, changes

@@ -10,8 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway_ext.ui.feed import PagePace
-from gateway_ext.ui.routes import STATIC
+from gateway_ext.ui.routes import STATIC, PagePace
 from tests.kit.page.generated_cluster import GeneratedCluster
 from tests.kit.page.page_world import CREDENTIALS, PageWorld, page_world
 from tests.kit.waiting import eventually

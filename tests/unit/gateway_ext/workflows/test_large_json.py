@@ -15,8 +15,7 @@ from gateway_ext.workflows.errors import StageFailed
 from gateway_ext.workflows.history import RunRecord
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import PlannedStage, read_workflow
-from gateway_ext.workflows.runs import LiveRun
-from gateway_ext.workflows.stage_calls import RunServices, StageCalls
+from gateway_ext.workflows.runs import LiveRun, RunServices, StageCalls
 from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput, workflow_request
 from tests.kit.fakes.fake_function import says
 from tests.kit.waiting import eventually

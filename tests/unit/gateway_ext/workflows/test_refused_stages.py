@@ -12,7 +12,7 @@ from gateway_ext.calls.invoke import Invoke, StreamedResponse
 from gateway_ext.errors import Busy
 from gateway_ext.model import FunctionId
 from gateway_ext.workflows.errors import StageFailed
-from gateway_ext.workflows.stage_calls import TEXT_HEADER, failed_answer
+from gateway_ext.workflows.runs import TEXT_HEADER, failed_answer
 from tests.kit.fakes.fake_function import Got, says
 from tests.kit.waiting import eventually
 from tests.kit.worlds.workflow_world import WorkflowWorld, says_json, workflow_world

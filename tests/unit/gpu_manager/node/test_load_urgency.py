@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from gpu_manager.transfers.schedule import TransferRank
+from gpu_manager.devices.loads import TransferRank
 from scheduler.api import Dispatch, GpuId, LeaseId, ModelId, RequestId
 from tests.kit.waiting import eventually
 from tests.kit.worlds.gpu_node import GPU, World, world

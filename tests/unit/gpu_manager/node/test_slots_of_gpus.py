@@ -8,6 +8,7 @@ import pytest
 from cache_manager.model.ids import GpuId, NodeId
 from gpu_manager.cuda import nvidia_gpu
 from gpu_manager.devices.gpu_device import GpuDevice
+from gpu_manager.devices.paths import GpuPaths
 from gpu_manager.emulated.gpu import EmulatedGpu
 from gpu_manager.errors import BadSetting
 from gpu_manager.node.host_gpus import host_gpu
@@ -24,7 +25,7 @@ PROCESSORS = len(os.sched_getaffinity(0))
 
 def spec(device: GpuDevice = EMULATED, gpus: int = 1, **settings: Any) -> GpuSpec:
     """How a GPU is announced."""
-    made = host_gpu(device, NODE, NodeSettings("node", (), **settings), None, gpus)
+    made = host_gpu(device, NODE, NodeSettings("node", (), **settings), GpuPaths(), gpus)
     made.close()
     return made.spec
 
@@ -69,7 +70,7 @@ def test_several_leases_on_a_part_of_a_gpu_are_refused() -> None:
 def test_a_gpu_has_no_turns_when_its_leases_run_at_once() -> None:
     (slot,) = spec(gpu_concurrency=2).slot_specs()
     assert (slot.leases, slot.at_once) == (2, True)
-    made = host_gpu(EMULATED, NODE, NodeSettings("node", (), gpu_concurrency=2), None, 1)
+    made = host_gpu(EMULATED, NODE, NodeSettings("node", (), gpu_concurrency=2), GpuPaths(), 1)
     assert made.turns is None
     made.close()
 

@@ -12,6 +12,8 @@ import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
 from common.telemetry.metrics import page
+from gpu_manager.devices import loads
+from gpu_manager.devices.loads import LoadProgress
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.node.counts import of_gpus
 from gpu_manager.node.leases import EndReason
@@ -20,8 +22,6 @@ from gpu_manager.node.settings import EmulatedTimes, NodeSettings
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.process import ProcessRuntime, ProcessSettings
 from gpu_manager.runtimes.runtime import LoadOrder, Observer
-from gpu_manager.transfers import loads
-from gpu_manager.transfers.loads import LoadProgress
 from gpufaas.embedded_node import embedded_node
 from scheduler.api import Demote, LoadFailed, ModelLoaded, NodeSnapshot, Request, RequestId
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime

@@ -18,7 +18,6 @@ def test_function_is_allowed_until_its_record_is_removed() -> None:
     assert record.tenants(DIGEST) == {"b"}
     assert record.remove("b/g", DIGEST)
     assert not record.remove("b/g", DIGEST)
-    assert not record.forget(DIGEST)
 
 
 def test_functions_that_come_and_go_push_out_the_oldest_of_their_own_tenant_alone() -> None:
@@ -34,5 +33,5 @@ def test_functions_that_come_and_go_push_out_the_oldest_of_their_own_tenant_alon
     assert record.allows("busy/returns", DIGEST), "it has proved it again"
     assert record.allows(f"busy/f{MOST_FUNCTIONS - 1}", DIGEST)
     assert record.allows("calm/f", DIGEST)
-    assert record.forget(DIGEST)
+    record.forget(DIGEST)
     assert record.tenants(DIGEST) == frozenset()

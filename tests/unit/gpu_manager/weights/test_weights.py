@@ -90,7 +90,6 @@ def test_store_keeps_one_copy_when_two_functions_bring_the_same_weights(
     assert first == second
     assert open_images() == 1
     assert store.status().kept_bytes == KIB
-    assert store.counts.duplicates == 1
     assert store.allowed(ALICE, first)
     assert store.allowed(BOB, first)
 
@@ -170,7 +169,6 @@ def test_proof_is_refused_when_it_is_not_of_these_weights_and_nonce(
     with pytest.raises(ProofRefused):
         store.prove(digest, nonce, proofs[answer], BOB)
     assert not store.allowed(BOB, digest)
-    assert store.counts.proofs_refused == 1
 
 
 def test_proof_is_refused_when_the_weights_are_not_here(store: WeightStore) -> None:
@@ -190,7 +188,7 @@ def test_store_evicts_the_least_recently_used_when_the_budget_is_full(store: Wei
         Tier.HOST,
     ]
     assert store.status().kept_bytes == 4 * KIB
-    assert (store.counts.evicted, store.counts.lost) == (2, 2)
+    assert store.status().evicted == 2
     assert open_images() == 3
     assert not store.allowed(ALICE, b)
     with pytest.raises(UnknownImage):
@@ -346,7 +344,5 @@ def test_store_holds_its_budget_and_mixes_nothing_up_when_threads_use_it(tmp_pat
     assert (status.lingering_bytes, status.reserved_bytes) == (0, 0)
     assert status.kept_bytes == status.images * KIB
     assert open_images() == status.images
-    assert status.spill.written > 0
-    assert status.spill.read > 0
     store.close()
     wait_until(lambda: not opened_since(before), "every descriptor is closed")

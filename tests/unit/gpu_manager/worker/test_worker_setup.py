@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from gpu_manager.devices.image_file import VERIFIED, packed
+from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker import orders
 from gpu_manager.worker.calls.calls_together import CallsTogether
@@ -97,7 +98,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
-    bench.setup.warm(orders.Warm("cpu", 0.0, 1 << 20))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 1 << 20), DeviceLink())
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
@@ -117,7 +118,7 @@ def test_weights_are_in_place_before_the_context_is(bench: Bench) -> None:
 
 def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0), DeviceLink())
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)
@@ -133,7 +134,7 @@ def test_load_is_not_over_before_the_worker_has_given_up_its_rights(bench: Bench
 
 def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0), DeviceLink())
     bench.assign()
     bench.load()
     bench.say(SIZE)
@@ -149,7 +150,7 @@ def test_no_call_can_use_weights_before_the_manager_says_that_they_are_right(ben
 
 def test_load_fails_and_leaves_no_pipe_when_the_weights_never_come(bench: Bench) -> None:
     bench.context.set()
-    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0), DeviceLink())
     bench.assign()
     bench.load()
     bench.say(4096)
@@ -171,7 +172,7 @@ def test_one_failure_is_told_when_the_device_cannot_be_used(
         raise RuntimeError("no such GPU")
 
     monkeypatch.setattr(CpuArithmetic, "warm", fail)
-    bench.setup.warm(orders.Warm("cpu", 0.0, 0))
+    bench.setup.warm(orders.Warm("cpu", 0.0, 0), DeviceLink())
     bench.load()
     bench.say(SIZE)
     bench.say(VERIFIED)

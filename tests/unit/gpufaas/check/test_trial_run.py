@@ -11,12 +11,12 @@ from gpufaas.check.trial_run import (
     LocalGraph,
     OutsideOperator,
     RefusedCall,
-    ReportedBreak,
     TrialRun,
 )
 from gpufaas.check.verdicts import Finding, judge, share_in_graphs
 from gpufaas.commands.check import Checked, as_json, as_text
 from torch_shim import advice
+from torch_shim.process_report import GraphBreak
 
 # Said where Dynamo does not say it by one of its registered names.
 UNREGISTERED = ["generic_jump TensorVariable()"]
@@ -70,7 +70,7 @@ def test_patterns_match_dynamos_messages() -> None:
     ],
 )
 def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
-    (found,) = judge(ran(breaks=[ReportedBreak("app.py", 4, reason)]))
+    (found,) = judge(ran(breaks=[GraphBreak("app.py", 4, reason)]))
     assert (found.why, found.outcome, found.heavy) == (why, "local", False)
     assert found.remedy
 
@@ -102,7 +102,7 @@ def test_break_is_reported_in_plain_words(reason: str, why: str) -> None:
     ],
 )
 def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
-    (found,) = judge(ran(local=[LocalGraph("app.py", 7, reason, 3, 100)]))
+    (found,) = judge(ran(local=[LocalGraph("app.py", 7, reason, 100)]))
     assert (found.why, found.heavy) == (why, True)
 
 
@@ -110,7 +110,7 @@ def test_local_graph_is_reported_in_plain_words(reason: str, why: str) -> None:
 def test_local_graph_is_heavy_when_it_has_more_than_a_twentieth_of_all_operators(
     operators: int, *, heavy: bool
 ) -> None:
-    entry = LocalGraph("app.py", 7, "only CPU tensors", 3, operators)
+    entry = LocalGraph("app.py", 7, "only CPU tensors", operators)
 
     (found,) = judge(ran(local=[entry], graph_operators=100 - operators, local_operators=operators))
 
@@ -193,7 +193,7 @@ def test_text_groups_items_under_the_advice_they_share() -> None:
 def test_text_fits_100_columns_when_names_and_reasons_are_long() -> None:
     file, why = "/far/site-packages/away/" + "deep/" * 12 + "x.py", "because of this " * 12
     found = Finding("cannot", False, file, 10**5, "name" * 30, why, "do that instead " * 12)
-    run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching" * 6)])
+    run = ran(breaks=[GraphBreak("app.py", 4, "Data-dependent branching" * 6)])
 
     text = as_text(checked(found, *judge(run), run=run))
 
@@ -202,7 +202,7 @@ def test_text_fits_100_columns_when_names_and_reasons_are_long() -> None:
 
 
 def test_json_has_place_reason_and_remedy_of_each_finding() -> None:
-    run = ran(breaks=[ReportedBreak("app.py", 4, "Data-dependent branching")], local_operators=100)
+    run = ran(breaks=[GraphBreak("app.py", 4, "Data-dependent branching")], local_operators=100)
 
     answer = json.loads(as_json(checked(*judge(run), run=run)))
 

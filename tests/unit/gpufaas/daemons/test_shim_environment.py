@@ -3,7 +3,6 @@
 import pytest
 
 from gateway_ext.api import FunctionId
-from gateway_ext.ports import Capacity
 from gpufaas.commands.gateway import ShimEnvironment
 from gpufaas.remote.scheduler_api import SchedulerApi
 from gpufaas.stack.held_ports import HeldPort
@@ -27,14 +26,13 @@ async def test_the_largest_gpu_is_known_once_the_scheduler_was_asked() -> None:
     small, large = gpu("g0", node="n0", memory_mb=8192), gpu("g1", node="n0", memory_mb=16384)
     async with leading(fake_node("n0", small, large)) as world:
         found = shim_environment(world.url)
-        capacity: Capacity = found
-        assert capacity.largest_gpu_bytes() is None
+        assert found.largest_gpu_bytes() is None
         assert "GPUFAAS_GPU_MEMORY" not in found.environment(FUNCTION)
         await found.refresh()
-    assert capacity.largest_gpu_bytes() == 16 << 30
+    assert found.largest_gpu_bytes() == 16 << 30
     assert found.environment(FUNCTION)["GPUFAAS_GPU_MEMORY"] == str(16 << 30)
     await found.refresh()
-    assert capacity.largest_gpu_bytes() == 16 << 30, "what was known stays"
+    assert found.largest_gpu_bytes() == 16 << 30, "what was known stays"
 
 
 def test_gpu_function_sees_no_gpu_of_the_machine() -> None:

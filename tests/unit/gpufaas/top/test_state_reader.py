@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from gpufaas.commands.top import StateReader
 from gpufaas.errors import CommandError
 from gpufaas.remote.gateway_api import GatewayApi
 from gpufaas.remote.http_request import http_url
-from gpufaas.top.live_state import StateReader
 from tests.kit.waiting import wait_until
 
 STATE: Any = {"scheduler": {"ok": True}, "queue": 1}

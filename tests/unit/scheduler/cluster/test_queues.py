@@ -43,13 +43,13 @@ class Pair:
         self._enter(pending(self.made, self.bundles[number % BUNDLES]))
 
     def _enter(self, entered: Pending) -> None:
-        self.queue.add(entered, entered.seq)
+        self.queue.add(entered, entered.seq, 0.0)
         self.expected = sorted([*self.expected, entered], key=lambda each: each.seq)
 
     def remove(self, number: int) -> None:
         if self.expected:
             gone = self.expected.pop(number % len(self.expected))
-            self.queue.remove(gone)
+            self.queue.remove(gone, 0.0)
             self.removed.append(gone)
 
     def back(self, number: int) -> None:
@@ -95,13 +95,25 @@ def test_queue_has_no_first_when_it_is_empty() -> None:
     assert list(queue) == []
 
 
+def test_queue_counts_the_time_in_which_somebody_waits() -> None:
+    queue, waiting = RequestQueue(), [pending(number, bundle(0)) for number in range(2)]
+    queue.add(waiting[0], 0, 1.0)
+    queue.add(waiting[1], 1, 2.0)
+    queue.remove(waiting[0], 2.5)
+    queue.remove(waiting[1], 3.0)
+    queue.add(waiting[0], 0, 5.0)
+    assert [queue.contended_s(at_s) for at_s in (5.0, 5.5, 8.0)] == [2.0, 2.5, 5.0]
+    queue.remove(waiting[0], 8.0)
+    assert queue.contended_s(11.0) == 5.0
+
+
 def test_lanes_that_are_over_are_freed_without_the_collector() -> None:
     queue = RequestQueue()
 
     def wait_and_leave(number: int) -> None:
         entered = pending(number, bundle(number))
-        queue.add(entered, number)
-        queue.remove(entered)
+        queue.add(entered, number, 0.0)
+        queue.remove(entered, 0.0)
 
     with without_collector() as garbage:
         for number in range(2000):

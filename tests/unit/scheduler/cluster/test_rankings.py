@@ -50,8 +50,13 @@ def check(core: Core) -> None:
 
 
 def has_room(slot: Slot) -> bool:
-    own = sum(not lease.beside for lease in slot.leases.values())
-    return own + slot.taken < slot.capacity  # by leases that are listed at another slot
+    occupying = [
+        lease
+        for each in slot.gpu.slots
+        for lease in each.leases.values()
+        if (each is slot and not lease.beside) or slot in lease.more
+    ]
+    return len(occupying) < slot.capacity
 
 
 def begins_s(slot: Slot, models: tuple[str, ...]) -> float:
@@ -61,7 +66,7 @@ def begins_s(slot: Slot, models: tuple[str, ...]) -> float:
         for model, ends_s in slot.gpu.loads.items()
         if model in models and model in slot.gpu.arriving
     ]
-    return max([slot.available_s, *on_the_way])
+    return max([slot.free_s + slot.local_s, *on_the_way])
 
 
 def least_used(slots: list[Slot]) -> Slot | None:

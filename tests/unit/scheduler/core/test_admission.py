@@ -67,7 +67,7 @@ def test_request_for_registered_models_fails_when_no_node_has_registered_one(pol
     assert ended(actions) == {"r1": RequestOutcome.FAILED}
     assert len(actions) == 1
     assert world.core.cluster.gpus[GpuId("g0")].cache.residents == residents
-    assert ModelId("invented") not in world.core.cluster.profiles.known()
+    assert ModelId("invented") not in world.core.cluster.profiles.known
     world.send(ModelRegistered(model("invented", memory_mb=100)))
     assert ("r2", "g0") in placements(world.arrive(replace(invented, id=RequestId("r2"))))
 

@@ -30,7 +30,7 @@ def register(core: Core, models: Iterator[ModelId]) -> None:
 def test_models_that_nothing_needs_are_forgotten_the_longest_unused_first() -> None:
     core = a_world().core
     register(core, names(1000))
-    known = list(core.cluster.profiles.known())
+    known = list(core.cluster.profiles.known)
     assert len(known) <= MOST * 1.1
     assert known[-1] == "m999"
     assert "m0" not in known
@@ -44,7 +44,7 @@ def test_model_that_some_node_has_or_a_request_names_is_kept() -> None:
     world.arrive(request("r0", "kept1"))  # its lease holds it
     world.arrive(request("r1", "kept2"))  # it waits
     register(world.core, names(1000))
-    known = world.core.cluster.profiles.known()
+    known = world.core.cluster.profiles.known
     assert {"kept0", "kept1", "kept2"} <= known.keys()
     assert len(known) <= MOST * 1.1
     world.send(ModelDemoted(node, None, ModelId("kept0"), Tier.ABSENT))
@@ -58,7 +58,7 @@ def test_models_beyond_the_bound_are_kept_while_nodes_have_them() -> None:
     for model in names(200, "stored"):
         register(core, iter([model]))
         core.handle(ModelDemoted(gpu("g0").node, None, model, Tier.HOST), 0.0)
-    assert set(names(200, "stored")) <= core.cluster.profiles.known().keys()
+    assert set(names(200, "stored")) <= core.cluster.profiles.known.keys()
 
 
 def test_requests_for_ever_other_models_leave_nothing_behind() -> None:
@@ -69,8 +69,8 @@ def test_requests_for_ever_other_models_leave_nothing_behind() -> None:
         world.free("g0")
     cluster = world.core.cluster
     residents = cluster.index.gpus[gpu("g0").id].residents
-    assert len(cluster.profiles.known()) <= MOST * 1.1 + len(residents)
-    assert cluster.bundle_count <= 10 * MOST
+    assert len(cluster.profiles.known) <= MOST * 1.1 + len(residents)
+    assert len(cluster.bundles) <= 10 * MOST
     assert cluster.index.load_s(ModelId("m0")) == 0.0  # it was more when m0 was loaded
     assert cluster.index.load_s(next(iter(residents))) > 0.0
 
@@ -80,4 +80,4 @@ def test_orders_of_the_same_models_are_not_all_remembered() -> None:
     for number, order in enumerate(islice(permutations("abcdefg"), 1000)):
         world.arrive(request(f"r{number}", *order))
         world.free("g0")
-    assert world.core.cluster.bundle_count <= 10 * MOST
+    assert len(world.core.cluster.bundles) <= 10 * MOST

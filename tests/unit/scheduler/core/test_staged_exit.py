@@ -232,7 +232,7 @@ def test_unknown_rule_is_refused() -> None:
     assert refused(actions) == ["no exit rule 'soon'"]
     stranger = replace(request("bad", ModelId("t/stranger")), exit_rule="soon")
     assert refused(world.arrive(stranger, at=0.0)) == ["no exit rule 'soon'"]
-    assert "t/stranger" not in world.core.cluster.profiles.known()  # it pushes no other one out
+    assert "t/stranger" not in world.core.cluster.profiles.known  # it pushes no other one out
 
 
 def test_stages_of_no_time_are_passed_through() -> None:

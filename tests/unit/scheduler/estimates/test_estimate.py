@@ -1,15 +1,12 @@
 """The one estimate of a placement: its parts, its neighbours, and where placements read it."""
 
-import pytest
-
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.slots import Slot
 from scheduler.composition import make_core
 from scheduler.estimates.profiles import Profiles
-from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
-from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, ModelSpec, SlotId
+from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, SlotId
 from tests.kit.cores.builders import gpu, model, request
 
 A, B = ModelId("a"), ModelId("b")
@@ -52,18 +49,12 @@ def test_model_takes_turns_with_itself() -> None:
     assert profiles().slowdown((A, B), ANY_GPU_TYPE, ((A,),)) == 2.5 / 1.5
 
 
-def test_estimate_is_longer_beside_what_was_learned_to_disturb() -> None:
+def test_estimate_is_longer_beside_what_is_predicted_to_disturb() -> None:
     known = profiles()
-    own, other = tuple([0.2] * 13), tuple([0.9] * 13)
-    for name, metrics in (("a", own), ("b", other)):
-        features = dict(zip(METRICS, metrics, strict=True))
-        known.declare(ModelSpec(ModelId(name), features=features))
-    for _ in range(16):
-        known.interference.observe(ANY_GPU_TYPE, own, [other], 2.0)
-        known.interference.observe(ANY_GPU_TYPE, other, [own], 1.25)
-    assert known.runs_s((A,), 1, ANY_GPU_TYPE, ((B,),)) == pytest.approx(2.0, abs=0.05)
-    assert known.runs_s((B,), 1, ANY_GPU_TYPE, ((A,),)) == pytest.approx(0.62, abs=0.05)
-    assert known.runs_s((A,), 1, "another type", ((B,),)) == 1.0
+    known.predict_slowdowns(lambda model, _, leases: 2.0 if (model, leases) == (A, [(B,)]) else 1.0)
+    assert known.runs_s((A,), 1, ANY_GPU_TYPE, ((B,),)) == 2.0
+    assert known.runs_s((A,), 1, ANY_GPU_TYPE, ((B,), (A,))) == 3.0  # in turns with itself
+    assert known.runs_s((B,), 1, ANY_GPU_TYPE, ((A,),)) == 0.5
 
 
 def test_slot_has_no_neighbours_when_its_gpu_holds_one_lease_at_a_time() -> None:

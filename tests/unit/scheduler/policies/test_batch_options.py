@@ -1,8 +1,7 @@
 """What a batch costs each of its requests, and which one is chosen for it."""
 
 from scheduler.model.values import Configuration
-from scheduler.policies.weighing import BatchOption, batch_options
-from scheduler.workflows.stage_profiles import Prices, StageProfile, profile
+from scheduler.policies.weighing import BatchOption, Prices, StageProfile, batch_options, profile
 
 PRICES = Prices(vcpu_hour=0.0, vgpu_hour=3600.0)  # a second of a vGPU costs 1
 ONE, FAST, FOUR = Configuration(1, 1, 1), Configuration(1, 1, 4), Configuration(4, 1, 1)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from cache_manager.model.ids import ModelId
 from gpufaas.output.request_text import decision_text
 from scheduler.composition import make_core
-from scheduler.estimates.resource_metrics import METRICS
 from scheduler.model.actions import Action, Dispatch, Prepare
 from scheduler.model.events import ModelRegistered, RunFinished
 from scheduler.model.values import (
@@ -16,7 +15,6 @@ from scheduler.model.values import (
     CoreSettings,
     Explanation,
     GpuSpec,
-    ModelSpec,
     RequestId,
     SlotId,
 )
@@ -140,16 +138,7 @@ def learned(slowdown: float) -> World:
     """g0 runs cold, beside which hot takes so much longer; g1 is quiet, and was used more often."""
     specs = [gpu(name, leases=2, at_once=True) for name in ("g0", "g1")]
     world = world_of((specs[0], HOT), (specs[1], HOT))
-    for name, value in ((HOT, 0.2), (COLD, 0.8)):
-        features = dict.fromkeys(METRICS, value)
-        world.send(ModelRegistered(ModelSpec(ModelId(name), features=features)))
-    profiles = world.core.cluster.profiles
-    own, others = profiles.metrics(ModelId(HOT)), profiles.metrics(ModelId(COLD))
-    assert own is not None
-    assert others is not None
-    for _ in range(40):
-        profiles.interference.observe("any", own, [others], slowdown)
-        profiles.interference.observe("any", others, [own], slowdown)
+    world.core.cluster.profiles.predict_slowdowns(lambda *_: slowdown)
     world.core.cluster.slots[SlotId("g1")].frequency = 5
     world.send(holding(specs[0], MODELS[0], MODELS[1]))
     assert only(Dispatch, world.arrive(request("c", COLD))).slot == "g0"
@@ -204,7 +193,7 @@ def test_requests_share_a_lease_when_a_batch_saves_time(most_batch: int, many: i
 
 
 @pytest.mark.parametrize(("lead_s", "first"), [(8.0, "calm"), (0.0, "flood")])
-def test_calm_namespace_goes_first_when_another_one_floods_the_queue(
+def test_calm_tenant_goes_first_when_another_one_floods_the_queue(
     lead_s: float, first: str
 ) -> None:
     world = world_of((gpu("g0"), HOT), parameters={"lead_s": lead_s})

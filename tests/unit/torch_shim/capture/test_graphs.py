@@ -7,7 +7,7 @@ from tests.kit.programs.snippets import Snippet
 GRAPH = """
 from torch_shim.capture.dynamo import configure
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.root_modules import Roots, root_of_inputs
+from torch_shim.capture.roots import Roots, root_of_inputs
 from torch_shim.errors import RemoteFailure
 from torch_shim.process_report import report
 from torch_shim.wire.protocol import FailureKind
@@ -181,7 +181,7 @@ assert torch.equal(twice.cpu(), torch.full((3,), 6.0))
 def test_compiled_function_has_a_model_when_it_has_no_weights(dynamo_shim: Snippet) -> None:
     dynamo_shim(
         """
-from torch_shim.capture.root_modules import root_of_inputs
+from torch_shim.capture.roots import root_of_inputs
 
 roots = [root_of_inputs((torch.ones(2, device="cuda"), 3)) for _ in range(2)]
 first, second = ([*root.tensors()] for root in roots)

@@ -9,7 +9,7 @@ WORKER = """
 import warnings
 from torch_shim.capture.dynamo import configure
 from torch_shim.capture.graphs import Graph
-from torch_shim.capture.root_modules import Roots, root_of_inputs
+from torch_shim.capture.roots import Roots, root_of_inputs
 from torch_shim.process_report import report
 from torch_shim.tensors.write_epochs import storage_of
 

@@ -13,10 +13,10 @@ from torch_shim.data.put_and_get import (
     FileLeaf,
     PartLeaf,
     Place,
-    TensorLayout,
     pack_tensor,
 )
 from torch_shim.errors import BadFrame, UnsuitableData
+from torch_shim.remote.values import OutputView
 from torch_shim.tensors.handles import CudaTensor, become_cuda
 
 
@@ -32,13 +32,13 @@ def there_and_back(value: Any, stays: Any = lambda _: None) -> Any:
             raw = torch.Tensor.numpy(leaf.as_subclass(torch.Tensor).contiguous()).tobytes()
             room[start : start + len(raw)] = raw
 
-    def tensor(place: Place, layout: TensorLayout) -> torch.Tensor:
+    def tensor(place: Place, layout: OutputView, on_gpu: bool) -> torch.Tensor:  # noqa: FBT001 - as in its description
         assert isinstance(place, FileLeaf)
         whole = torch.frombuffer(room, dtype=torch.uint8)[place.start :][: place.size_bytes]
         made = torch.empty(0, dtype=layout.dtype).set_(
             whole.clone().untyped_storage(), layout.offset, layout.shape, layout.strides
         )
-        return become_cuda(made) if layout.on_gpu else made
+        return become_cuda(made) if on_gpu else made
 
     def content(place: Place) -> memoryview:
         assert isinstance(place, FileLeaf)
@@ -92,7 +92,7 @@ def test_tensor_that_stays_elsewhere_is_named_and_not_sent() -> None:
     assert describer.size_bytes == 64  # of the second, aligned
     places: list[Place] = []
 
-    def tensor(place: Place, _: TensorLayout) -> torch.Tensor:
+    def tensor(place: Place, *_: object) -> torch.Tensor:
         places.append(place)
         return torch.zeros(1)
 
@@ -167,12 +167,12 @@ def test_description_is_refused_when_it_fits_nothing() -> None:
 
 
 def test_one_tensor_is_described_as_it_lies() -> None:
-    layout = TensorLayout(torch.float32, [2, 2], [1, 2], 3, True)
-    seen: list[tuple[Place, TensorLayout]] = []
+    lies = torch.zeros(16).as_strided([2, 2], [1, 2], 3)
+    seen: list[tuple[Place, OutputView, bool]] = []
 
-    def tensor(place: Place, found: TensorLayout) -> torch.Tensor:
-        seen.append((place, found))
+    def tensor(*found: Any) -> torch.Tensor:
+        seen.append(found)
         return torch.zeros(1)
 
-    DescribedValue(pack_tensor(layout, 64), 64).build(tensor, lambda _: memoryview(b""))
-    assert seen == [(FileLeaf(0, 64), layout)]
+    DescribedValue(pack_tensor(lies, 64), 64).build(tensor, lambda _: memoryview(b""))
+    assert seen == [(FileLeaf(0, 64), OutputView(0, torch.float32, [2, 2], [1, 2], 3, 28), True)]

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from torch_shim.leases.leasing import SessionLease
+from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.remote.program import RemoteProgram
 from torch_shim.weights import ModelImage
-from torch_shim.wire.manager_session import ModelLease
+from torch_shim.wire.manager_session import ModelLease, WorkerPeer
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
-from torch_shim.wire.worker_peer import WorkerPeer
 
 
 class Session:
@@ -41,13 +40,15 @@ def test_channel_and_lease_are_given_back_when_a_call_ends_while_it_is_bound(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def lease_for(_: int) -> SessionLease:
-        lease = ModelLease(1, "d", WorkerPeer("worker.1", "node"), "session")
-        return SessionLease(session, ModelImage("d", {}), lease, session)
+    class Leases(ModelLeases):
+        def lease_for(self, _: int) -> SessionLease:
+            lease = ModelLease(1, "d", WorkerPeer("worker.1", "node"), "session")
+            return SessionLease(session, ModelImage("d", {}), lease, session)
 
     session: Any = Session()
+    leases: Any = None
     monkeypatch.setattr("torch_shim.remote.program.StayingOutputs", interrupted)
     program = Program(0, (), (ProgramStep("t:torch.ones", [1], {}),), Tuple([Ref(0)]))
     with pytest.raises(KeyboardInterrupt):
-        RemoteProgram(program, 1).run((), lease_for)
+        RemoteProgram(program, 1).run((), Leases(leases, leases))
     assert (session.out, session.running) == (0, 0)

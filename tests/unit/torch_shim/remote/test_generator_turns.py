@@ -5,7 +5,7 @@ from time import sleep
 
 import torch
 
-from torch_shim.remote.call_settings import GeneratorTurns
+from torch_shim.wire.arithmetic import GeneratorTurns
 
 
 def after(state: bytes) -> bytes:

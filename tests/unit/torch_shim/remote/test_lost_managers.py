@@ -3,28 +3,32 @@
 import pytest
 
 from torch_shim.errors import ConnectionLost, GpuUnavailable, ManagerUnreachable, RemoteFailure
-from torch_shim.leases.leasing import SessionLease
+from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.raised_failures import error_of
 from torch_shim.remote.program import RemoteProgram
 from torch_shim.wire.programs import Program, ProgramStep, Ref, Tuple
+from torch_shim.wire.protocol import FailureKind
 
 
-class Leases:
+class Leases(ModelLeases):
     """Fails as often as there are errors, the next one each time."""
 
     def __init__(self, *errors: Exception) -> None:
         self._errors = [*errors]
-        self.asked = 0
+        self.asked = self.forgotten = 0
 
     def lease_for(self, batch: int) -> SessionLease:
         assert batch == 1
         self.asked += 1
         raise self._errors.pop(0)
 
+    def forget_image(self) -> None:
+        self.forgotten += 1
+
 
 def run(leases: Leases) -> None:
     program = Program(0, (), (ProgramStep("t:torch.ones", [1], {}),), Tuple([Ref(0)]))
-    RemoteProgram(program, 1).run((), leases.lease_for)
+    RemoteProgram(program, 1).run((), leases)
 
 
 def test_lease_is_asked_for_again_when_the_connection_was_lost_meanwhile() -> None:
@@ -48,3 +52,12 @@ def test_error_names_the_manager_that_did_not_come_back() -> None:
         run(leases)
     assert raised.value is away
     assert away.answer_status == 503
+
+
+def test_weights_are_sent_again_once_when_the_node_does_not_know_them() -> None:
+    unknown = RemoteFailure(FailureKind.UNKNOWN_MODEL, "no image")
+    leases = Leases(unknown, unknown)
+    with pytest.raises(RemoteFailure) as raised:
+        run(leases)
+    assert raised.value is unknown
+    assert (leases.asked, leases.forgotten) == (2, 1)

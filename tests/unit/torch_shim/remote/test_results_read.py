@@ -14,10 +14,10 @@ import torch
 from tests.kit.outcomes import instead_of
 from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame, RemoteFailure
-from torch_shim.remote.results import AnswerLayout, Results
+from torch_shim.remote.values import AnswerLayout, Results
 from torch_shim.wire.frame_socket import Frame, FrameSocket
+from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.protocol import FrameKind, encode
-from torch_shim.wire.worker_peer import DataChannel, WorkerPeer
 
 PLACE = [0, "float32", [4], [1], 0]
 INPUT = torch.zeros(4)
@@ -43,7 +43,7 @@ def answer(
         fcntl.fcntl(descriptors[0], fcntl.F_ADD_SEALS, seals)
     meta = [_lists(storages), _lists(views), _lists(changed), None, [0.0] * 4, *numbers]
     frame = Frame(FrameKind.RESULT, encode(meta), memoryview(body), descriptors)
-    arena = SimpleNamespace(memory=bytearray(arena_bytes)) if arena_bytes else None
+    arena = bytearray(arena_bytes) if arena_bytes else None
     channel: Any = SimpleNamespace(arena=arena)
     peer = WorkerPeer("w", "node")
     return Results(frame, channel, peer, [INPUT, 3], known), peer

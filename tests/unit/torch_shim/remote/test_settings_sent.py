@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_shim.remote.call_settings import arithmetic_to_send
+from torch_shim.wire.arithmetic import settings_to_send
 from torch_shim.wire.messages import Arithmetic
 
 
@@ -16,9 +16,9 @@ def _as_before() -> Iterator[None]:
 
 
 def test_nothing_is_sent_when_settings_are_the_usual_ones() -> None:
-    assert arithmetic_to_send() is None
+    assert settings_to_send()[2] is None
 
 
 def test_settings_are_sent_when_the_function_has_changed_them() -> None:
     torch.backends.cudnn.benchmark = True
-    assert arithmetic_to_send() == Arithmetic(cudnn_benchmark=True)
+    assert settings_to_send()[2] == Arithmetic(cudnn_benchmark=True)

@@ -12,7 +12,7 @@ from torch_shim.tensors import absent_bytes, write_epochs
 from torch_shim.tensors.handles import become_cuda
 from torch_shim.wire.shared_memory import tensor_over
 from torch_shim.wire.protocol import FailureKind
-from torch_shim.wire.worker_peer import Fetched
+from torch_shim.wire.manager_session import Fetched
 
 there = torch.arange(65536, dtype=torch.float32)
 square = there.view(256, 256)

@@ -17,11 +17,11 @@ from msgspec import msgpack
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, OtherVersion, RemoteFailure
-from torch_shim.wire import connections, manager_session
+from torch_shim.wire import connections, control_connection, manager_session
+from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.manager_session import ControlConnection, ManagerSession, ModelLease
+from torch_shim.wire.manager_session import ManagerSession, ModelLease, WorkerPeer
 from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
-from torch_shim.wire.worker_peer import WorkerPeer
 
 MANAGER_TAKES, ASKED = 64, 80  # requests at once
 # What a manager does after HELLO, on its end of each connection.
@@ -33,7 +33,7 @@ def connect_timeout(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how long a HELLO is waited for: as long as a busy machine may take, at first."""
 
     def wait(seconds: float) -> None:
-        for module in (manager_session, connections):
+        for module in (control_connection, manager_session, connections):
             monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", seconds)
 
     wait(PATIENCE_S)
@@ -49,7 +49,7 @@ def impatient(connect_timeout: Callable[[float], None]) -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manager that gives no sign of life is lost soon."""
-    monkeypatch.setattr(manager_session, "PING_S", 0.05)
+    monkeypatch.setattr(control_connection, "PING_S", 0.05)
 
 
 class FakeManager:
@@ -193,7 +193,7 @@ def test_session_is_lost_when_the_manager_freezes_while_somebody_waits(kind: Fra
 def test_answer_is_waited_for_when_the_manager_gives_signs_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(manager_session, "PING_S", 1.0)  # the manager's thread may be held up
+    monkeypatch.setattr(control_connection, "PING_S", 1.0)  # the manager's thread may be held up
     pings = 6  # more than may stay away
 
     def answers_late(it: FakeManager, wire: FrameSocket) -> None:
@@ -213,11 +213,11 @@ def test_answer_is_waited_for_when_the_manager_gives_signs_of_life(
 def test_manager_may_be_silent_when_it_takes_a_piece_of_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(manager_session, "PING_S", 0.15)  # its thread may be held up besides
+    monkeypatch.setattr(control_connection, "PING_S", 0.15)  # its thread may be held up besides
 
     def answers_late(it: FakeManager, wire: FrameSocket) -> None:
         number = it.receive(wire)
-        time.sleep(10 * manager_session.PING_S)
+        time.sleep(10 * control_connection.PING_S)
         wire.send(FrameKind.ANSWER, [number, {}])
         it.stays(wire)
 
@@ -286,7 +286,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signals")
 def test_session_is_lost_when_the_manager_takes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_session, "_SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr(control_connection, "_SEND_TIMEOUT_S", 1)
     with fake_manager(FakeManager.stays) as it:
         found = connected(it)
         with pytest.raises(ConnectionLost, match="no byte in 1 s"):
@@ -298,7 +298,7 @@ def test_requests_beyond_what_a_manager_takes_at_once_wait_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would not read the signs of life that are asked for behind them."""
-    monkeypatch.setattr(manager_session, "PING_S", 1.0)  # the manager's thread may be held up
+    monkeypatch.setattr(control_connection, "PING_S", 1.0)  # the manager's thread may be held up
     most, released = threading.Event(), threading.Event()
 
     def answers(it: FakeManager, wire: FrameSocket) -> None:

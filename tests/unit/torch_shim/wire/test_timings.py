@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway_ext.tracing.spans import ReportedTrace, read_report
+from gateway_ext.tracing.tracer import ReportedTrace, read_report
 from torch_shim.leases import request_context
 from torch_shim.wire import current_call
 from torch_shim.wire.current_call import Timings

@@ -40,7 +40,7 @@ class World:
         )
         bounds = DockerBounds(**usual | settings)
         self.heard = Heard()
-        self.provider = DockerProvider(gateway, bounds, injection)
+        self.provider = DockerProvider(gateway, injection, bounds)
         return self.provider
 
     async def deploy(self, image: str = "f:1", **how: Any) -> None:

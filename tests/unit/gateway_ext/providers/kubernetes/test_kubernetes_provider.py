@@ -319,8 +319,6 @@ async def test_namespaces_are_those_with_the_label_when_none_is_named(cluster: F
         assert await there.namespaces() == [Namespace("openfaas-fn"), Namespace("team", {"a": "c"})]
         await there.deploy(Deployment(FunctionId("team", "f"), "image"), update=False)
         assert list(heard.deployments) == [FunctionId("team", "f")]
-        with pytest.raises(BadRequest, match="cannot be removed"):
-            await there.remove_namespace("openfaas-fn")
 
 
 async def test_logs_of_all_pods_are_in_their_order_and_go_on(cluster: FakeCluster) -> None:

@@ -1,8 +1,17 @@
 """A function of a managed provider, and an instance of it, without processes."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from gateway_ext.model import Deployment, Endpoint, FunctionId
+from gateway_ext.ports import FunctionListener
+from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.records import RecordStore
+from gateway_ext.providers.managed.replicas import ManagedSettings
 
 F = FunctionId("n", "f")
 DEPLOYMENT = Deployment(F, "reg/f:1")
@@ -35,20 +44,32 @@ class MortalInstance:
             self.exited.set_result(why)
 
 
-class StillOwner:
-    """A function with one replica, or none."""
+@dataclass(frozen=True)
+class StillRecord:
+    """A function with one replica, or as many as it was scaled to."""
 
-    deployment = DEPLOYMENT
-    template_trouble = ""
+    folder: Path
+    deployment: Deployment = DEPLOYMENT
+    created_at: datetime = datetime(2026, 1, 2, tzinfo=UTC)
+    wanted: int = 1
 
-    def __init__(self) -> None:
-        self.wanted = 1
 
-    def note(self, text: str) -> None:
-        del text
+class StillFunction(ManagedFunction[StillRecord, Any]):
+    """A function whose versions come from a test, and leave nothing behind."""
 
-    def took_over(self, version: object) -> None:
-        del version
+    note_suffix = "build"
+    usage_over_s = 0.1
+
+    def __init__(self, folder: Path, listener: FunctionListener) -> None:
+        store = RecordStore(folder, StillRecord)
+        super().__init__(StillRecord(folder), store, ManagedSettings(drain_s=1.0), listener)
+
+    @property
+    def secrets(self) -> set[str]:
+        return set()
 
     def instances_ended(self, version: object) -> None:
         del version
+
+    async def _measure(self) -> Sequence[InstanceUsage]:
+        return ()

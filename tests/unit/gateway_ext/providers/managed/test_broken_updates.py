@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Endpoint, Troubles
-from gateway_ext.providers.managed.function import ManagedFunction, Rollout
 from gateway_ext.providers.managed.replicas import Replica, ReplicaSet
 from tests.kit.processes.process_functions import Heard
 from tests.kit.waiting import eventually
-from tests.unit.gateway_ext.providers.managed.managed_world import DEPLOYMENT, F, StillOwner
+from tests.unit.gateway_ext.providers.managed.managed_world import DEPLOYMENT, F, StillFunction
 
 WHY = "pip: there is no such package"
 FINE, STARTING, BROKEN = "fine", "starting", "broken"
@@ -56,23 +57,22 @@ class StillVersion(ReplicaSet[Any]):
 
 
 class World:
-    """A rollout whose current version is there, and what it reports."""
+    """A function whose current version is there, and what it reports."""
 
     def __init__(self, current: StillVersion | None) -> None:
-        self.owner, self.heard = StillOwner(), Heard()
-        self.rollout: Rollout[StillVersion] = Rollout(
-            cast(ManagedFunction[Any, Any], self.owner), self.heard, 1.0
-        )
-        if current is not None:
-            self.rollout.current = current
+        self.heard = Heard()
+        with TemporaryDirectory() as folder:
+            self.function = StillFunction(Path(folder), self.heard)
+        self.function.log.close()
+        self.function.current = current
 
     @property
     def troubles(self) -> Troubles:
-        self.rollout.notify()
+        self.function.notify()
         return self.heard.troubles[F]
 
     async def update(self, make: Callable[[], Awaitable[StillVersion]], expected: Troubles) -> None:
-        self.rollout.begin(make)
+        self.function.replace_version(make)
         await eventually(lambda: self.troubles == expected, f"{expected}")
 
 
@@ -110,10 +110,10 @@ async def test_calls_wait_for_an_update_that_is_being_made_when_the_version_befo
         await gate.wait()
         return StillVersion(STARTING)
 
-    world.rollout.begin(make)
+    world.function.replace_version(make)
     assert not world.troubles.start, "it may become ready soon"
     gate.set()
-    await eventually(lambda: world.rollout.coming is not None, "it starts")
+    await eventually(lambda: world.function.coming is not None, "it starts")
     assert world.troubles == Troubles(partly=WHY)
 
 

@@ -1,20 +1,23 @@
 """A replica that would serve better if it were started now gives its place to another one."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
-from gateway_ext.providers.managed.function import ManagedFunction, Rollout
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog
-from gateway_ext.providers.managed.replicas import Replica, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import (
+    ManagedSettings,
+    Replica,
+    ReplicaContext,
+    ReplicaSet,
+)
 from tests.kit.processes.process_functions import Heard
 from tests.kit.virtual_time import until, virtually
 from tests.unit.gateway_ext.providers.managed.managed_world import (
     DEPLOYMENT,
     F,
     MortalInstance,
-    StillOwner,
+    StillFunction,
 )
 
 
@@ -28,7 +31,7 @@ class AgingVersion(ReplicaSet[MortalInstance]):
 
     def __init__(self, world: "World") -> None:
         log = FunctionLog(F, world.folder, 1 << 20)
-        super().__init__(ReplicaContext(world.rollout.changed, log, ManagedSettings()))
+        super().__init__(ReplicaContext(world.function.changed, log, ManagedSettings()))
         self.log = log
         self.made: list[MortalInstance] = []
         self.old: list[MortalInstance] = []
@@ -52,25 +55,23 @@ class AgingVersion(ReplicaSet[MortalInstance]):
 
 
 class World:
-    """A rollout whose version has instances that are outdated by now."""
+    """A function whose version has instances that are outdated by now."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.owner, self.heard = StillOwner(), Heard()
-        self.rollout: Rollout[AgingVersion] = Rollout(
-            cast(ManagedFunction[Any, Any], self.owner), self.heard, 1.0
-        )
+        self.heard = Heard()
+        self.function = StillFunction(folder, self.heard)
         self.version = AgingVersion(self)
 
     async def age(self, count: int) -> None:
-        self.owner.wanted = count
-        self.rollout.start_with(self.version)
+        self.function.record = replace(self.function.record, wanted=count)
+        self.function.start_with(self.version)
         await until(1.0)
         self.version.ages()
-        self.rollout.changed()
+        self.function.changed()
 
     async def end(self) -> None:
-        await self.rollout.stop(drain=False)
+        await self.function.stop(drain=False)
         self.version.log.close()
 
     @property
@@ -96,8 +97,7 @@ async def test_function_is_as_it_was_scaled_when_it_was_scaled_during_a_renewal(
     for count in (0, 2):
         world = World(tmp_path)
         await world.age(1)
-        world.owner.wanted = count
-        world.rollout.resize()
+        world.function.scale(count)
         await until(5.0)
         assert len(world.serving) == count
         assert not [one for one in world.serving if one in world.version.old]
@@ -113,7 +113,7 @@ async def test_outdated_replica_stays_until_another_one_starts_when_it_fails_at_
     world.version.fails = True
     await until(9.0)
     assert world.serving == world.version.old
-    assert world.rollout.available == 1
+    assert world.function.available == 1
     world.version.fails = False
     await until(90.0)
     assert world.serving == world.version.made[1:]
@@ -126,7 +126,7 @@ async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_tu
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
-    world.rollout.start_with(world.version)
+    world.function.start_with(world.version)
     coming = AgingVersion(world)
     coming.may_start.clear()
 
@@ -134,12 +134,12 @@ async def test_version_is_not_renewed_when_another_one_takes_over_in_the_same_tu
         return coming
 
     await until(1.0)
-    world.rollout.begin(make)
+    world.function.replace_version(make)
     await until(2.0)
     world.version.ages()
     coming.may_start.set()
     await until(5.0)
-    assert world.rollout.current is coming
+    assert world.function.current is coming
     assert len(world.version.made) == 1
     assert world.version.replicas == []
     await world.end()
@@ -155,7 +155,7 @@ async def test_outdated_replica_is_renewed_when_the_other_one_starts_slowly(tmp_
         await asyncio.sleep(30.0)
         assert [one.slow is not None for one in world.version.replicas] == [False, True]
         if scaled:
-            world.rollout.resize()
+            world.function.scale(1)
         await asyncio.sleep(1.0)
         world.version.may_start.set()
         await asyncio.sleep(1.0)

@@ -10,9 +10,8 @@ import pytest
 
 from gateway_ext.model import FunctionId, LogLine, SlowStart
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.managed.instance import ManagedSettings
 from gateway_ext.providers.managed.logs import FunctionLog, StartOutput
-from gateway_ext.providers.managed.replicas import Replica, ReplicaContext
+from gateway_ext.providers.managed.replicas import ManagedSettings, Replica, ReplicaContext
 from tests.kit.virtual_time import until, virtually
 from tests.unit.gateway_ext.providers.managed.managed_world import MortalInstance
 

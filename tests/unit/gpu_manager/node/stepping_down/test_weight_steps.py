@@ -44,9 +44,9 @@ class WatchedDisk(SpillDirectory):
         self._act()
         return written
 
-    def delete(self, digest: str) -> bool:
+    def delete(self, digest: str, *, is_usable: bool = True) -> None:
         self._act()
-        return super().delete(digest)
+        super().delete(digest, is_usable=is_usable)
 
     def _act(self) -> None:
         act, self.meanwhile = self.meanwhile, None

@@ -45,9 +45,9 @@ class SlowDisk(SpillDirectory):
         self._wait("write")
         return super().write(digest, descriptor, table)
 
-    def delete(self, digest: str) -> bool:
+    def delete(self, digest: str, *, is_usable: bool = True) -> None:
         self._wait("delete")
-        return super().delete(digest)
+        super().delete(digest, is_usable=is_usable)
 
     def _wait(self, what: str) -> None:
         self.begun.append(what)

@@ -8,7 +8,6 @@ from msgspec import structs
 
 from gpu_manager.runtimes.hosting_worker import load_within, spans_of
 from gpu_manager.runtimes.runtime import LoadOrder, LoadSpan
-from gpu_manager.transfers.path import TransferPath
 from gpu_manager.weights.host_images import ImageRequest
 from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker import orders
@@ -19,7 +18,7 @@ class SlowArrival(ImageFeed):
     """An image that takes so long to be read."""
 
     def __init__(self, read_s: float) -> None:
-        super().__init__(ImageRequest(Future(), -1), 0, TransferPath())
+        super().__init__(ImageRequest(Future(), -1), 0)
         self.read_s = read_s
 
     async def over(self) -> None:

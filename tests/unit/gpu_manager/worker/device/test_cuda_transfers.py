@@ -9,8 +9,8 @@ import torch
 from gpu_manager.cuda.context import CudaContext
 from gpu_manager.cuda.libraries import CudaRuntime
 from gpu_manager.cuda.staged_copy import StagingBuffers
-from gpu_manager.transfers.path import Moved, PathSpeed
-from gpu_manager.transfers.process_gate import make_gate
+from gpu_manager.worker.transfers.device_link import PathLink
+from gpu_manager.worker.transfers.process_gate import make_gate
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 
 
@@ -50,9 +50,9 @@ def test_buffers_that_nobody_closes_are_unpinned_before_their_memory_goes() -> N
 def test_large_input_is_waited_for_when_it_is_announced_and_a_small_one_is_not() -> None:
     cuda = FakeTorchCuda()
     runtime = CudaRuntime(FakeRuntimeLibrary())
-    device = CudaContext("GPU-a", torch.device("cpu"), cuda, runtime)
-    gates = make_gate(), make_gate()
-    device.link.connect(gates, PathSpeed())
+    link = PathLink()
+    device = CudaContext("GPU-a", torch.device("cpu"), cuda, runtime, link=link)
+    link.connect([0.0, 0.0], (make_gate(), make_gate()))
     waits: list[int] = []
     cuda.synchronize = lambda _device=None: waits.append(1)  # type: ignore[method-assign]
     area = memoryview(bytearray(os.urandom(3 * MIB)))
@@ -65,6 +65,5 @@ def test_large_input_is_waited_for_when_it_is_announced_and_a_small_one_is_not()
     assert small.nbytes() == MIB
     sent = torch.frombuffer(area, dtype=torch.uint8)
     assert torch.equal(torch.empty(0, dtype=torch.uint8).set_(large), sent)
-    told: list[list[Moved]] = []
-    device.link.report(lambda *both: told.extend(both), at_once=True)
+    told = link.take_moved(at_once=True)
     assert [[moved.size_bytes for moved in sums] for sums in told] == [[4 * MIB, 0, 0], []]

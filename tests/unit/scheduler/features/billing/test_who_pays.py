@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import KeptContext
+from scheduler.cluster.request_queue import Pending
 from scheduler.core.core import Core
 from scheduler.features.billing.charges import (
     CONTEXT,
@@ -233,15 +234,16 @@ def test_calls_of_one_lease_take_nothing_of_its_kept_time_when_others_share_the_
 def test_kept_time_is_taken_from_others_once_when_they_wait_for_this_slot_and_any() -> None:
     core, meter = standing()
     used(core, 3.0, ended=3.0)
-    slot, waits = core.cluster.slots[SlotId("g0")], core.cluster.waits
-    slot.local.count = 1
-    core.cluster.now = 4.0
-    core.cluster.note_local(slot)
-    waits.note(1, 5.0)
-    waits.note(0, 7.0)
-    slot.local.count = 0
-    core.cluster.now = 8.0
-    core.cluster.note_local(slot)
+    cluster, slot = core.cluster, core.cluster.slots[SlotId("g0")]
+    here, anywhere = [
+        Pending(request(name), cluster.bundle((ModelId("bert"),)), 0, 0.0) for name in "ha"
+    ]
+    cluster.now = 4.0
+    slot.local.add(here, 0, cluster.uncontended_s)
+    cluster.waiting.add(anywhere, 0, 5.0)
+    cluster.waiting.remove(anywhere, 7.0)
+    cluster.now = 8.0
+    slot.local.remove(here, cluster.uncontended_s)
     core.handle(SlotFreed(SlotId("g0"), LeaseId(1)), 13.0)
     found = charged(meter, 13.0)
     assert (found["f", KEPT], found["f", KEPT_FROM_OTHERS]) == (10 * _S, 4 * _S)

@@ -32,9 +32,8 @@ from scheduler.model.values import (
     SlotId,
     StandingTerms,
 )
-from scheduler.service.bill import Billing
 from scheduler.service.history.history import Happened, History, Loaded, RequestRecord
-from scheduler.service.views.explanation import used_by
+from scheduler.service.views.explanation import uses_of
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT = GpuId("g0"), ModelId("bert")
@@ -123,8 +122,8 @@ def test_what_a_call_used_is_what_the_bill_says_when_its_lease_was_kept_after_it
     }
     assert billed_us == pytest.approx({"f": 7_000, "g": 8_000}, abs=2)
     for name, billed in (("kept", billed_us["f"]), ("own", billed_us["g"])):
-        used = used_by(play.record(name), play.core, Billing(), 12.008)
-        assert used.gpu_s == pytest.approx(billed / 1e6, abs=3e-6)
+        used_s = sum(used_s for _, used_s in uses_of(play.record(name), 12.008))
+        assert used_s == pytest.approx(billed / 1e6, abs=3e-6)
 
 
 def test_what_an_own_process_used_has_its_wait_for_the_load_of_another_lease_in_it() -> None:
@@ -140,8 +139,8 @@ def test_what_an_own_process_used_has_its_wait_for_the_load_of_another_lease_in_
         for row in meter.collect(6.0)[0]
         if row.function == "f"
     ]
-    used = used_by(play.record("own"), play.core, Billing(), 6.0)
-    assert used.gpu_s == pytest.approx(billed_us / 1e6) == pytest.approx(3.0)
+    used_s = sum(used_s for _, used_s in uses_of(play.record("own"), 6.0))
+    assert used_s == pytest.approx(billed_us / 1e6) == pytest.approx(3.0)
 
 
 def test_load_of_another_lease_is_not_counted() -> None:

@@ -21,7 +21,7 @@ from scheduler.recording import VERSION, Beginning, beginning_line, digest, pars
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office
 from scheduler.service.metrics.counting import SchedulerCounters
-from scheduler.service.settings import Settings
+from scheduler.settings import Settings
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover
 from scheduler.wire.codec import encoded
@@ -117,12 +117,12 @@ def test_profiles_of_an_earlier_leader_are_part_of_the_beginning() -> None:
     before.handle(ModelLoaded(gpu("g0").id, ModelId("bert"), 4.0, Tier.DISK, 3 << 30), 0.0)
     given = Configuration(2, 1, 1)
     before.handle(RunFinished(SlotId("g0"), ModelId("bert"), 2, 0.5, configuration=given), 0.0)
-    profiles = before.cluster.profiles.known()
+    profiles = before.cluster.profiles.known
     kept = {model: model_record(profile, 0) for model, profile in profiles.items()}
     line = beginning_line(Beginning(VERSION, "lalbo3", "lru", models=kept))
     again = parsed(line)
     assert isinstance(again, Beginning)
-    found = again.core().cluster.profiles.known()
+    found = again.core().cluster.profiles.known
     assert found[ModelId("bert")].configured_s == {(given, gpu("g0").gpu_type): 0.5}
     assert {model: model_record(known, 0) for model, known in found.items()} == kept
 

@@ -14,7 +14,7 @@ from gpu_manager.attachment.attachment import Attachment
 from scheduler.service.access import ApiRole, token
 from scheduler.service.http.app import listen, make_app, serving
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Serving, Settings
+from scheduler.settings import Serving, Settings
 from tests.kit.cores.builders import request
 from tests.kit.network.raw_line import UPGRADE
 from tests.kit.waiting import eventually

@@ -279,4 +279,4 @@ async def test_waiting_caller_is_referred_elsewhere_when_the_term_ends() -> None
             await eventually(lambda: waiting(world) == 1)
         answer = await asked
         assert (answer.status, answer.body["error"]) == (503, "not-leading")
-        assert ModelId("bert") in world.office.core.cluster.profiles.known()
+        assert ModelId("bert") in world.office.core.cluster.profiles.known

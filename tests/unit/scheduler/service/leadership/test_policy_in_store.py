@@ -19,7 +19,7 @@ from scheduler.service.leadership.policy_in_force import (
     set_policy,
 )
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.settings import Settings
+from scheduler.settings import Settings
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import recover

@@ -10,7 +10,7 @@ from scheduler.model.values import LeaseId, RequestId, SlotId
 from scheduler.service.history.recorder import RunRecorder
 from scheduler.service.leadership.term import Office, first_lease
 from scheduler.service.metrics.counting import SchedulerCounters
-from scheduler.service.settings import Settings
+from scheduler.settings import Settings
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.nodes.attaching import attach_in_process
 from tests.kit.nodes.fake_node import fake_node

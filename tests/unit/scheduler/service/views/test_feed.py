@@ -49,8 +49,6 @@ async def briefly(world: World, request: str, model: str, function: str) -> None
 async def test_first_look_has_everything() -> None:
     async with leading() as world:
         await serve(world, "r0")
-        assert world.office is not None
-        world.office.bill.collect()
         found = await look(world)
         (shown,) = found["gpus"]
         assert found["whole"]
@@ -65,7 +63,6 @@ async def test_first_look_has_everything() -> None:
         (row,) = found["decisions"]
         assert (row["request"], row["hit"], row["outcome"]) == ("r0", False, "completed")
         assert found["totals"]["misses"] == 1
-        assert list(found["gpu_seconds"]) == ["team/reader"]
 
 
 async def test_look_with_a_mark_has_what_is_new() -> None:

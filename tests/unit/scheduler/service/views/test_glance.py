@@ -20,11 +20,11 @@ def test_waiting_requests_are_shown_in_their_order(models: list[int], data: st.D
     for number, model in enumerate(models):
         request = Request(RequestId(f"r{number}"), f"f{model}", bundles[model].models)
         pending = Pending(request, bundles[model], number, 0.0)
-        queue.add(pending, number)
+        queue.add(pending, number, 0.0)
         waiting.append(pending)
     gone = data.draw(st.sets(st.sampled_from(range(len(models))))) if models else set()
     for number in gone:
-        queue.remove(waiting[number])
+        queue.remove(waiting[number], 0.0)
     left = [pending for number, pending in enumerate(waiting) if number not in gone]
     assert list(in_order(queue)) == left == list(queue)
     counted = dict(lengths(queue))

@@ -10,7 +10,7 @@ from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
 from scheduler.service.survey import gpus_of
-from scheduler.service.views.explanation import UseShown, explained
+from scheduler.service.views.explanation import explained
 from scheduler.service.views.page_feed import Glances
 from scheduler.wire.cluster_status import ConfigurationStatus
 from tests.kit.cores.builders import gpu, model, request
@@ -33,7 +33,7 @@ def test_slots_and_configuration_of_a_lease_are_shown(vcpus: int) -> None:
 
     record = history.get(RequestId("r0"))
     assert record is not None
-    (decision,) = explained(record, UseShown(0.0, 0.0, None), [], world.now).decisions
+    (decision,) = explained(record, None, [], world.now).decisions
     assert (decision.slot, decision.more_slots) == ("g0.0", ("g0.1", "g0.2"))
     assert decision.configuration == given
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torch_shim.capture.traces.background import PAUSE_S, RUN_S, Pauses
+from torch_shim.capture.roots import PAUSE_S, RUN_S, Pauses
 
 TICK_S = 0.001
 

@@ -1,0 +1,1 @@
+"""The leader's ends of streams of frames: callers, and GPU managers."""
