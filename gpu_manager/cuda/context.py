@@ -1,10 +1,10 @@
-"""A real GPU: one CUDA context, used on torch's current stream."""
+"""A real GPU: one CUDA context, used on torch's current stream or on a stream for each model."""
 
-import contextlib
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -111,7 +111,6 @@ def _by_process(nvml: Any, handle: Any) -> dict[int, int]:
 
 
 Account = Callable[[str], DriverAccount]
-MakePart = Callable[["CudaContext", Any, Callable[[Any], None]], "CudaContext"]
 
 
 def clear_workspaces() -> None:
@@ -134,13 +133,9 @@ class CudaContext:
         runtime: CudaRuntime | None = None,
         account: Account = read_account,
         clear_workspaces: Callable[[], None] = clear_workspaces,
-        make_part: MakePart | None = None,
         link: DeviceLink | None = None,
     ) -> None:
-        """All but the UUID, `make_part` and `link` stand in for a GPU in tests.
-
-        `make_part` makes a part for one of several models, which has a stream, and gives it back.
-        """
+        """All but the UUID and `link` stand in for a GPU in tests."""
         self.link = link or DeviceLink()
         self.device = device
         self._uuid = uuid
@@ -148,7 +143,6 @@ class CudaContext:
         self._runtime = runtime or loaded_runtime()
         self._account = account
         self._clear_workspaces = clear_workspaces
-        self._make_part = make_part
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
         self.idle_memory = IdleTimer(_KEPT_FREE_S, self.release)  # gives back what calls have left
@@ -185,9 +179,8 @@ class CudaContext:
 
     def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
         """A stream for one of several models, which another one may have had before."""
-        assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._own_stream()
-        return self._make_part(self, stream, self._free_streams.append)
+        return CudaStream(self, stream, self._free_streams.append)
 
     def ingredients(self) -> dict[str, Any]:
         return {
@@ -369,21 +362,21 @@ class CudaContext:
 
     def _unpin(self, view: torch.Tensor) -> None:
         # After a lasting fault of the GPU the pages are given back with the process, which ends.
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             self._cuda.synchronize()  # a call that failed may have left a copy under way
             self._runtime.unpin(view.data_ptr())
             self._pinned_bytes -= view.numel()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _copying_input(self, size_bytes: int) -> Iterator[None]:
         with self._mine(), self._faults_told(), self.link.copying_input(size_bytes, self._wait):
             yield
 
-    def _mine(self) -> contextlib.AbstractContextManager[object]:
+    def _mine(self) -> AbstractContextManager[object]:
         """Where work goes to the model's own stream: here it goes to the thread's."""
-        return contextlib.nullcontext()
+        return nullcontext()
 
-    @contextlib.contextmanager
+    @contextmanager
     def _faults_told(self) -> Iterator[None]:
         """Turn a lack of memory into OutOfMemory, and a fault that lasts into ContextLost."""
         try:
@@ -421,7 +414,92 @@ class CudaContext:
         return ""
 
 
-@contextlib.contextmanager
+class CudaStream(CudaContext):
+    """The part of a context that one model has: a stream, the memory of that, a limit.
+
+    torch's allocator never gives one stream the segments of another, so that those of the model's
+    stream are its memory, as the driver sees it. Calls of other models run meanwhile. Not a pool
+    (`MemPool`) for each: while one thread uses any, torch aborts where another gives memory back.
+    """
+
+    def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
+        """`give_back` takes the stream when the model has left: libraries keep memory for each."""
+        super().__init__(**whole.ingredients())
+        # While one model records, torch aborts where another one gives memory back.
+        self.recorder = self._usual_recorder = None
+        self.total_bytes = whole.total_bytes
+        self.accounting = whole.accounting
+        self.sms = SmShare(whole.sms.partitions, self._cuda, self.device)
+        self._copies.set()  # its context made them possible
+        self.idle_memory = whole.idle_memory
+        self._stream = self._plain = stream
+        self._give_back = give_back
+
+    def use_share(self, share: float) -> None:
+        """Have a stream of a green context instead of the usual one."""
+        super().use_share(share)
+        if self.sms.stream is not None:
+            self._give_back(self._plain)
+            self._plain, self._stream = None, self.sms.stream
+
+    def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
+        if self.sms.use(share):
+            self._stream = self._plain if self.sms.stream is None else self.sms.stream
+        self.adopt_thread()
+
+    def adopt_thread(self) -> None:
+        self._cuda.set_stream(self._stream)
+
+    def used_bytes(self) -> int:
+        """What a call has left on a share's stream is counted to the next model on that stream."""
+        own = {each.cuda_stream for each in (self._plain, self._stream) if each is not None}
+        segments = self._cuda.memory_snapshot(include_traces=False)
+        return sum(int(each["total_size"]) for each in segments if each["stream"] in own)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Note the limit, which a measured call is held to; the allocator knows only processes."""
+        self._limit_bytes = limit_bytes
+
+    def after_call(self) -> None:
+        """Give back what no call of the last second used, for all models of the process."""
+        self.idle_memory.ask()
+
+    def clear(self) -> None:
+        """Give back everything: the stream goes to the next model."""
+        self._wait()
+        self._limit_bytes = 0
+        self.release()
+        if self._plain is not None:
+            self._give_back(self._plain)
+        self.sms.give_back()
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        with self._mine():
+            return super().load(image)
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        with self._mine(), self._faults_told():
+            result = work()
+            self._wait()
+        return result, self.used_bytes() if measure else 0
+
+    def _mine(self) -> AbstractContextManager[object]:
+        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
+        return stream
+
+    def _wait(self) -> None:
+        self._stream.synchronize()
+
+    def _need_bytes(self) -> int:
+        return self.used_bytes()
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        """The process's limit is reached: by others if the model's own one is not."""
+        by_others = need_bytes <= self._limit_bytes
+        return OutOfMemory(need_bytes, detail, by_others=by_others)
+
+
+@contextmanager
 def _shortage_told() -> Iterator[None]:
     """Have a lack of memory be torch's error of that name, whatever torch made of it."""
     try:

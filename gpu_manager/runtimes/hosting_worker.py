@@ -1,7 +1,6 @@
 """A worker with the models in it: loads, orders, reports, and what its end means for them."""
 
 import asyncio
-import itertools
 import logging
 import os
 import re
@@ -60,7 +59,7 @@ class WorkerHostedModel(HostedModel):
         loop = asyncio.get_running_loop()
         self.number = number
         self.order = order
-        self._host = host
+        self.hosting = host
         self.worker = host.worker  # it may run other models of the tenant, too
         self.id = HostedId(f"{self.worker.name}.{number}")
         self.host: HostProcess = HostProcess(host.worker.pid)
@@ -93,16 +92,16 @@ class WorkerHostedModel(HostedModel):
         """
         urgency = self.order.urgency
         told_ahead = urgency.is_ahead
-        await send_image(self.worker, self.number, self.order, shared=self._host.shared)
+        await send_image(self.worker, self.number, self.order, shared=self.hosting.shared)
         urgency.listen(self._hurry)
         try:
             if told_ahead:
                 self._hurry(urgency.rank)
-            await self._host.assign(assign)
+            await self.hosting.assign(assign)
             answer = await asyncio.shield(self._loaded)
         finally:
             urgency.ignore(self._hurry)
-        self.overhead_bytes = self._host.overhead_bytes
+        self.overhead_bytes = self.hosting.overhead_bytes
         self.memory_bytes, self.load_s = answer.memory_bytes, answer.load_s
         self.load_spans = [*self.load_spans, *spans_of(answer, self._begin_s)]
 
@@ -116,7 +115,7 @@ class WorkerHostedModel(HostedModel):
         if self.closed.done() or self.leaves:
             return
         self.leaves = True
-        if self._host.others(self):
+        if self.hosting.others(self):
             self._drop()
         else:
             self.worker.kill("the load failed")
@@ -158,7 +157,7 @@ class WorkerHostedModel(HostedModel):
             self.worker.send_now(order, descriptors)
 
     async def heard(self) -> None:
-        await self._host.heard()
+        await self.hosting.heard()
 
     # -- how it leaves --------------------------------------------------------------------------
 
@@ -167,10 +166,10 @@ class WorkerHostedModel(HostedModel):
 
         Functions are sent first what only the worker has, such as the cache of a text under way.
         """
-        if self._host.others(self):
+        if self.hosting.others(self):
             await self._leave(self._drop, _DROPPING_S)
         else:
-            await self._leave(self._host.stop, _LEAVING_S)
+            await self._leave(self.hosting.stop, _LEAVING_S)
         return self.memory_bytes
 
     async def empty(self) -> EmptyHost | None:
@@ -192,7 +191,7 @@ class WorkerHostedModel(HostedModel):
             ending.set_result(None)
         self._ending.clear()
         self._pressures.cancel()
-        self._host.forget(self)
+        self.hosting.forget(self)
         self.closed.set_result(cause)
         if not self.leaves:
             log.warning("worker %s of %s: %s", self.worker.name, self.order.model, cause)
@@ -224,13 +223,8 @@ class WorkerHostedModel(HostedModel):
             out_of_memory = order.out_of_memory
             self.fail(LoadFailure(self.worker.name, order.detail, out_of_memory=out_of_memory))
         elif isinstance(order, orders.CallsRan):
-            if order.session:
-                self._observer.called(self, order.lease, order.session, order.run_s)
             self.memory_bytes = max(self.memory_bytes, order.peak_bytes)
-            peak_bytes, held_bytes = self.memory_bytes, order.held_bytes
-            ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
-            self._observer.ran(self, *ran, together=max(1, order.together))
-            self._observer.used(self, order.metrics)
+            self._observer.ran(self, structs.replace(order, peak_bytes=self.memory_bytes))
         elif isinstance(order, orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
         elif isinstance(order, orders.CallsClaimed):
@@ -294,7 +288,6 @@ class HostingWorker:
         self._turns, self._slots, self._link = order.turns, order.slots, order.link
         self._observer = observer
         self._keep = keep
-        self._numbers = itertools.count(worker.models + 1)
         self._models: dict[int, WorkerHostedModel] = {}
         self._answering: deque[asyncio.Future[None]] = deque()
         self._is_empty = self._ends = False
@@ -321,7 +314,7 @@ class HostingWorker:
 
     def add(self, order: LoadOrder, begin_s: float) -> WorkerHostedModel:
         """One more model for this worker, to be loaded; `begin_s` is when a worker was wanted."""
-        self.worker.models = number = next(self._numbers)
+        number = next(self.worker.numbers)
         model = WorkerHostedModel(order, number, self, self._observer, begin_s)
         self._models[number] = model
         return model

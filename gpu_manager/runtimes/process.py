@@ -169,9 +169,6 @@ class ProcessRuntime:
             except WireError as error:
                 raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
-    def host_of(self, model: WorkerHostedModel) -> HostingWorker | None:
-        return next((host for host in self._hosting if model in host.models), None)
-
     async def close(self) -> None:
         await self._pool.close()
         for host in list(self._hosting):

@@ -44,7 +44,6 @@ from torch_shim.wire.protocol import FailureKind, FrameKind
 MOST_HANDLE_CHARACTERS = 300
 # A model that leaves waits for those who copy what it has lent, for so long at most.
 _GIVEN_BACK_S = 2.0
-_MOST_TEXT = 500  # characters of a note
 
 
 class PassedData(WorkerFeature):
@@ -487,7 +486,7 @@ class DataInWorker(ModelFeature):
             # The memory is mapped no more when this is over: the manager may seal it.
             done = self.hand_over(order.handle, map_room(descriptor, order.size_bytes))
         except (BadFrame, OSError, ValueError, MemoryError, RuntimeError) as error:
-            self._note(f"data cannot be handed over: {type(error).__name__}: {error}"[:_MOST_TEXT])
+            self._note(f"data cannot be handed over: {type(error).__name__}: {error}")
         finally:
             frame.close_descriptors()
         self._tell(HandedOver(self._model, order.handle, done))
@@ -499,16 +498,14 @@ class DataInWorker(ModelFeature):
             self._device.adopt_thread()
             lent = self.lend(order.handle)
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
-            self._note(f"data cannot be lent: {type(error).__name__}: {error}"[:_MOST_TEXT])
+            self._note(f"data cannot be lent: {type(error).__name__}: {error}")
         if lent is None:
             self._tell(DataLent(self._model, order.handle, False, 0, 0, b""))
             return
-        answer = DataLent(self._model, order.handle, True, *lent[:3])
-        if lent.descriptor < 0:
-            self._tell(answer)
-            return
-        self._tell(answer, [lent.descriptor])
-        os.close(lent.descriptor)
+        descriptors = [] if lent.descriptor < 0 else [lent.descriptor]
+        self._tell(DataLent(self._model, order.handle, True, *lent[:3]), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     # -- frames of channels ---------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class HostedModel:
         self.orders: dict[type[orders.WorkerOrder], CarryOut] = {
             orders.AdmitCalls: lambda order, _: leases.admit(order.admission),
             orders.EndCalls: lambda order, _: leases.end(order.lease),
-            orders.AskComputed: lambda order, _: self._tell_computed(order.lease),
+            orders.AskComputed: self._tell_computed,
             orders.OpenChannel: self._open,
             orders.SetLimit: self._limit,
             orders.HurryLoad: lambda *_: self.urgency.hurry(),
@@ -72,10 +72,7 @@ class HostedModel:
             frames |= part.frames
         self._observers = CallObservers(self._after_call, self._note, lost, frames)
         self._channels: dict[ChannelServer, threading.Thread] = {}
-        self._settled = threading.Event()  # its load has ended, well or not
-
-    def note_settled(self) -> None:
-        self._settled.set()
+        self.settled = threading.Event()  # its load has ended, well or not
 
     def leave(self) -> bool:
         """Let every channel send its function what only this worker has; whether all have ended."""
@@ -93,7 +90,7 @@ class HostedModel:
 
         `collect` finds what a failed call left: it may refer to itself.
         """
-        self._settled.wait()
+        self.settled.wait()
         self._channels.clear()
         self.executor.leases.end_all()
         self._ran.flush()
@@ -152,9 +149,9 @@ class HostedModel:
         for part in self.parts:
             part.report(at_once=at_once)
 
-    def _tell_computed(self, lease: int) -> None:
-        computed_s = self._clocks.take(lease)
-        self._tell(orders.CallsComputed(self.number, lease, computed_s))
+    def _tell_computed(self, order: orders.AskComputed, _: Frame) -> None:
+        computed_s = self._clocks.take(order.lease)
+        self._tell(orders.CallsComputed(self.number, order.lease, computed_s))
 
     def _ended(self, lease: int) -> None:
         """Report all calls up to now, the last of this lease among them."""

@@ -19,7 +19,6 @@ import torch
 
 from gpu_manager.call_errors import ShareRefused
 from gpu_manager.cuda.context import CudaContext
-from gpu_manager.cuda.stream import CudaStream
 from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.devices.image_file import Arrival, ImageFile
 from gpu_manager.devices.paths import DeviceLink
@@ -130,11 +129,11 @@ class _WorkerLife:
             if order.slots > 1:
                 self._together.slots = SlotTurns(each)
             else:
-                self._together.take_turns(GpuTurns(each))
+                self._together.turns = GpuTurns(each)
         overhead_bytes = self._setup.overhead_bytes()
         missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
         self._tell(orders.Ready(self._missing + missing, overhead_bytes))
-        self._setup.note_assigned()
+        self._setup.assigned.set()
 
     def _load(self, order: orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
@@ -235,7 +234,7 @@ class WorkerSetup:
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
         self._is_usable = False  # the device, once it is warmed
         self._warmed = threading.Event()
-        self._assigned = threading.Event()
+        self.assigned = threading.Event()  # to a tenant; its rights are given up
 
     def warm(self, order: orders.Warm, link: DeviceLink) -> None:
         """Make the device ready, in the background; `link` is its process's to it."""
@@ -247,10 +246,6 @@ class WorkerSetup:
         """Wait until the device is ready; return what it takes of its memory without a model."""
         self._warmed.wait()
         return self.device.overhead_bytes()
-
-    def note_assigned(self) -> None:
-        """The worker belongs to a tenant now, and has given up its rights."""
-        self._assigned.set()
 
     def load(self, model: HostedModel, order: orders.LoadImage, descriptors: Sequence[int]) -> None:
         """Bring an image to the device, in the background; its bytes are copied, not looked at.
@@ -299,7 +294,7 @@ class WorkerSetup:
             time.sleep(max(0.0, begin_s + order.load_s - time.monotonic()))
             end_s = time.monotonic()
             arrival.wait_verified()
-            self._assigned.wait()
+            self.assigned.wait()
             if not self._is_usable:
                 return  # the manager knows it
             executor.images[order.digest] = placed
@@ -313,7 +308,7 @@ class WorkerSetup:
             arrival.close()
             if placed is not None and order.digest not in executor.images:
                 placed.close()
-            model.note_settled()
+            model.settled.set()
         executor.share = order.gpu_share
         executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         for part in model.parts:
@@ -354,14 +349,11 @@ def _device(order: orders.Warm, pool: MemoryPool | None, link: DeviceLink) -> Wo
     # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
     # read once, and is what torch uses on newer cards anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
-    return CudaContext(uuid, make_part=CudaStream, link=link)
+    return CudaContext(uuid, link=link)
 
 
 def _whole(work: Callable[[], None]) -> None:
-    done = False
     try:
         work()
-        done = True
-    finally:
-        if not done:
-            os._exit(1)
+    except BaseException:  # noqa: BLE001 - the process ends
+        os._exit(1)

@@ -12,9 +12,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, WeakSet
 
 from gpu_manager.worker.calls.call import CallAnswer, ChannelCall
 from gpu_manager.worker.orders import Singly
+from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Binding, TensorInput
 from gpu_manager.worker.program.tensor_specs import identity
 from torch_shim.wire.messages import FromArea, FromImage, FromKept, Number, SentTensor
@@ -191,8 +193,10 @@ class Likenesses:
     """Finds what calls have in common. Thread-safe."""
 
     def __init__(self) -> None:
+        self.equal_shapes = WeakSet[BuiltProgram]()  # whose calls run as one only with such inputs
         self._lock = threading.Lock()
-        self._bindings: OrderedDict[Hashable, int] = OrderedDict()
+        self._numbers: OrderedDict[Hashable, int] = OrderedDict()
+        self._of_bindings = WeakKeyDictionary[Binding, int]()
         self._last = 0
 
     def of(self, asked: ChannelCall) -> Hashable:
@@ -203,27 +207,28 @@ class Likenesses:
             asked.program.digest,
             0 if asked.binding is None else self._of_binding(asked.binding),
             asked.mode,
-            _inputs(asked),
+            self._inputs(asked),
             asked.terms,
         )
 
     def _of_binding(self, binding: Binding) -> int:
         """A number that bindings of the same tensors have in common."""
-        if not binding.likeness:
-            same = tuple(map(_bound, binding.given))
-            with self._lock:
-                if same not in self._bindings:
+        with self._lock:
+            number = self._of_bindings.get(binding)
+            if number is None:
+                same = tuple(map(_bound, binding.given))
+                if same not in self._numbers:
                     self._last += 1
-                    self._bindings[same] = self._last
-                    if len(self._bindings) > _MOST_BINDINGS:
-                        self._bindings.popitem(last=False)
-                binding.likeness = self._bindings[same]
-        return binding.likeness
+                    self._numbers[same] = self._last
+                    if len(self._numbers) > _MOST_BINDINGS:
+                        self._numbers.popitem(last=False)
+                number = self._of_bindings[binding] = self._numbers[same]
+            return number
 
-
-def _inputs(asked: ChannelCall) -> tuple[Hashable, ...]:
-    roughly = any(map(_is_kept, asked.inputs)) and not asked.program.merges_equal_shapes
-    return tuple(map(_roughly if roughly else _input, asked.inputs))
+    def _inputs(self, asked: ChannelCall) -> tuple[Hashable, ...]:
+        """Kept ones of any shape, unless calls of the program have failed with such."""
+        roughly = any(map(_is_kept, asked.inputs)) and asked.program not in self.equal_shapes
+        return tuple(map(_roughly if roughly else _input, asked.inputs))
 
 
 def _input(sent: SentTensor | Number | str) -> Hashable:

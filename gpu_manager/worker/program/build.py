@@ -70,8 +70,6 @@ class BuiltProgram:
         self.operators = frozenset(step.operator for step in program.steps)
         self.has_parts = bool(program.parts)
         self.source = program
-        # Whether calls of it run as one only if their inputs have the same shapes, kept ones too.
-        self.merges_equal_shapes = False
         self._table = table
         self._device = table.device
         self.constants = self.fresh_constants()

@@ -216,7 +216,6 @@ class Binding:
         self.given = given
         self.positions = positions_of(given)
         self.gone = False
-        self.likeness = 0  # a number that bindings of the same tensors have in common, once known
 
     def keeps(self, key: int) -> bool:
         return any(entry.held.key == key for entry in self.given)
