@@ -1,6 +1,6 @@
 """`python -m bench.worker_walk`: what one call runs through in a worker, as calls, files, changes.
 
-The second call of a program, from the channel's read to the answer; with the features of a worker,
+The third call of a program, from the channel's read to the answer; with the features of a worker,
 and without. Calls of our own functions on the channel's thread count; a change is a call in another
 file than the one before.
 """
@@ -18,11 +18,14 @@ import torch
 from gpu_manager.worker.features import WorkerFeature
 from gpu_manager.worker.life import FEATURES
 from tests.kit.worlds.caller import LocalWorker, program, step
+from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.programs import Ref
+from torch_shim.wire.protocol import FrameKind
 
 _ROOT = str(Path(__file__).parents[1])
 _OURS = tuple(f"{_ROOT}/{room}/" for room in ("common", "gpu_manager", "torch_shim"))
 _ARENA_BYTES = 1 << 20
+_BEFORE, _CALLS = 2, 3  # the arena and the program come first
 
 
 def main() -> None:
@@ -37,12 +40,16 @@ def main() -> None:
 
 
 def walk(features: Sequence[type[WorkerFeature]]) -> list[str]:
-    """The file of each call, in order, while the worker answers the second call of a program."""
-    files: list[str] = []
+    """The file of each call, in order, while the worker answers the third call of a program."""
+    requests: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_OURS):
-            files.append(frame.f_code.co_filename)
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_OURS):
+            if code is FrameSocket.receive.__code__:
+                requests.append([])
+            if requests:
+                requests[-1].append(code.co_filename)
 
     worker = LocalWorker(features=features)
     doubled = program(step("o:mul", Ref(0), 2), output=[Ref(1)])
@@ -52,11 +59,12 @@ def walk(features: Sequence[type[WorkerFeature]]) -> list[str]:
     finally:
         threading.setprofile(None)
     with caller:
-        for _ in range(3):
-            files.clear()
+        caller.define(doubled)
+        for _ in range(_CALLS):
             caller.call(doubled, torch.ones(64))
+        caller.ask(FrameKind.DROP, [])  # when it is read, the last call is over
     worker.join()
-    return files
+    return requests[_BEFORE + _CALLS - 1]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench.measure.report import MeasurementFailed
 from bench.neighbours.job_node import CallsJob, JobNode
 
-# Calls after which a worker has reported what its model uses; see gpu_manager/worker/usage.py.
+# Calls after which a worker has reported what its model uses: gpu_manager/worker/program/usage.py.
 _CALLS_TO_METRICS = 8
 _MOST_ROUNDS = 20
 

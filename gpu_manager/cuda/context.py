@@ -1,10 +1,10 @@
-"""A real GPU: one CUDA context, used on torch's current stream."""
+"""A real GPU: one CUDA context, used on torch's current stream or on a stream for each model."""
 
-import contextlib
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -12,8 +12,13 @@ from typing import Any, TypeVar
 import pynvml  # type: ignore[import-untyped]  # NVIDIA gives it no types
 import torch
 
-from gpu_manager.call_errors import CannotBorrow, ContextLost, OutOfMemory, clear_frames
-from gpu_manager.cuda.graphs import CudaRecorder
+from gpu_manager.call_errors import (
+    CannotBorrow,
+    CannotRecord,
+    ContextLost,
+    OutOfMemory,
+    clear_frames,
+)
 from gpu_manager.cuda.libraries import (
     CudaRuntime,
     lacks_memory,
@@ -106,7 +111,6 @@ def _by_process(nvml: Any, handle: Any) -> dict[int, int]:
 
 
 Account = Callable[[str], DriverAccount]
-MakePart = Callable[["CudaContext", Any, Callable[[Any], None]], "CudaContext"]
 
 
 def clear_workspaces() -> None:
@@ -129,13 +133,9 @@ class CudaContext:
         runtime: CudaRuntime | None = None,
         account: Account = read_account,
         clear_workspaces: Callable[[], None] = clear_workspaces,
-        make_part: MakePart | None = None,
         link: DeviceLink | None = None,
     ) -> None:
-        """All but the UUID, `make_part` and `link` stand in for a GPU in tests.
-
-        `make_part` makes a part for one of several models, which has a stream, and gives it back.
-        """
+        """All but the UUID and `link` stand in for a GPU in tests."""
         self.link = link or DeviceLink()
         self.device = device
         self._uuid = uuid
@@ -143,7 +143,6 @@ class CudaContext:
         self._runtime = runtime or loaded_runtime()
         self._account = account
         self._clear_workspaces = clear_workspaces
-        self._make_part = make_part
         self.sms = SmShare(SmPartitions(), cuda, self.device)
         self._free_streams: list[Any] = []  # of models that have left
         self.idle_memory = IdleTimer(_KEPT_FREE_S, self.release)  # gives back what calls have left
@@ -180,9 +179,8 @@ class CudaContext:
 
     def part(self, model: int) -> "CudaContext":  # noqa: ARG002 - the driver knows no models
         """A stream for one of several models, which another one may have had before."""
-        assert self._make_part is not None, "a worker for several models can make parts"
         stream = self._free_streams.pop() if self._free_streams else self._own_stream()
-        return self._make_part(self, stream, self._free_streams.append)
+        return CudaStream(self, stream, self._free_streams.append)
 
     def ingredients(self) -> dict[str, Any]:
         return {
@@ -275,7 +273,7 @@ class CudaContext:
         if not size_bytes:
             return torch.empty(0, device=self.device).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        with self._faults_told(), self.link.copying_input(size_bytes, self._wait):
+        with self._copying_input(size_bytes):
             there = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
             return there.copy_(found, non_blocking=True).untyped_storage()
 
@@ -292,12 +290,12 @@ class CudaContext:
 
     def unpark(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         size = storage.nbytes()
-        with self._faults_told(), self.link.copying_input(size, self._wait):
+        with self._copying_input(size):
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        with self._faults_told():
+        with self._mine(), self._faults_told():
             size = storage.nbytes()
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             return there.copy_(storage, non_blocking=False)
@@ -307,7 +305,7 @@ class CudaContext:
 
     def open_lent(self, lent: LentStorage, *, same_gpu: bool) -> Borrowed:
         size = lent.size_bytes
-        with self._faults_told(), self.link.copying_input(0 if same_gpu else size, self._wait):
+        with self._copying_input(0 if same_gpu else size):
             there = torch.empty(size, dtype=torch.uint8, device=self.device).untyped_storage()
             stream = self._cuda.current_stream(self.device).cuda_stream
             begin = begin_copy(self._runtime, lent, there, stream)
@@ -364,12 +362,21 @@ class CudaContext:
 
     def _unpin(self, view: torch.Tensor) -> None:
         # After a lasting fault of the GPU the pages are given back with the process, which ends.
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             self._cuda.synchronize()  # a call that failed may have left a copy under way
             self._runtime.unpin(view.data_ptr())
             self._pinned_bytes -= view.numel()
 
-    @contextlib.contextmanager
+    @contextmanager
+    def _copying_input(self, size_bytes: int) -> Iterator[None]:
+        with self._mine(), self._faults_told(), self.link.copying_input(size_bytes, self._wait):
+            yield
+
+    def _mine(self) -> AbstractContextManager[object]:
+        """Where work goes to the model's own stream: here it goes to the thread's."""
+        return nullcontext()
+
+    @contextmanager
     def _faults_told(self) -> Iterator[None]:
         """Turn a lack of memory into OutOfMemory, and a fault that lasts into ContextLost."""
         try:
@@ -407,7 +414,92 @@ class CudaContext:
         return ""
 
 
-@contextlib.contextmanager
+class CudaStream(CudaContext):
+    """The part of a context that one model has: a stream, the memory of that, a limit.
+
+    torch's allocator never gives one stream the segments of another, so that those of the model's
+    stream are its memory, as the driver sees it. Calls of other models run meanwhile. Not a pool
+    (`MemPool`) for each: while one thread uses any, torch aborts where another gives memory back.
+    """
+
+    def __init__(self, whole: CudaContext, stream: Any, give_back: Callable[[Any], None]) -> None:
+        """`give_back` takes the stream when the model has left: libraries keep memory for each."""
+        super().__init__(**whole.ingredients())
+        # While one model records, torch aborts where another one gives memory back.
+        self.recorder = self._usual_recorder = None
+        self.total_bytes = whole.total_bytes
+        self.accounting = whole.accounting
+        self.sms = SmShare(whole.sms.partitions, self._cuda, self.device)
+        self._copies.set()  # its context made them possible
+        self.idle_memory = whole.idle_memory
+        self._stream = self._plain = stream
+        self._give_back = give_back
+
+    def use_share(self, share: float) -> None:
+        """Have a stream of a green context instead of the usual one."""
+        super().use_share(share)
+        if self.sms.stream is not None:
+            self._give_back(self._plain)
+            self._plain, self._stream = None, self.sms.stream
+
+    def serve(self, share: float, threads: int) -> None:  # noqa: ARG002 - none of them computes
+        if self.sms.use(share):
+            self._stream = self._plain if self.sms.stream is None else self.sms.stream
+        self.adopt_thread()
+
+    def adopt_thread(self) -> None:
+        self._cuda.set_stream(self._stream)
+
+    def used_bytes(self) -> int:
+        """What a call has left on a share's stream is counted to the next model on that stream."""
+        own = {each.cuda_stream for each in (self._plain, self._stream) if each is not None}
+        segments = self._cuda.memory_snapshot(include_traces=False)
+        return sum(int(each["total_size"]) for each in segments if each["stream"] in own)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Note the limit, which a measured call is held to; the allocator knows only processes."""
+        self._limit_bytes = limit_bytes
+
+    def after_call(self) -> None:
+        """Give back what no call of the last second used, for all models of the process."""
+        self.idle_memory.ask()
+
+    def clear(self) -> None:
+        """Give back everything: the stream goes to the next model."""
+        self._wait()
+        self._limit_bytes = 0
+        self.release()
+        if self._plain is not None:
+            self._give_back(self._plain)
+        self.sms.give_back()
+
+    def load(self, image: ImageFile) -> list[torch.UntypedStorage]:
+        with self._mine():
+            return super().load(image)
+
+    def run(self, work: Callable[[], Result], *, measure: bool) -> tuple[Result, int]:
+        with self._mine(), self._faults_told():
+            result = work()
+            self._wait()
+        return result, self.used_bytes() if measure else 0
+
+    def _mine(self) -> AbstractContextManager[object]:
+        stream: AbstractContextManager[object] = self._cuda.stream(self._stream)
+        return stream
+
+    def _wait(self) -> None:
+        self._stream.synchronize()
+
+    def _need_bytes(self) -> int:
+        return self.used_bytes()
+
+    def _short(self, need_bytes: int, detail: str) -> OutOfMemory:
+        """The process's limit is reached: by others if the model's own one is not."""
+        by_others = need_bytes <= self._limit_bytes
+        return OutOfMemory(need_bytes, detail, by_others=by_others)
+
+
+@contextmanager
 def _shortage_told() -> Iterator[None]:
     """Have a lack of memory be torch's error of that name, whatever torch made of it."""
     try:
@@ -464,3 +556,91 @@ def begin_copy(
 
 def _nothing(_uses: int) -> None:
     """A name is not taken back: the lender keeps the memory until it is copied."""
+
+
+# CUDA graphs: work recorded once and replayed as one launch; how a failed recording ends.
+
+
+class CudaRecorder:
+    """Recordings that share one pool of memory: the results of one are read before the next.
+
+    They share a stream, too: torch gives memory of a pool only to the stream that had it before,
+    and cuBLAS has a workspace for each stream.
+    """
+
+    def __init__(self, cuda: Any, runtime: CudaRuntime) -> None:
+        """`cuda` is torch's module."""
+        self._cuda = cuda
+        self._runtime = runtime
+        self._pool: Any = None
+        self._stream: Any = None  # a recording's end takes it out of capture, however it ends
+
+    def record(self, work: Callable[[], Result]) -> tuple[Any, Result]:
+        cuda = self._cuda
+        current = cuda.current_stream()
+        if self._stream is None:
+            self._stream = cuda.ExternalStream(self._runtime.make_stream())
+            # Else torch makes one, and with it all of its own streams: 70 MiB of the GPU.
+            cuda.graph.default_capture_stream = self._stream
+        self._stream.wait_stream(current)
+        try:
+            with cuda.stream(self._stream):
+                work()
+        except RuntimeError as error:
+            clear_frames(error)
+            raise _reason(error) from error
+        finally:
+            current.wait_stream(self._stream)
+        cuda.synchronize()
+        if self._pool is None:
+            self._pool = cuda.graph_pool_handle()
+        graph = cuda.CUDAGraph()
+        where = {"pool": self._pool, "stream": self._stream}
+        try:
+            with cuda.graph(graph, **where, capture_error_mode="thread_local"):
+                result = work()
+        except RuntimeError as error:
+            clear_frames(error)
+            graph.reset()  # it gives up the pool where it can: the rest is done below
+            del graph  # the error's traceback would keep it, and what it has of the GPU's memory
+            self._undo(current)
+            raise _reason(error) from error
+        return graph, result
+
+    def _undo(self, current: Any) -> None:
+        """Have everything be as before a recording that ended in the middle.
+
+        torch leaves the thread on the recording's stream, the allocator at the recording's pool
+        and the generator in recording: the next call that draws a number would fail.
+        """
+        cuda = self._cuda
+        cuda.set_stream(current)
+        self._runtime.clear_error()
+        device = cuda.current_device()
+        pool, self._pool = self._pool, None  # recordings that were made keep theirs
+        _leave_pool(cuda, device, pool)
+        generator = cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())  # a copy is in no recording
+        cuda.synchronize()
+
+
+def _leave_pool(cuda: Any, device: int, pool: Any) -> None:
+    """Have torch's allocator leave a pool whose recording did not come to its end.
+
+    torch 2.11 does neither of the two then, and the pool's memory would be in use for ever.
+    """
+    try:
+        cuda.memory._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - it has no public name
+    except RuntimeError:
+        return  # the recording's end has done both, or its begin none: the count is not ours
+    cuda.memory._cuda_releasePool(device, pool)  # noqa: SLF001 - it has no public name
+
+
+def _reason(error: RuntimeError) -> Exception:
+    """A lack of memory may lie behind: the recording's end fails too, and hides what ended it."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if lacks_memory(behind):
+            return torch.OutOfMemoryError(str(error))
+        behind = behind.__cause__ or behind.__context__
+    return CannotRecord(str(error)[:200])

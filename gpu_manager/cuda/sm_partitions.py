@@ -10,7 +10,6 @@ on the whole GPU anyway. An H200 has run it (`tests/gpu`): a quarter takes about
 import importlib
 import threading
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -110,7 +109,8 @@ class SmPartitions:
 
     def _bindings(self) -> Any:
         if self._driver is None:
-            self._driver = _imported()
+            # They come with torch's builds for CUDA; others lack them.
+            self._driver = importlib.import_module(_BINDINGS)
         return self._driver
 
     @staticmethod
@@ -119,11 +119,6 @@ class SmPartitions:
         if int(status) != _SUCCESS:
             raise RuntimeError(f"the driver says {getattr(status, 'name', status)}")
         return found[0] if len(found) == 1 else found
-
-
-def _imported() -> ModuleType:
-    """NVIDIA's bindings, which come with torch's builds for CUDA, and which others lack."""
-    return importlib.import_module(_BINDINGS)
 
 
 class SmShare:

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -148,7 +148,8 @@ class _Buffer:
 
     def __init__(self, runtime: CudaRuntime, size_bytes: int) -> None:
         self._memory = mmap.mmap(-1, size_bytes)
-        _advise(self._memory.madvise)
+        with suppress(OSError):  # a kernel without huge pages
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._memory)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.copied: Any = None  # the event after which the GPU has its last piece
@@ -165,13 +166,6 @@ class _Buffer:
         """Unpin it. The memory goes when nothing refers to it."""
         self._unpin()
         self.pinned = False
-
-
-def _advise(madvise: Callable[[int], None]) -> None:
-    try:
-        madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        return  # a kernel without huge pages
 
 
 def _read(place: memoryview, descriptor: int, offset: int) -> None:

@@ -23,73 +23,94 @@ _MOST_BYTES, _LEAST_BYTES = 1 << 38, 1 << 32
 class MemoryPool:
     """Where this process's tensors come from, once it is installed. Thread-safe.
 
-    A model is a number from 1; what no model asked for is number 0's.
+    It shrinks after calls to its floor, and to nothing when no call comes for long. Then malloc
+    gives back what the threads of many models left in its arenas, too.
     """
 
     def __init__(self, library: Path) -> None:
         """Load the library, which changes nothing yet."""
-        self._calls = ctypes.CDLL(str(library))
+        self.calls = ctypes.CDLL(str(library))
         for name in ("used_by", "peak_of", "forget", "used", "take_peak", "trim"):
-            getattr(self._calls, f"gpufaas_pool_{name}").restype = ctypes.c_size_t
-        self._installed = False
+            getattr(self.calls, f"gpufaas_pool_{name}").restype = ctypes.c_size_t
+        self.is_installed = False
+        self._floor = PoolFloor()
+        self._lock = threading.Lock()
+        self._used = threading.Event()
+        self._together_bytes = 0
+        self._weights_bytes: dict[int, int] = {}
 
     def install(self) -> None:
         """Have torch take every tensor from the pool from now on; without effect if it does."""
+        if self.is_installed:
+            return
         size_bytes = _MOST_BYTES
-        while not self._installed:
-            if self._calls.gpufaas_pool_install(ctypes.c_size_t(size_bytes)):
-                self._installed = True
-            elif size_bytes <= _LEAST_BYTES:
+        while not self.calls.gpufaas_pool_install(ctypes.c_size_t(size_bytes)):
+            if size_bytes <= _LEAST_BYTES:
                 raise MemoryError(f"no address space for a pool of {size_bytes} bytes")
             size_bytes //= 2
-
-    @contextmanager
-    def of(self, model: int) -> Iterator[None]:
-        """What this thread allocates meanwhile is the model's."""
-        before = self._calls.gpufaas_pool_enter(model)
-        try:
-            yield
-        finally:
-            self._calls.gpufaas_pool_leave(model, before)
-
-    def adopt_thread(self, model: int) -> None:
-        self._calls.gpufaas_pool_adopt_thread(model)
-
-    def limit(self, model: int, limit_bytes: int) -> None:
-        self._calls.gpufaas_pool_limit(model, ctypes.c_size_t(limit_bytes))
-
-    def limit_together(self, most_bytes: int) -> None:
-        """Refuse all models more than this at once from now on, as memory that others have."""
-        self._calls.gpufaas_pool_limit_together(ctypes.c_size_t(most_bytes))
-
-    def used_by(self, model: int) -> int:
-        return int(self._calls.gpufaas_pool_used_by(model))
-
-    def watch(self, model: int) -> None:
-        self._calls.gpufaas_pool_watch(model)
-
-    def peak_of(self, model: int) -> int:
-        return int(self._calls.gpufaas_pool_peak_of(model))
-
-    def forget(self, model: int) -> int:
-        """Close the account of a model that has left; return the bytes that it still has."""
-        return int(self._calls.gpufaas_pool_forget(model))
+        self.is_installed = True
+        threading.Thread(target=self._shrink_when_idle, name="pool", daemon=True).start()
 
     @property
     def used_bytes(self) -> int:
         """The bytes of all blocks in use, each in whole pages if it is large."""
-        return int(self._calls.gpufaas_pool_used())
-
-    def take_peak(self) -> int:
-        """The most bytes in use since this was last asked."""
-        return int(self._calls.gpufaas_pool_take_peak())
+        return int(self.calls.gpufaas_pool_used())
 
     def trim(self, keep_bytes: int) -> int:
         """Give free pages back to the system until at most `keep_bytes` are kept; return how many.
 
         Blocks that are smaller than a page cannot be given back alone.
         """
-        return int(self._calls.gpufaas_pool_trim(ctypes.c_size_t(keep_bytes)))
+        with self._lock:
+            return self._trim(keep_bytes)
+
+    def shrink(self) -> None:
+        """After a call: keep only as much as the calls of the last seconds used at once."""
+        self._shrink_to_floor(int(self.calls.gpufaas_pool_take_peak()))
+        self._used.set()
+
+    def limit_together(self, most_bytes: int) -> None:
+        """Let all models have no more than this at once, their weights included.
+
+        What goes beyond is refused as memory that others have.
+        """
+        with self._lock:
+            self._together_bytes = most_bytes
+            self._limit()
+
+    def note_weights(self, model: int, weights_bytes: int) -> None:
+        """Count this model's weights, which lie outside, among what all may have."""
+        with self._lock:
+            self._weights_bytes[model] = weights_bytes
+            if not weights_bytes:
+                del self._weights_bytes[model]
+            if self._together_bytes:
+                self._limit()
+
+    def _limit(self) -> None:
+        outside_bytes = sum(self._weights_bytes.values())
+        room_bytes = max(0, self._together_bytes - outside_bytes)
+        self.calls.gpufaas_pool_limit_together(ctypes.c_size_t(room_bytes))
+
+    def _trim(self, keep_bytes: int) -> int:
+        return int(self.calls.gpufaas_pool_trim(ctypes.c_size_t(keep_bytes)))
+
+    def _shrink_to_floor(self, used_bytes: int) -> int:
+        """Keep the floor, for so many bytes in use now; return it."""
+        with self._lock:
+            floor_bytes = self._floor.used(used_bytes, time.monotonic())
+            self._trim(max(0, floor_bytes - self.used_bytes))
+        return floor_bytes
+
+    def _shrink_when_idle(self) -> None:
+        while True:
+            self._used.wait()
+            self._used.clear()
+            time.sleep(self._floor.window_s)
+            if self._shrink_to_floor(0):
+                self._used.set()  # look again: the floor falls
+            else:
+                trim_malloc()
 
 
 _WINDOW_S = 1.0
@@ -117,110 +138,56 @@ class PoolFloor:
         self._ends_s = now_s + self.window_s
 
 
-class SharedPool:
-    """A pool that shrinks after calls to its floor, and to nothing when no call comes for long.
-
-    Then malloc gives back what the threads of many models left in its arenas, too.
-    """
-
-    def __init__(self, pool: MemoryPool) -> None:
-        """Install the pool: all tensors of the process come from it from now on."""
-        self.pool = pool
-        self._floor = PoolFloor()
-        self._lock = threading.Lock()
-        self._used = threading.Event()
-        self._together_bytes = 0
-        self._weights_bytes: dict[int, int] = {}
-        pool.install()
-        threading.Thread(target=self._shrink_when_idle, name="pool", daemon=True).start()
-
-    def shrink(self) -> None:
-        """After a call: keep only as much as the calls of the last seconds used at once."""
-        with self._lock:
-            floor_bytes = self._floor.used(self.pool.take_peak(), time.monotonic())
-            self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
-        self._used.set()
-
-    def limit_together(self, most_bytes: int) -> None:
-        """Let all models have no more than this at once, their weights included."""
-        with self._lock:
-            self._together_bytes = most_bytes
-            self._limit()
-
-    def note_weights(self, model: int, weights_bytes: int) -> None:
-        """Count this model's weights, which lie outside, among what all may have."""
-        with self._lock:
-            self._weights_bytes[model] = weights_bytes
-            if not weights_bytes:
-                del self._weights_bytes[model]
-            if self._together_bytes:
-                self._limit()
-
-    def _limit(self) -> None:
-        outside_bytes = sum(self._weights_bytes.values())
-        self.pool.limit_together(max(0, self._together_bytes - outside_bytes))
-
-    def shrink_to(self, keep_bytes: int) -> None:
-        with self._lock:
-            self.pool.trim(keep_bytes)
-
-    def _shrink_when_idle(self) -> None:
-        while True:
-            self._used.wait()
-            self._used.clear()
-            time.sleep(self._floor.window_s)
-            with self._lock:
-                floor_bytes = self._floor.used(0, time.monotonic())
-                self.pool.trim(max(0, floor_bytes - self.pool.used_bytes))
-            if floor_bytes:
-                self._used.set()  # look again: the floor falls
-            else:
-                trim_malloc()
-
-
 class PooledMemory:
-    """What one model has of a pool that other models of the process use as well."""
+    """What one model has of a pool that other models of the process use as well.
+
+    A model is a number from 1; what no model asked for is number 0's.
+    """
 
     gives_back = True
 
-    def __init__(self, shared: SharedPool, model: int) -> None:
-        self._shared = shared
-        self._pool = shared.pool
+    def __init__(self, pool: MemoryPool, model: int) -> None:
+        self._pool = pool
+        self._calls = pool.calls
         self._model = model
 
     def used_bytes(self) -> int:
-        return self._pool.used_by(self._model)
+        return int(self._calls.gpufaas_pool_used_by(self._model))
 
     def limit(self, most_bytes: int) -> None:
-        self._pool.limit(self._model, most_bytes)
+        self._calls.gpufaas_pool_limit(self._model, ctypes.c_size_t(most_bytes))
 
     def note_weights(self, weights_bytes: int) -> None:
-        self._shared.note_weights(self._model, weights_bytes)
+        self._pool.note_weights(self._model, weights_bytes)
 
     def lift(self) -> None:
-        self._shared.note_weights(self._model, 0)
-        self._pool.forget(self._model)
+        """Close the account of a model that has left."""
+        self._pool.note_weights(self._model, 0)
+        self._calls.gpufaas_pool_forget(self._model)
 
     def watch(self) -> None:
-        self._pool.watch(self._model)
+        self._calls.gpufaas_pool_watch(self._model)
 
     def peak_bytes(self) -> int:
-        return self._pool.peak_of(self._model)
+        return int(self._calls.gpufaas_pool_peak_of(self._model))
 
     def release(self) -> None:
-        self._shared.shrink_to(0)
+        self._pool.trim(0)
 
     def after_call(self) -> None:
-        self._shared.shrink()
+        self._pool.shrink()
 
     def adopt_thread(self) -> None:
-        self._pool.adopt_thread(self._model)
+        self._calls.gpufaas_pool_adopt_thread(self._model)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Charge the model with what threads without a model take, while no other one computes."""
-        with self._pool.of(self._model):
+        before = self._calls.gpufaas_pool_enter(self._model)
+        try:
             yield
+        finally:
+            self._calls.gpufaas_pool_leave(self._model, before)
 
 
 # The pool's library is compiled for this machine's torch, once, and kept in the user's cache.

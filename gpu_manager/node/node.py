@@ -34,6 +34,7 @@ from gpu_manager.runtimes.runtime import (
     Runtime,
 )
 from gpu_manager.weights.store import WeightStore
+from gpu_manager.worker.orders import CallsRan
 from scheduler.api import (
     Demote,
     DemoteStored,
@@ -160,49 +161,31 @@ class GpuNode(Observer):
         if held is not None:
             self.leases.called_first(held, session)
 
-    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        held = self.leases.of(hosted, lease)
-        if held is not None:
-            held.note_use(self._loop.time(), run_s, session)
-
-    def ran(
-        self,
-        hosted: HostedModel,
-        lease: int,
-        batch: int,
-        run_s: float,
-        peak_bytes: int,
-        calls: int = 1,
-        held_bytes: int = 0,
-        together: int = 1,
-    ) -> None:
+    def ran(self, hosted: HostedModel, report: CallsRan) -> None:
         gpu = self.gpus[GpuId(hosted.order.gpu)]
         resident = gpu.resident_of(hosted)
         if resident is None:
             return
         now_s = resident.used_s = self._loop.time()
         resident.uses += 1
-        held = self.leases.of(hosted, lease)
+        held = self.leases.of(hosted, report.lease)
         if held is not None:
-            if not held.is_divided:  # else its sessions' calls are reported, too
-                held.note_use(now_s, run_s)
+            held.note_use(now_s, report.run_s, report.session)
             if self.leases.contended:
                 self.leases.check()
-        needed_bytes, news = gpu.measured_run(resident, peak_bytes, held_bytes)
+        needed_bytes, news = gpu.measured_run(resident, report.peak_bytes, report.held_bytes)
         if news:
             self.resync()
-        self.meters.ran(gpu.id, resident.model, calls, run_s)
+        self.meters.ran(gpu.id, resident.model, report.calls, report.run_s)
         slot, configuration = gpu.slot, None  # where the lease is not known any more
         if held is not None:
             slot, configuration = held.live.slot, held.live.configuration
-        kind = RunKind(slot, resident.model, max(1, batch), configuration, together)
-        self._runs.ran(kind, run_s, needed_bytes)
-
-    def used(self, hosted: HostedModel, counted: Sequence[float]) -> None:
-        gpu = self.gpus[GpuId(hosted.order.gpu)]
-        if counted and gpu.resident_of(hosted) is not None:
+        batch, together = max(1, report.batch), max(1, report.together)
+        kind = RunKind(slot, resident.model, batch, configuration, together)
+        self._runs.ran(kind, report.run_s, needed_bytes)
+        if report.metrics:
             alone = len(self.leases.on(gpu.id)) <= 1
-            self._runs.used(gpu.device, ModelId(hosted.order.model), counted, alone=alone)
+            self._runs.used(gpu.device, resident.model, report.metrics, alone=alone)
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         held = self.leases.of(hosted, lease)

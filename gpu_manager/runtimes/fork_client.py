@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import gpu_manager
-from common.liveness import LivenessTimes, until_frozen
+from common.liveness import Answers, LivenessTimes, until_frozen
 from common.time_limits import time_limit
 from gpu_manager.errors import NoWorker
 from gpu_manager.frame_stream import FrameStream
@@ -43,6 +43,7 @@ class ForkedWorker:
         self.exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = pidfd
         self.stream = FrameStream(connection, _MAX_REPORT_BYTES, 0, _MOST_DESCRIPTORS)
+        self._watching: asyncio.Task[None] | None = None
         loop.add_reader(pidfd, self._exit)
 
     async def send(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
@@ -65,6 +66,12 @@ class ForkedWorker:
             frame.close_descriptors()
             raise
 
+    def watch(self, times: LivenessTimes, answers: Answers | None = None) -> None:
+        """Kill the process as soon as it is frozen, from now on; this ends an earlier watch."""
+        if not self.exited.done():
+            self._unwatch()
+            self._watching = asyncio.get_running_loop().create_task(self._watch(times, answers))
+
     def kill(self, cause: str) -> None:
         """Kill the process, whatever its state; the first cause given is the one reported."""
         self.cause = self.cause or cause
@@ -86,7 +93,16 @@ class ForkedWorker:
     def close(self) -> None:
         self.stream.close()
 
+    async def _watch(self, times: LivenessTimes, answers: Answers | None) -> None:
+        self.kill(f"it {await until_frozen(self.pid, answers, times)}")
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None  # a cancelled task refers to all that it worked with
+
     def _exit(self) -> None:
+        self._unwatch()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
         os.close(self._pidfd)

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec import structs
 
-from common.liveness import LivenessTimes, until_frozen
 from common.tasks import BackgroundTasks
 from common.telemetry.traces import trace_of
 from common.time_limits import time_limit
@@ -75,7 +74,7 @@ class WorkerHostedModel(HostedModel):
         loop = asyncio.get_running_loop()
         self.number = number
         self.order = order
-        self._host = host
+        self.hosting = host
         self.worker = host.worker  # it may run other models of the tenant, too
         self.id = HostedId(f"{self.worker.name}.{number}")
         self.host: HostProcess = HostProcess(host.worker.pid)
@@ -108,16 +107,16 @@ class WorkerHostedModel(HostedModel):
         """
         urgency = self.order.urgency
         told_ahead = urgency.is_ahead
-        await send_image(self.worker, self.number, self.order, shared=self._host.shared)
+        await send_image(self.worker, self.number, self.order, shared=self.hosting.shared)
         urgency.listen(self._hurry)
         try:
             if told_ahead:
                 self._hurry(urgency.rank)
-            await self._host.assign(assign)
+            await self.hosting.assign(assign)
             answer = await asyncio.shield(self._loaded)
         finally:
             urgency.ignore(self._hurry)
-        self.overhead_bytes = self._host.overhead_bytes
+        self.overhead_bytes = self.hosting.overhead_bytes
         self.memory_bytes, self.load_s = answer.memory_bytes, answer.load_s
         self.load_spans = [*self.load_spans, *spans_of(answer, self._begin_s)]
 
@@ -131,7 +130,7 @@ class WorkerHostedModel(HostedModel):
         if self.closed.done() or self.leaves:
             return
         self.leaves = True
-        if self._host.others(self):
+        if self.hosting.others(self):
             self._drop()
         else:
             self.worker.kill("the load failed")
@@ -173,7 +172,7 @@ class WorkerHostedModel(HostedModel):
             self.worker.send_now(order, descriptors)
 
     async def heard(self) -> None:
-        await self._host.heard()
+        await self.hosting.heard()
 
     # -- how it leaves --------------------------------------------------------------------------
 
@@ -182,10 +181,10 @@ class WorkerHostedModel(HostedModel):
 
         Functions are sent first what only the worker has, such as the cache of a text under way.
         """
-        if self._host.others(self):
+        if self.hosting.others(self):
             await self._leave(self._drop, _DROPPING_S)
         else:
-            await self._leave(self._host.stop, _LEAVING_S)
+            await self._leave(self.hosting.stop, _LEAVING_S)
         return self.memory_bytes
 
     async def empty(self) -> EmptyHost | None:
@@ -207,7 +206,7 @@ class WorkerHostedModel(HostedModel):
             ending.set_result(None)
         self._ending.clear()
         self._pressures.cancel()
-        self._host.forget(self)
+        self.hosting.forget(self)
         self.closed.set_result(cause)
         if not self.leaves:
             log.warning("worker %s of %s: %s", self.worker.name, self.order.model, cause)
@@ -239,13 +238,8 @@ class WorkerHostedModel(HostedModel):
             out_of_memory = order.out_of_memory
             self.fail(LoadFailure(self.worker.name, order.detail, out_of_memory=out_of_memory))
         elif isinstance(order, orders.CallsRan):
-            if order.session:
-                self._observer.called(self, order.lease, order.session, order.run_s)
             self.memory_bytes = max(self.memory_bytes, order.peak_bytes)
-            peak_bytes, held_bytes = self.memory_bytes, order.held_bytes
-            ran = order.lease, order.batch, order.run_s, peak_bytes, order.calls, held_bytes
-            self._observer.ran(self, *ran, together=max(1, order.together))
-            self._observer.used(self, order.metrics)
+            self._observer.ran(self, structs.replace(order, peak_bytes=self.memory_bytes))
         elif isinstance(order, orders.CallsMerged):
             self._observer.merged(self, merged_sums(order))
         elif isinstance(order, orders.CallsClaimed):
@@ -310,7 +304,6 @@ class HostingWorker:
         loop = asyncio.get_running_loop()
         self._assigned: asyncio.Future[None] = loop.create_future()
         self.over = loop.create_task(self._listen())
-        self._watching: asyncio.Task[None] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -351,10 +344,6 @@ class HostingWorker:
             await self.worker.send(assign, (*self._paths.descriptors, *turns))
         await asyncio.shield(self._assigned)
 
-    def watch(self, times: LivenessTimes) -> None:
-        """Kill the worker as soon as it is frozen, from now on until its end."""
-        self._watching = asyncio.get_running_loop().create_task(self._watch(times))
-
     def others(self, model: WorkerHostedModel) -> bool:
         """Whether the worker has other models, which stay."""
         return any(not each.leaves for each in self._models.values() if each is not model)
@@ -367,6 +356,12 @@ class HostingWorker:
         self._answering.append(answer)
         self.worker.send_now(orders.EndCalls(_NO_MODEL, _NO_LEASE))
         await asyncio.wait({answer, self.over}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def answers(self) -> bool:
+        """Whether the worker answers, if calls may wait for it."""
+        if self.suspects and self.is_open:
+            await self.heard()
+        return True
 
     def stop(self) -> None:
         """Have the worker end; it sends functions first what only it has."""
@@ -459,9 +454,6 @@ class HostingWorker:
     def _close(self, cause: str) -> None:
         self.broken_by = [] if self._ends else self.suspects  # an end by order is nobody's fault
         self._ends = True
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None  # a cancelled task refers to all that it worked with
         self._fail_all(ConnectionLost(cause))
         for model in self.models:
             model.close(cause)
@@ -471,16 +463,6 @@ class HostingWorker:
             if not left.is_ending:
                 log.warning("the empty worker %s ended: %s", self.worker.name, cause)
                 self._observer.context_lost(left, cause)
-
-    async def _watch(self, times: LivenessTimes) -> None:
-        why = await until_frozen(self.worker.pid, self._answers, times)
-        self.worker.kill(f"it {why}")
-
-    async def _answers(self) -> bool:
-        """Whether the worker answers, if calls may wait for it."""
-        if self.suspects and self.is_open:
-            await self.heard()
-        return True
 
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.

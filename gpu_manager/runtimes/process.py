@@ -128,9 +128,6 @@ class ProcessRuntime:
             except WireError as error:
                 raise NoWorker(order.model, f"lost twice while loading: {error}") from error
 
-    def host_of(self, model: WorkerHostedModel) -> HostingWorker | None:
-        return next((host for host in self._hosting if model in host.models), None)
-
     async def close(self) -> None:
         await self._pool.close()
         for host in list(self._hosting):
@@ -171,7 +168,7 @@ class ProcessRuntime:
         host = HostingWorker(order, worker, self._observer, shared=shared)
         self._hosting.add(host)
         host.over.add_done_callback(lambda _: self._hosting.discard(host))
-        host.watch(self._settings.liveness)
+        worker.watch(self._settings.liveness, host.answers)
         model = host.add(order, begin_s)
         await self._load(model, assign)
         return model

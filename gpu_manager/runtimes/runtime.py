@@ -14,7 +14,7 @@ from typing import NamedTuple, NewType, Protocol
 from gpu_manager.devices.loads import LoadProgress, LoadUrgency
 from gpu_manager.devices.paths import GpuPaths
 from gpu_manager.weights.image_requests import ImageFeed
-from gpu_manager.worker.orders import Admission, WorkerOrder
+from gpu_manager.worker.orders import Admission, CallsRan, WorkerOrder
 
 HostedId = NewType("HostedId", str)
 
@@ -204,30 +204,8 @@ class Observer:
 
     features: Sequence[NodeFeature] = ()  # receive the reports about what the core does not know
 
-    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        """Record that successful calls were this session's, which has a part of its lease.
-
-        Only of a lease that was admitted as divided; `ran` reports the same calls.
-        """
-
-    def ran(
-        self,
-        hosted: HostedModel,
-        lease: int,
-        batch: int,
-        run_s: float,
-        peak_bytes: int,
-        calls: int = 1,
-        held_bytes: int = 0,
-        together: int = 1,
-    ) -> None:
-        """Handle the report of successful calls, which ran in groups of `together` as one.
-
-        `peak_bytes` is the highest total memory of the model so far. Of a model that gives the
-        memory of calls back at once, `held_bytes` is what it has between calls; else it is 0.
-        `batch` is the first dimension of the call's largest input, 0 if there is none; `run_s` is
-        the time of each call, or its part of its group's.
-        """
+    def ran(self, hosted: HostedModel, report: CallsRan) -> None:
+        """Handle a report of successful calls; its `peak_bytes` are the model's highest so far."""
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         """Handle for how long calls ran under a lease in the model's process since it last said so.
@@ -235,9 +213,6 @@ class Observer:
         A call that still runs counts up to now; the report comes when a model is asked by
         `ask_computed`, and before the lease's end.
         """
-
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
-        """Handle what was counted of a model's use of its GPU: 13 metrics (`METRICS`), or none."""
 
     def claimed(self, hosted: HostedModel, lease: int, session: str) -> None:
         """Handle a session's first call under a lease that was admitted for its function."""

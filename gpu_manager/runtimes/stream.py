@@ -174,12 +174,10 @@ class ChosenRuntime:
 
     async def _open(self, order: LoadOrder) -> HostedModel:
         model = await self._workers.load(order, shared=True)
-        host = self._workers.host_of(model)
-        if host is not None:
-            self._hosts[order.tenant, order.gpu] = host
-            if host not in self._watched:
-                self._watched.add(host)
-                host.over.add_done_callback(lambda _: self._ended(host))
+        host = self._hosts[order.tenant, order.gpu] = model.hosting
+        if host not in self._watched:
+            self._watched.add(host)
+            host.over.add_done_callback(lambda _: self._ended(host))
         return model
 
     def _ended(self, host: HostingWorker) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,8 +25,7 @@ from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.features import AnswerFrame
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import ChannelState
-from gpu_manager.worker.program.inputs import NO_AREA, InputReader
+from gpu_manager.worker.program.inputs import NO_AREA, ChannelState, InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
@@ -85,46 +85,44 @@ class CallObservers(NamedTuple):
 # Where a result's bytes are put: the arena if there is room, else a file or the frame's body.
 
 
+@dataclass(slots=True)
 class Delivery:
     """Puts the bytes of one answer where the function reads them.
 
     With `files`, a large result goes to a file that the function gives back: `file_number`.
     """
 
-    def __init__(
-        self, device: WorkerDevice, arena: memoryview | None, files: ResultFiles | None
-    ) -> None:
-        self._device = device
-        self._arena = arena
-        self._files = files
-        self.body: Sequence[bytearray] = ()
-        self.descriptors: list[int] = []
-        self.file_number = 0
+    device: WorkerDevice
+    arena: memoryview | None
+    files: ResultFiles | None
+    body: Sequence[bytearray] = ()
+    descriptors: list[int] = field(default_factory=list)
+    file_number: int = 0
 
     def __call__(self, answer: CallAnswer) -> None:
         """Copy a result's bytes, and say in the result where they lie."""
         begun_s = time.perf_counter()
         sizes = answer.result.sizes()
         offsets, end = places_behind(answer.end_bytes, sizes)
-        if self._arena is not None and end <= len(self._arena):
+        if self.arena is not None and end <= len(self.arena):
             answer.result.place(offsets)
-            memory = self._arena
+            memory = self.arena
         else:
             answer.result.place([-1] * len(sizes))
             offsets, end = places_behind(0, sizes)
             memory = self.room(end)
         places = [memory[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
-        self._device.send(answer.result.parts, places)
+        self.device.send(answer.result.parts, places)
         answer.times[3] = time.perf_counter() - begun_s
         answer.times[1] += answer.times[3]
 
     def room(self, size_bytes: int) -> memoryview:
         """Memory of at least this size that travels with the frame."""
-        if self._arena is None:
+        if self.arena is None:
             self.body = (bytearray(size_bytes),)
             return memoryview(self.body[0])
-        if self._files is not None and size_bytes >= LEAST_FILE_BYTES:
-            file = self._files.take(size_bytes, self._device.share)
+        if self.files is not None and size_bytes >= LEAST_FILE_BYTES:
+            file = self.files.take(size_bytes, self.device.share)
             if file is not None:
                 self.file_number = file.number
                 self.descriptors = [os.dup(file.descriptor)]

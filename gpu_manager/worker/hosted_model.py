@@ -5,18 +5,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.devices.worker_device import WorkerDevice
 from gpu_manager.worker import orders
-from gpu_manager.worker.call_reports import CallSums, MemoryRequests, Tell
 from gpu_manager.worker.calls.admitted_leases import AdmittedLeases
 from gpu_manager.worker.calls.call import CallAnswer
 from gpu_manager.worker.calls.calls_together import CallsTogether
 from gpu_manager.worker.channel_server import CallObservers, ChannelServer, Programs
 from gpu_manager.worker.executor import Executor
-from gpu_manager.worker.features import AnswerFrame, CarryOut, ModelSpace, WorkerFeature
+from gpu_manager.worker.features import (
+    AnswerFrame,
+    CarryOut,
+    ModelSpace,
+    TellManager,
+    WorkerFeature,
+)
 from gpu_manager.worker.program.allowed_operators import OperatorTable
-from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from gpu_manager.worker.program.inputs import MOST_CHANNELS
 from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import FrameKind
 
@@ -29,35 +36,34 @@ class HostedModel:
 
     def __init__(
         self,
-        number: int,
+        order: orders.LoadImage,
         device: WorkerDevice,
         table: OperatorTable,
         together: CallsTogether,
-        tell: Tell,
+        tell: TellManager,
         lost: Callable[[], object],
-        urgency: LoadUrgency,
         features: Sequence[WorkerFeature] = (),
     ) -> None:
         """`device` is this model's alone; `lost` ends the worker."""
-        self.number = number
+        self.number = number = order.model
         self.device = device
-        self.urgency = urgency
+        self.urgency = LoadUrgency(ahead=order.ahead)
         self._clocks = together.clocks
         leases = AdmittedLeases(self._ended, self._claimed, together.clocks)
         self.relief = MemoryRequests(number, tell)
         self.executor = Executor(device, leases, self.relief.ask, together)
         self._programs = Programs(table)
         self._tell = tell
-        self._ran = CallSums(number, self.executor.usage, tell)
+        self._ran = CallSums(number, self.executor, tell)
         space = ModelSpace(number, self.executor, self._note)
         self.parts = [feature.begin(space) for feature in features]
         self.orders: dict[type[orders.WorkerOrder], CarryOut] = {
             orders.AdmitCalls: lambda order, _: leases.admit(order.admission),
             orders.EndCalls: lambda order, _: leases.end(order.lease),
-            orders.AskComputed: lambda order, _: self._tell_computed(order.lease),
+            orders.AskComputed: self._tell_computed,
             orders.OpenChannel: self._open,
             orders.SetLimit: self._limit,
-            orders.HurryLoad: lambda *_: urgency.hurry(),
+            orders.HurryLoad: lambda *_: self.urgency.hurry(),
         }
         frames: dict[FrameKind, AnswerFrame] = {}
         for part in self.parts:
@@ -66,10 +72,7 @@ class HostedModel:
             frames |= part.frames
         self._observers = CallObservers(self._after_call, self._note, lost, frames)
         self._channels: dict[ChannelServer, threading.Thread] = {}
-        self._settled = threading.Event()  # its load has ended, well or not
-
-    def note_settled(self) -> None:
-        self._settled.set()
+        self.settled = threading.Event()  # its load has ended, well or not
 
     def leave(self) -> bool:
         """Let every channel send its function what only this worker has; whether all have ended."""
@@ -87,7 +90,7 @@ class HostedModel:
 
         `collect` finds what a failed call left: it may refer to itself.
         """
-        self._settled.wait()
+        self.settled.wait()
         self._channels.clear()
         self.executor.leases.end_all()
         self._ran.flush()
@@ -139,18 +142,16 @@ class HostedModel:
         server.serve()
 
     def _after_call(self, lease: int, session: str, answer: CallAnswer) -> None:
-        peak_bytes, held_bytes = self.executor.memory.peak_bytes, self.device.held_bytes()
-        weights_bytes = sum([image.total_bytes for image in self.executor.images.values()])
-        self._ran.add(lease, session, answer, peak_bytes, held_bytes, weights_bytes)
+        self._ran.add(lease, session, answer)
         self._report()
 
     def _report(self, *, at_once: bool = False) -> None:
         for part in self.parts:
             part.report(at_once=at_once)
 
-    def _tell_computed(self, lease: int) -> None:
-        computed_s = self._clocks.take(lease)
-        self._tell(orders.CallsComputed(self.number, lease, computed_s))
+    def _tell_computed(self, order: orders.AskComputed, _: Frame) -> None:
+        computed_s = self._clocks.take(order.lease)
+        self._tell(orders.CallsComputed(self.number, order.lease, computed_s))
 
     def _ended(self, lease: int) -> None:
         """Report all calls up to now, the last of this lease among them."""
@@ -164,3 +165,85 @@ class HostedModel:
 
     def _note(self, text: str, trace: str = "") -> None:
         self._tell(orders.Note(text[:_MOST_TEXT], trace))
+
+
+_INTERVAL_S = 0.02  # between two reports about calls of one lease
+_PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
+
+
+class CallSums:
+    """Sums up calls, so that many short ones do not drown the manager."""
+
+    def __init__(self, model: int, executor: Executor, tell: TellManager) -> None:
+        self._model = model
+        self._executor = executor
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._told_s = 0.0
+        self._pending: orders.CallsRan | None = None
+
+    def add(self, lease: int, session: str, answer: CallAnswer) -> None:
+        """A call of this lease ended well. The session is named if the lease is divided."""
+        executor, run_s = self._executor, answer.times[2]
+        peak_bytes, held_bytes = executor.memory.peak_bytes, executor.device.held_bytes()
+        kept_bytes = sum([image.total_bytes for image in executor.images.values()])
+        with self._lock:
+            before = self._pending
+            if before is None or not _is_like(before, lease, session, answer):
+                self._send()
+                like = self._model, lease, 0, answer.batch, 0.0, 0, 0, answer.together
+                before = orders.CallsRan(*like, [], session)
+            calls, held_bytes = before.calls + 1, max(held_bytes, before.held_bytes)
+            news = executor.usage.news(peak_bytes, held_bytes or kept_bytes)
+            self._pending = structs.replace(
+                before,
+                calls=calls,
+                run_s=before.run_s + (run_s - before.run_s) / calls,
+                peak_bytes=peak_bytes,
+                held_bytes=held_bytes,
+                metrics=news or before.metrics,
+            )
+            if time.monotonic() - self._told_s > _INTERVAL_S:
+                self._send()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._send()
+
+    def _send(self) -> None:
+        if self._pending is not None:
+            self._told_s = time.monotonic()
+            self._tell(self._pending)
+            self._pending = None
+
+
+def _is_like(before: orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
+    found = before.lease, before.session, before.batch, before.together
+    return found == (lease, session, answer.batch, answer.together)
+
+
+class MemoryRequests:
+    """Asks the manager for memory, one call at a time, and waits for its answer."""
+
+    def __init__(self, model: int, tell: TellManager) -> None:
+        self._model = model
+        self._tell = tell
+        self._number = 0
+        self._answered = threading.Condition()
+        self._answers: dict[int, orders.SetLimit] = {}
+
+    def ask(self, lease: int, need_bytes: int) -> tuple[int | None, bool]:
+        """The limit from now on, and whether the call may go on; no answer is a no."""
+        with self._answered:
+            self._number += 1
+            number = self._number
+            self._answers.clear()
+            self._tell(orders.Pressure(self._model, number, lease, need_bytes))
+            self._answered.wait_for(lambda: number in self._answers, _PATIENCE_S)
+            answer = self._answers.get(number)
+        return (None, False) if answer is None else (answer.limit_bytes, answer.retry)
+
+    def answer(self, order: orders.SetLimit) -> None:
+        with self._answered:
+            self._answers[order.answers] = order
+            self._answered.notify_all()

@@ -19,19 +19,16 @@ import torch
 
 from gpu_manager.call_errors import ShareRefused
 from gpu_manager.cuda.context import CudaContext
-from gpu_manager.cuda.stream import CudaStream
 from gpu_manager.devices.gpu_turns import GpuTurns, SlotTurns
 from gpu_manager.devices.image_file import Arrival, ImageFile
-from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.devices.worker_device import DeviceImage, WorkerDevice
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.emulated.memory_pool import MemoryPool
 from gpu_manager.worker import orders
-from gpu_manager.worker.call_reports import Tell
 from gpu_manager.worker.calls.calls_together import CallsTogether
-from gpu_manager.worker.data.feature import PassedData
-from gpu_manager.worker.features import WorkerFeature, WorkerSpace
+from gpu_manager.worker.data import PassedData
+from gpu_manager.worker.features import TellManager, WorkerFeature, WorkerSpace
 from gpu_manager.worker.hosted_model import HostedModel
 from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -132,25 +129,16 @@ class _WorkerLife:
             if order.slots > 1:
                 self._together.slots = SlotTurns(each)
             else:
-                self._together.take_turns(GpuTurns(each))
+                self._together.turns = GpuTurns(each)
         overhead_bytes = self._setup.overhead_bytes()
         missing = give_up_rights(order.uid, order.descriptors, order.processes, self._parent)
         self._tell(orders.Ready(self._missing + missing, overhead_bytes))
-        self._setup.note_assigned()
+        self._setup.assigned.set()
 
     def _load(self, order: orders.LoadImage, frame: Frame) -> None:
         device = self._setup.device.part(order.model) if order.shared else self._setup.device
-        urgency = LoadUrgency(ahead=order.ahead)
-        model = HostedModel(
-            order.model,
-            device,
-            self._setup.table,
-            self._together,
-            self._tell,
-            lambda: os._exit(1),
-            urgency,
-            self._features,
-        )
+        shared = self._setup.table, self._together, self._tell, lambda: os._exit(1)
+        model = HostedModel(order, device, *shared, self._features)
         self._models[order.model] = model
         self._setup.load(model, order, frame.descriptors)
 
@@ -239,14 +227,14 @@ class WorkerSetup:
     device: WorkerDevice
     table: OperatorTable
 
-    def __init__(self, tell: Tell, pool: MemoryPool | None = None) -> None:
+    def __init__(self, tell: TellManager, pool: MemoryPool | None = None) -> None:
         """`pool` is the memory of several models on an emulated GPU, where it could be built."""
         self._tell = tell
         self._pool = pool
         self._context = [0.0, 0.0]  # when it began to be made, and when it was there
         self._is_usable = False  # the device, once it is warmed
         self._warmed = threading.Event()
-        self._assigned = threading.Event()
+        self.assigned = threading.Event()  # to a tenant; its rights are given up
 
     def warm(self, order: orders.Warm, link: DeviceLink) -> None:
         """Make the device ready, in the background; `link` is its process's to it."""
@@ -258,10 +246,6 @@ class WorkerSetup:
         """Wait until the device is ready; return what it takes of its memory without a model."""
         self._warmed.wait()
         return self.device.overhead_bytes()
-
-    def note_assigned(self) -> None:
-        """The worker belongs to a tenant now, and has given up its rights."""
-        self._assigned.set()
 
     def load(self, model: HostedModel, order: orders.LoadImage, descriptors: Sequence[int]) -> None:
         """Bring an image to the device, in the background; its bytes are copied, not looked at.
@@ -310,7 +294,7 @@ class WorkerSetup:
             time.sleep(max(0.0, begin_s + order.load_s - time.monotonic()))
             end_s = time.monotonic()
             arrival.wait_verified()
-            self._assigned.wait()
+            self.assigned.wait()
             if not self._is_usable:
                 return  # the manager knows it
             executor.images[order.digest] = placed
@@ -324,7 +308,7 @@ class WorkerSetup:
             arrival.close()
             if placed is not None and order.digest not in executor.images:
                 placed.close()
-            model.note_settled()
+            model.settled.set()
         executor.share = order.gpu_share
         executor.run_s = order.run_s / order.gpu_share  # as if all of it were parallel
         for part in model.parts:
@@ -358,21 +342,18 @@ def _placed(
 
 def _device(order: orders.Warm, pool: MemoryPool | None, link: DeviceLink) -> WorkerDevice:
     if order.device == "cpu":
-        return CpuArithmetic(order.context_s, order.context_bytes, library=pool, link=link)
+        return CpuArithmetic(order.context_s, order.context_bytes, pool=pool, link=link)
     # CUDA reads the variable when it is first touched, by `warm`.
     uuid = order.device.removeprefix("cuda:")
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # noqa: TID251 - this process's own
     # Without it cuBLAS refuses a function that asks for deterministic algorithms. It is
     # read once, and is what torch uses on newer cards anyway.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # noqa: TID251 - as above
-    return CudaContext(uuid, make_part=CudaStream, link=link)
+    return CudaContext(uuid, link=link)
 
 
 def _whole(work: Callable[[], None]) -> None:
-    done = False
     try:
         work()
-        done = True
-    finally:
-        if not done:
-            os._exit(1)
+    except BaseException:  # noqa: BLE001 - the process ends
+        os._exit(1)

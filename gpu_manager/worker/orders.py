@@ -237,10 +237,11 @@ class ModelDropped(WorkerOrder):
 class CallsRan(WorkerOrder):
     """Worker to manager: calls ended well since the last of these; the times are per call.
 
-    `held_bytes` is what the model has between calls, 0 where memory of calls stays with it. They
-    ran in groups of `together` as one; the time of each is its part of the group's. `metrics` are
-    what the model uses of its GPU (`usage.py`), where that is news, else empty.
-    `session` is whose they were, if their lease is divided.
+    `batch` is the first dimension of their largest input, 0 if there is none; `held_bytes` what the
+    model has between calls, 0 where memory of calls stays with it. They ran in groups of `together`
+    as one; the time of each is its part of the group's. `metrics` are what the model uses of its
+    GPU (`usage.py`), where that is news, else empty. `session` is whose they were, if their lease
+    is divided.
     """
 
     model: Count

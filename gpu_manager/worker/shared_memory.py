@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_manager.call_errors import CallRefused
@@ -47,12 +48,12 @@ class ResultFile(MappedFile):
         super().close()
 
 
+@dataclass(slots=True)
 class ByteBudget:
     """The bytes that something of all sessions takes in a worker, and may take at most."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.size_bytes = 0
+    most_bytes: int
+    size_bytes: int = 0
 
 
 class ResultFiles:

@@ -20,7 +20,7 @@ import torch
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.calls.call import leave_modes
-from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
+from gpu_manager.worker.executor import OPERATOR_ERRORS
 from hunt.fuzz.arguments import NotStorable
 from hunt.fuzz.cases import Case, Cases
 from hunt.fuzz.merged_cases import Differs

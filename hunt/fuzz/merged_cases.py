@@ -20,8 +20,7 @@ from gpu_manager.worker.merging.merged_run import (
     layouts_of,
 )
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import InputStorage, TensorInput
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Inputs, InputStorage, TensorInput
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import TensorSpec
 from hunt.fuzz.arguments import NotStorable, TensorArgument

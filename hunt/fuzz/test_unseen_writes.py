@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.calls.call import leave_modes
-from gpu_manager.worker.calls.model_memory import OPERATOR_ERRORS
+from gpu_manager.worker.executor import OPERATOR_ERRORS
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.written_tensors import may_write
 from hunt.fuzz.arguments import NotStorable, TensorArgument, made

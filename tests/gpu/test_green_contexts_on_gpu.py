@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gpu_manager.call_errors import OutOfMemory, ShareRefused
-from gpu_manager.cuda.context import CudaContext
-from gpu_manager.cuda.stream import CudaStream
+from gpu_manager.cuda.context import CudaContext, CudaStream
 from gpu_manager.devices.image_file import ImageFile
 
 pytestmark = [
@@ -23,7 +22,7 @@ _SIZE, _PRODUCTS = 4096, 8
 
 @pytest.fixture
 def whole(uuid: str) -> Iterator[CudaContext]:
-    made = CudaContext(uuid, make_part=CudaStream)
+    made = CudaContext(uuid)
     made.warm()
     try:
         made.sms.partitions.give_back(made.sms.partitions.take(0.25))

@@ -9,8 +9,7 @@ from statistics import median
 import pytest
 import torch
 
-from gpu_manager.cuda.context import CudaContext, read_account
-from gpu_manager.cuda.stream import CudaStream
+from gpu_manager.cuda.context import CudaContext, CudaStream, read_account
 from gpu_manager.devices.image_file import ImageFile
 from gpu_manager.devices.worker_device import DeviceImage
 
@@ -24,7 +23,7 @@ _MODEL_BYTES = 256 * MIB
 
 @pytest.fixture
 def parts(uuid: str) -> Iterator[list[CudaStream]]:
-    whole = CudaContext(uuid, make_part=CudaStream)
+    whole = CudaContext(uuid)
     whole.warm()
     made = [whole.part(number) for number in range(1, 5)]
     found = [part for part in made if isinstance(part, CudaStream)]

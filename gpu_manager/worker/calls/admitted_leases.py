@@ -79,15 +79,14 @@ class AdmittedLeases:
         self._tell_ended = ended
         self._tell_claimed = claimed
         self._patience_s = patience_s
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._leases: dict[int, AdmittedLease] = {}
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         self._clocks = clocks
 
     def admit(self, admission: Admission) -> None:
         """Let calls in; those of owners that were admitted before, too, if the lease is divided."""
-        with self._lock:
+        with self._changed:
             lease = self._leases.setdefault(admission.lease, AdmittedLease())
             before = lease.owners if admission.divided else set()
             lease.owners = before | {admission.owner}
@@ -97,7 +96,7 @@ class AdmittedLeases:
 
     def end(self, lease: int) -> None:
         """Let no further call in; `ended` is called at once where none is under way."""
-        with self._lock:
+        with self._changed:
             found = self._leases.get(lease)
             if found is not None:
                 found.owners = set()
@@ -108,7 +107,7 @@ class AdmittedLeases:
             self._tell_ended(lease)
 
     def end_all(self) -> None:
-        with self._lock:
+        with self._changed:
             leases = [number for number, lease in self._leases.items() if lease.owners]
         for lease in leases:
             self.end(lease)
@@ -126,11 +125,9 @@ class AdmittedLeases:
         Lease numbers are easy to guess, so a call under a lease that others own is refused: it
         would run on GPU time that they waited for.
         """
-        with self._lock:
-            found = self._leases.get(lease)
-            if found is None or not found.owners:
-                self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
-                found = self.in_force(lease)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
+            found = self.in_force(lease)
             if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             found.under_way += 1
@@ -144,7 +141,7 @@ class AdmittedLeases:
         return found
 
     def leave(self, lease: int) -> None:
-        with self._lock:
+        with self._changed:
             self._leases[lease].under_way -= 1
             self._clocks.end(lease)
             over = self._forget(lease)

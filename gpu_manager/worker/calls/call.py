@@ -10,11 +10,10 @@ from gpu_manager.call_errors import CallRefused, ContextLost
 from gpu_manager.worker.calls.calls_together import CallNeeds
 from gpu_manager.worker.orders import USUAL_TERMS, LeaseTerms
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import (
+from gpu_manager.worker.program.inputs import (
     Binding,
     ChannelState,
     InputStorage,
-    KeptStorages,
     TensorInput,
 )
 from gpu_manager.worker.program.plain_values import begin_call
@@ -28,7 +27,6 @@ from torch_shim.wire.messages import (
     CallResult,
     ChangedInput,
     OutputPart,
-    Residents,
     SentOutput,
 )
 from torch_shim.wire.protocol import FailureKind
@@ -184,37 +182,28 @@ class Packer:
     """Describes the outputs of one call. `inputs` gives the input that lies in a storage."""
 
     def __init__(
-        self,
-        inputs: Sequence[dict[int, int]],
-        constants: Sequence[torch.Tensor],
-        kept: KeptStorages,
-        keys: Sequence[int],
-        residents: Residents | None = None,
+        self, asked: ChannelCall, inputs: Sequence[dict[int, int]], *, lasting: bool
     ) -> None:
+        """Outputs that are not `lasting` lie in memory that the next call uses again."""
+        constants = asked.program.constants
         self._constants = {identity(constant.untyped_storage()) for constant in constants}
         self._inputs = inputs
-        self._lasting = True
-        self._kept = kept
-        self._keys = keys
-        self._residents = residents
+        self._lasting = lasting
+        self._kept = asked.channel.kept
+        self._keys, self._residents = asked.options.keys, asked.options.residents
         self._storages: list[OutputPart] = []
         self._parts: list[torch.Tensor] = []
 
-    def pack(
-        self, outputs: Sequence[Any], changed: list[TensorInput], *, lasting: bool
-    ) -> PackedResult:
-        """The result of a call that gave these outputs and wrote to these inputs.
-
-        Outputs that are not `lasting` lie in memory that the next call uses again.
-        """
-        self._lasting = lasting
+    def pack(self, outputs: Sequence[Any], changed: list[TensorInput]) -> PackedResult:
+        """The result of a call that gave these outputs and wrote to these inputs."""
         views: list[Any] = list(outputs)
         owned: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for number, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 tensor = _plain(output)
                 storage = identity(tensor.untyped_storage())
-                source = self._input_in(storage)
+                found = (places[storage] for places in self._inputs if storage in places)
+                source = next(found, None)
                 if source is None:
                     owned.setdefault(storage, []).append((number, tensor))
                 else:
@@ -228,12 +217,6 @@ class Packer:
             self._storage(group, views)
         written = [self._changed(entry) for entry in changed]
         return PackedResult(self._storages, views, written, self._parts)
-
-    def _input_in(self, storage: int) -> int | None:
-        for positions in self._inputs:
-            if storage in positions:
-                return positions[storage]
-        return None
 
     def _storage(self, group: list[tuple[int, torch.Tensor]], views: list[Any]) -> None:
         """Outputs over one storage: each run of bytes that some of them share is one piece."""
@@ -296,10 +279,11 @@ class Packer:
         start, stop = extent_of(entry.tensor)
         residents, key = self._residents, entry.held.key
         if residents is not None and key and stop - start >= max(residents.least_bytes, 1):
-            if self._kept.has_sole(key):
-                return ChangedInput(entry.position, STAYS, stop - start)
-            if self._kept.has_room(entry.held.storage.nbytes()):
+            is_sole = self._kept.has_sole(key)
+            if not is_sole and self._kept.has_room(entry.held.storage.nbytes()):
                 self._kept.keep_sole(entry.held)
+                is_sole = True
+            if is_sole:
                 return ChangedInput(entry.position, STAYS, stop - start)
         self._parts.append(bytes_of(entry.tensor.untyped_storage(), start, stop))
         return ChangedInput(entry.position, 0, stop - start)

@@ -39,7 +39,7 @@ class CallsTogether:
     def __init__(self) -> None:
         self.clocks = LeaseClocks()
         self.slots = SlotTurns()  # where leases have parts of the GPU
-        self._turns: GpuTurns | nullcontext[None] = nullcontext()  # one lease at a time
+        self.turns: GpuTurns | nullcontext[None] = nullcontext()  # where one process has the GPU
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._under_way = 0
@@ -48,10 +48,6 @@ class CallsTogether:
         self._turn_s = 0.0
         self._arithmetic = Arithmetic()  # in force
         self._dtype = self._usual_dtype = torch.get_default_dtype()
-
-    def take_turns(self, turns: GpuTurns) -> None:
-        """Have the calls run only in turns of this process, from now on; none is under way."""
-        self._turns = turns
 
     @contextmanager
     def call(self, needs: CallNeeds) -> Iterator[None]:
@@ -97,7 +93,7 @@ class CallsTogether:
         """Other calls wait meanwhile: another process may have its turn."""
         taken = False
         try:
-            self._turns.__enter__()
+            self.turns.__enter__()
             taken = True
         finally:
             with self._changed:
@@ -114,7 +110,7 @@ class CallsTogether:
             self._is_random &= not needs.random
             if not self._under_way:
                 self._is_alone = False
-                self._turns.__exit__(None, None, None)
+                self.turns.__exit__(None, None, None)
                 self._use_dtype(self._usual_dtype)
             if self._waiting:
                 self._changed.notify_all()
@@ -126,7 +122,7 @@ class CallsTogether:
             return False
         if self._is_random and needs.random:
             return False
-        if isinstance(self._turns, GpuTurns) and time.monotonic() - self._turn_s > _MOST_TURN_S:
+        if isinstance(self.turns, GpuTurns) and time.monotonic() - self._turn_s > _MOST_TURN_S:
             return False
         return (needs.arithmetic, needs.default_dtype) == (self._arithmetic, self._dtype)
 

@@ -133,22 +133,22 @@ class GroupRuns:
     ) -> Found:
         hear_loops()
         begun_s = time.perf_counter()
-        apart = known is not None and known.any_own
-        if known is not None and apart:
-            outputs = self._run(program, known, calls, _with(calls, copies), layouts)
+        if known is not None and known.any_own:
+            outputs, lasting = self._run(program, known, calls, copies, layouts), True
         else:
-            outputs = run_merged(program, calls, layouts)
+            outputs, lasting = run_merged(program, calls, layouts), False
         spent_s = time.perf_counter() - begun_s
-        return Found(outputs, apart, spent_s, copies, loops_heard.any)
+        return Found(outputs, lasting, spent_s, copies, loops_heard.any)
 
     def _run(
         self,
         program: BuiltProgram,
         known: KnownProgram,
         calls: Sequence[Inputs],
-        values: list[list[Any]],
+        copies: Sequence[dict[int, torch.Tensor]],
         layouts: Sequence[Any],
     ) -> list[tuple[Any, ...]]:
+        values = _with(calls, copies)
         leaves = [
             [leaf.number] if isinstance(leaf, Ref) else leaf
             for leaf in leaves_of(program.source.output)

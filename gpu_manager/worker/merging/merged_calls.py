@@ -15,9 +15,8 @@ from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
 from gpu_manager.worker.executor import InTurn, RunCall, refuse_reshaped
 from gpu_manager.worker.features import ModelFeature, ModelSpace, TellManager, WorkerFeature
 from gpu_manager.worker.merging import merged_run
-from gpu_manager.worker.merging.call_line import CallInLine, CallLine
+from gpu_manager.worker.merging.call_line import CallInLine, CallLine, Likenesses, why_singly
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns
-from gpu_manager.worker.merging.likeness import Likenesses, why_singly
 from gpu_manager.worker.merging.merged_run import attention_rules, writes_to_shared
 from gpu_manager.worker.merging.records import (
     USUAL_MOST,
@@ -29,8 +28,7 @@ from gpu_manager.worker.merging.records import (
     Plan,
 )
 from gpu_manager.worker.orders import LoadImage, Singly
-from gpu_manager.worker.program.channel_state import TensorInput
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Inputs, TensorInput
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import versions_of
 from torch_shim.wire.protocol import FailureKind
@@ -253,23 +251,22 @@ class MergedCalls(ModelFeature):
     def _deliver(
         self, member: _Member, outputs: tuple[Any, ...], together: int, *, lasting: bool
     ) -> None:
-        asked = member.waiting.asked
+        asked, inputs = member.waiting.asked, member.inputs
         # What lies beside the results of others is copied where it is kept.
         run = ProgramRun(outputs, {}, lasting=lasting)
         changed: list[TensorInput] | None = None
+        outcome: CallAnswer | BaseException
         try:
-            written = member.inputs.changed()
+            written = inputs.changed()
             refuse_reshaped(written)
-            answer = self._executor.delivered(
-                asked, member.inputs, run, written, member.times, together=together
+            outcome = self._executor.delivered(
+                asked, inputs, run, written, member.times, together=together
             )
             changed = written
         except BaseException as error:  # noqa: BLE001 - it is the call's own, and raised in its thread
-            self._executor.settle_all(asked, member.inputs, None)
-            self._done(member.waiting, error)
-        else:
-            self._executor.settle_all(asked, member.inputs, changed)
-            self._done(member.waiting, answer)
+            outcome = error
+        self._executor.settle_all(asked, inputs, changed)
+        self._done(member.waiting, outcome)
 
     def _compare(self, group: _Group) -> list[CallInLine]:
         """Run the calls as one, and some singly, which that answers; give the others."""
@@ -391,8 +388,8 @@ class MergedCalls(ModelFeature):
         why = reason_of(error)
         if not first and not (isinstance(error, CannotMerge) and why is not Singly.DIFFERS):
             why = Singly.FAILED
-        if why is Singly.SHAPES and not program.merges_equal_shapes:
-            program.merges_equal_shapes = True
+        if why is Singly.SHAPES and program not in self._likenesses.equal_shapes:
+            self._likenesses.equal_shapes.add(program)
         elif why is Singly.FAILED:  # perhaps for one of the calls alone
             group.record.note_failed(group.size)
         else:

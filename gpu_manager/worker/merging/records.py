@@ -4,10 +4,12 @@ A program is watched alone first, then compared in every size, and merged where 
 """
 
 import math
+import operator
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_manager.worker.orders import CallsMerged, Singly
@@ -152,15 +154,15 @@ class MergeRecord:
                 group.give_up(Singly.FAILED)
 
 
+@dataclass(slots=True)
 class MergeCounts:
     """What became of the calls that could have been merged, since the model was loaded."""
 
-    def __init__(self) -> None:
-        self.groups = 0
-        self.calls = 0  # in these groups
-        self.compared = 0
-        self.singly: Counter[Singly] = Counter()
-        self.forbidden: dict[str, Singly] = {}  # programs that are never merged, by digest
+    groups: int = 0
+    calls: int = 0  # in these groups
+    compared: int = 0
+    singly: Counter[Singly] = field(default_factory=Counter)
+    forbidden: dict[str, Singly] = field(default_factory=dict)  # never merged, by digest
 
     def forbid(self, digest: str, why: Singly) -> None:
         if len(self.forbidden) < MOST_FORBIDDEN:
@@ -169,21 +171,6 @@ class MergeCounts:
     def why_never(self, digest: str) -> Singly | None:
         full = Singly.TOO_MANY if len(self.forbidden) >= MOST_FORBIDDEN else None
         return self.forbidden.get(digest, full)
-
-    def changes_since(self, before: "MergeCounts") -> "MergeCounts":
-        """What was added to these since they were like `before`."""
-        changes = MergeCounts()
-        changes.groups = self.groups - before.groups
-        changes.calls = self.calls - before.calls
-        changes.compared = self.compared - before.compared
-        # A copy first: another thread may be counting.
-        changes.singly = Counter(dict(self.singly)) - before.singly
-        earlier, now = before.forbidden, dict(self.forbidden)
-        changes.forbidden = {digest: why for digest, why in now.items() if digest not in earlier}
-        return changes
-
-    def __bool__(self) -> bool:
-        return bool(self.groups or self.compared or self.singly or self.forbidden)
 
 
 class MergeRecords:
@@ -213,24 +200,29 @@ class MergeSums:
         self._counts = counts
         self._tell = tell
         self._lock = threading.Lock()
-        self._told = MergeCounts()
         self._told_s = 0.0
+        self._told = 0, 0, 0
+        self._told_singly: Counter[Singly] = Counter()
+        self._told_never = 0  # of the forbidden programs, which only become more
 
     def report(self, *, at_once: bool = False) -> None:
         if not at_once and time.monotonic() - self._told_s <= _REPORT_S:
             return
         with self._lock:
             self._told_s = time.monotonic()
-            now = self._counts.changes_since(MergeCounts())
-            added = now.changes_since(self._told)
-            if not added:
+            counts = self._counts
+            now = counts.groups, counts.calls, counts.compared
+            # A copy first: another thread may be counting.
+            singly, forbidden = Counter(dict(counts.singly)), list(dict(counts.forbidden).items())
+            groups, calls, compared = map(operator.sub, now, self._told)
+            more = singly - self._told_singly
+            never = [str(part) for pair in forbidden[self._told_never :] for part in pair]
+            if not (groups or compared or more or never):
                 return
-            self._told = now
-            never = [str(part) for pair in added.forbidden.items() for part in pair]
-            sums = added.groups, added.calls, added.compared
-            reasons, singly = list(map(str, added.singly)), list(added.singly.values())
-            some, more = never[:_MOST_NEVER], never[_MOST_NEVER:]
-            self._tell(CallsMerged(self._model, *sums, reasons, singly, some))
-            for begin in range(0, len(more), _MOST_NEVER):
-                some = more[begin : begin + _MOST_NEVER]
+            self._told, self._told_singly, self._told_never = now, singly, len(forbidden)
+            reasons, times = list(map(str, more)), list(more.values())
+            sums = groups, calls, compared
+            self._tell(CallsMerged(self._model, *sums, reasons, times, never[:_MOST_NEVER]))
+            for begin in range(_MOST_NEVER, len(never), _MOST_NEVER):
+                some = never[begin : begin + _MOST_NEVER]
                 self._tell(CallsMerged(self._model, 0, 0, 0, [], [], some))

@@ -20,7 +20,7 @@ from gpu_manager.worker.merging.records import (
 from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.build import references
 from gpu_manager.worker.program.tensor_specs import identity
-from gpu_manager.worker.usage import Run
+from gpu_manager.worker.program.usage import Run
 from torch_shim.wire.programs import Mapping, Program, ProgramPart, ProgramStep, Ref, Slice, Tuple
 
 _functorch = torch._C._functorch  # noqa: SLF001 - what torch's own vmap calls

@@ -13,15 +13,16 @@ import torch
 
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.worker.program.allowed_operators import Operator, OperatorTable
+from gpu_manager.worker.program.argument_checks import short_name
 from gpu_manager.worker.program.plain_values import of_tensors
 from gpu_manager.worker.program.tensor_specs import DTYPES
+from gpu_manager.worker.program.usage import OperatorCounts, Run, counting
 from gpu_manager.worker.program.written_tensors import (
     PROGRAM,
     WRITING,
     may_write,
     noting_failed_writes,
 )
-from gpu_manager.worker.usage import OperatorCounts, Run, counting
 from torch_shim.wire.programs import (
     Complex,
     Constant,
@@ -69,8 +70,6 @@ class BuiltProgram:
         self.operators = frozenset(step.operator for step in program.steps)
         self.has_parts = bool(program.parts)
         self.source = program
-        # Whether calls of it run as one only if their inputs have the same shapes, kept ones too.
-        self.merges_equal_shapes = False
         self._table = table
         self._device = table.device
         self.constants = self.fresh_constants()
@@ -394,13 +393,9 @@ def may_borrow(program: Program) -> bool:
 
     As far as the operators' names say: none of its steps may write to what it is given.
     """
-    return not program.parts and all(_short(step.operator) in _BORROWING for step in program.steps)
+    return not program.parts and all(_reads_numbers(step.operator) for step in program.steps)
 
 
-def _short(name: str) -> str:
-    """The operator's own name: `mul` of `o:mul`, `t:torch.mul` and `a:aten::mul.Tensor`."""
-    kind, _, rest = name.partition(":")
-    if kind == "a":
-        namespace, _, short = rest.partition("::")
-        return short.partition(".")[0] if namespace == "aten" else name
-    return rest.rpartition(".")[2]
+def _reads_numbers(name: str) -> bool:
+    """Whether an operator is one of these: none of another library is."""
+    return short_name(name) in _BORROWING and ("::" not in name or name.startswith("a:aten::"))

@@ -14,8 +14,7 @@ import torch
 from gpu_manager.call_errors import CannotRecord
 from gpu_manager.devices.worker_device import Recording, WorkerDevice
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import Binding, InputStorage, TensorInput
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Binding, Inputs, InputStorage, TensorInput
 from gpu_manager.worker.program.tensor_specs import TensorSpec, identity, versions_of, view
 
 # Runs step by step before a recording: libraries pick their kernels, and many calls never recur.

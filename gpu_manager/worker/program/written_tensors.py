@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from gpu_manager.worker.program.argument_checks import short_name
-from gpu_manager.worker.usage import Run
+from gpu_manager.worker.program.usage import Run
 from torch_shim.wire.programs import ProgramStep
 
 Operator = Callable[..., Any]

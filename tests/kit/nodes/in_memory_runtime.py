@@ -21,10 +21,25 @@ from gpu_manager.runtimes.runtime import (
     Observer,
     PressureAnswer,
 )
-from gpu_manager.worker.orders import Admission, LeaseTerms, WorkerOrder
+from gpu_manager.worker.orders import Admission, CallsRan, LeaseTerms, WorkerOrder
 
 # Carries out an order of a feature, with its descriptors.
 CarryOut = Callable[[WorkerOrder, Sequence[int]], None]
+
+
+def calls_ran(
+    lease: int,
+    batch: int,
+    run_s: float,
+    peak_bytes: int,
+    calls: int = 1,
+    held_bytes: int = 0,
+    together: int = 1,
+    session: str = "",
+) -> CallsRan:
+    """What a worker reports of calls that ended well."""
+    ran = calls, batch, run_s, peak_bytes, held_bytes, together
+    return CallsRan(0, lease, *ran, [], session)
 
 
 class InMemoryHosted(HostedModel):
@@ -149,9 +164,8 @@ class InMemoryHosted(HostedModel):
             await asyncio.sleep(run_s)
             self.memory_bytes = max(self.memory_bytes, need_bytes)
             if not self.closed.done():
-                if session:
-                    self._runtime.observer.called(self, lease, session, run_s)
-                self._runtime.observer.ran(self, lease, 1, run_s, self.memory_bytes)
+                report = calls_ran(lease, 1, run_s, self.memory_bytes, session=session)
+                self._runtime.observer.ran(self, report)
         self._say_computed(lease)
         ended.set()
         del self._calls[lease]

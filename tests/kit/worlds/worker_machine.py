@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from gpu_manager.runtimes.runtime import (
     Runtime,
 )
 from gpu_manager.runtimes.worker_pool import PoolSettings
-from gpu_manager.worker.orders import Admission
+from gpu_manager.worker.orders import Admission, CallsRan
 from tests.kit.waiting import AsyncCondition, eventually
 from tests.kit.worlds.caller import (
     DIGEST,
@@ -61,29 +61,13 @@ class Watcher(Observer):
         self.merges = MergedSums()
         self.computed_s: dict[int, float] = {}
 
-    def called(self, hosted: HostedModel, lease: int, session: str, run_s: float) -> None:
-        del hosted, run_s
-        self.called_by.append((lease, session))
-
-    def ran(
-        self,
-        hosted: HostedModel,
-        lease: int,
-        batch: int,
-        run_s: float,
-        peak_bytes: int,
-        calls: int = 1,
-        held_bytes: int = 0,
-        together: int = 1,
-    ) -> None:
-        del hosted, calls, together
-        self.held_bytes = held_bytes
-        self.runs.append((lease, batch, run_s, peak_bytes))
-
-    def used(self, hosted: HostedModel, metrics: Sequence[float]) -> None:
+    def ran(self, hosted: HostedModel, report: CallsRan) -> None:
         del hosted
-        if metrics:
-            self.metrics = list(metrics)
+        if report.session:
+            self.called_by.append((report.lease, report.session))
+        self.held_bytes = report.held_bytes
+        self.runs.append((report.lease, report.batch, report.run_s, report.peak_bytes))
+        self.metrics = report.metrics or self.metrics
 
     def computed(self, hosted: HostedModel, lease: int, computed_s: float) -> None:
         del hosted

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from gpu_manager.worker.program.channel_state import MOST_CHANNELS
+from gpu_manager.worker.program.inputs import MOST_CHANNELS
 from tests.kit.worlds.caller import program, step
 from tests.kit.worlds.worker_machine import Machine
 from torch_shim.errors import ConnectionLost

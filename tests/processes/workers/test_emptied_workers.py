@@ -332,8 +332,7 @@ def test_worker_that_is_ended_before_its_last_answer_is_read_is_no_lost_one(
 ) -> None:
     hosted = machine.load()
     (model,) = machine.runtime.hosted
-    host = machine.runtime.host_of(model)
-    assert host is not None
+    host = model.hosting
 
     async def scene() -> EmptyHost | None:
         emptying = asyncio.ensure_future(hosted.empty())
@@ -353,8 +352,7 @@ def test_worker_that_is_ended_before_its_last_answer_is_read_is_no_lost_one(
 def test_worker_that_is_ended_just_after_its_last_answer_is_no_lost_one(machine: Machine) -> None:
     hosted = machine.load()
     (model,) = machine.runtime.hosted
-    host = machine.runtime.host_of(model)
-    assert host is not None
+    host = model.hosting
 
     async def scene() -> EmptyHost | None:
         hosted.closed.add_done_callback(lambda _: host.end())

@@ -14,12 +14,15 @@ pytestmark = pytest.mark.group("memory_pool", seconds=140)
 _BEGIN = """
 import random, threading
 from pathlib import Path
-from gpu_manager.emulated.memory_pool import MemoryPool
+from gpu_manager.emulated.memory_pool import MemoryPool, PooledMemory
 MIB = 1 << 20
 pool = MemoryPool(Path({library!r}))
 before = torch.ones(1000)  # not the pool's, and freed after it was installed
 pool.install()
 pool.install()
+
+def of(model):
+    return PooledMemory(pool, model)
 
 def resident():
     _, there, shared, *_ = Path("/proc/self/statm").read_text().split()
@@ -39,19 +42,19 @@ def in_a_process() -> Iterator[Snippet]:
 def test_every_model_has_an_account_to_the_byte(in_a_process: Snippet) -> None:
     in_a_process(
         """
-        with pool.of(1):
+        with of(1).computing():
             mine = torch.empty(1001, dtype=torch.uint8)
-        with pool.of(2):
+        with of(2).computing():
             theirs = torch.empty(5 * MIB + 3, dtype=torch.uint8)
         nobodys = torch.empty(7, dtype=torch.uint8)
-        assert [pool.used_by(n) for n in (0, 1, 2)] == [7, 1001, 5 * MIB + 3]
-        pool.watch(2)
-        with pool.of(2):
+        assert [of(n).used_bytes() for n in (0, 1, 2)] == [7, 1001, 5 * MIB + 3]
+        of(2).watch()
+        with of(2).computing():
             torch.empty(MIB, dtype=torch.uint8)
-        assert pool.peak_of(2) == 6 * MIB + 3
-        assert pool.forget(1) == 1001
+        assert of(2).peak_bytes() == 6 * MIB + 3
+        assert pool.calls.gpufaas_pool_forget(1) == 1001
         del mine, theirs, nobodys, before
-        assert [pool.forget(n) for n in (0, 1, 2)] == [0, 0, 0]
+        assert [pool.calls.gpufaas_pool_forget(n) for n in (0, 1, 2)] == [0, 0, 0]
         assert pool.used_bytes == 0
         """
     )
@@ -61,15 +64,15 @@ def test_a_thread_and_those_that_help_it_allocate_for_the_model(in_a_process: Sn
     in_a_process(
         """
         def adopted():
-            pool.adopt_thread(3)
+            of(3).adopt_thread()
             kept.append(torch.ones(100, dtype=torch.uint8))
         kept = []
         for work in (adopted, lambda: kept.append(torch.ones(10, dtype=torch.uint8))):
-            with pool.of(4):
+            with of(4).computing():
                 thread = threading.Thread(target=work)
                 thread.start()
                 thread.join()
-        assert (pool.used_by(3), pool.used_by(4)) == (100, 10)
+        assert (of(3).used_bytes(), of(4).used_bytes()) == (100, 10)
         """
     )
 
@@ -79,8 +82,8 @@ def test_a_model_is_refused_what_its_limit_does_not_allow_and_others_are_not(
 ) -> None:
     in_a_process(
         """
-        pool.limit(1, MIB)
-        with pool.of(1):
+        of(1).limit(MIB)
+        with of(1).computing():
             try:
                 torch.empty(MIB + 1, dtype=torch.uint8)
             except RuntimeError as error:
@@ -88,7 +91,7 @@ def test_a_model_is_refused_what_its_limit_does_not_allow_and_others_are_not(
             else:
                 raise AssertionError("it was given")
             torch.empty(MIB, dtype=torch.uint8)
-        with pool.of(2):
+        with of(2).computing():
             torch.empty(8 * MIB, dtype=torch.uint8)
         """
     )
@@ -100,7 +103,7 @@ def test_free_pages_are_the_systems_after_a_trim_and_kept_ones_are_not(
     in_a_process(
         """
         begun = resident()
-        with pool.of(1):
+        with of(1).computing():
             tensors = [torch.ones(MIB, dtype=torch.uint8) for _ in range(64)]
         assert resident() - begun > 60 * MIB
         del tensors[::2]
@@ -124,14 +127,14 @@ def test_no_byte_is_given_twice_under_random_use(in_a_process: Snippet) -> None:
                 assert bool((tensor == value).all())
             else:
                 size = random.choice((1, 63, 64, 65, 4095, 65_536, 65_537, 300_000))
-                with pool.of(random.randrange(1, 9)):
+                with of(random.randrange(1, 9)).computing():
                     held.append((torch.full((size,), turn % 251, dtype=torch.uint8), turn % 251))
             if turn % 500 == 0:
                 pool.trim(random.choice((0, MIB)))
         assert all(bool((tensor == value).all()) for tensor, value in held)
         held.clear()
         del tensor
-        assert [pool.used_by(n) for n in range(1, 9)] == [0] * 8
+        assert [of(n).used_bytes() for n in range(1, 9)] == [0] * 8
         """
     )
 

@@ -15,6 +15,7 @@ from gpu_manager.node.ledger import Account, Ledger
 from gpu_manager.node.residents import HostGpu
 from scheduler.api import GpuSpec
 from tests.kit.fakes.fake_nvml import GIB, FakeGpu, FakeNvml
+from tests.kit.nodes.in_memory_runtime import calls_ran
 from tests.kit.virtual_time import virtually
 from tests.kit.worlds.gpu_node import GPU, World, world
 
@@ -37,7 +38,7 @@ async def test_loads_calls_and_leases_are_counted() -> None:
         bert = node.add(100)
         held, hosted = await node.hold(bert)
         await hosted.call(held.id, run_s=0.5)
-        node.node.ran(hosted, held.id, 1, 0.25, hosted.memory_bytes, 3)
+        node.node.ran(hosted, calls_ran(held.id, 1, 0.25, hosted.memory_bytes, 3))
         node.node.leases.end(held, EndReason.RELEASED)
         await asyncio.sleep(1.0)
         text = of(node)

@@ -13,6 +13,7 @@ from scheduler.api import (
     SlotFreed,
 )
 from scheduler.model.errors import RequestWithdrawn
+from tests.kit.nodes.in_memory_runtime import calls_ran
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import world
 
@@ -217,8 +218,8 @@ async def test_runs_are_reported_with_the_configuration_of_their_lease_and_as_gr
         held, hosted = await node.hold(bert)
         held.live = replace(held.live, configuration=Configuration(4, 2, 1))
         for _ in range(3):
-            node.node.ran(hosted, held.id, 2, 0.25, hosted.memory_bytes, together=4)
-        node.node.ran(hosted, held.id, 2, 0.5, hosted.memory_bytes)
+            node.node.ran(hosted, calls_ran(held.id, 2, 0.25, hosted.memory_bytes, together=4))
+        node.node.ran(hosted, calls_ran(held.id, 2, 0.5, hosted.memory_bytes))
         await asyncio.sleep(1.0)
         together, alone = node.seen(RunFinished)
         assert (together.batch, together.run_s, together.together) == (2, 0.25, 4)

@@ -10,6 +10,7 @@ from gpu_manager.errors import LoadFailure
 from gpu_manager.node.leases import EndReason
 from gpu_manager.node.ledger import Account
 from scheduler.api import MemoryPressure, ModelDemoted, NodeSnapshot
+from tests.kit.nodes.in_memory_runtime import calls_ran
 from tests.kit.virtual_time import until, virtually
 from tests.kit.worlds.gpu_node import GPU, GUESS_BYTES, World, world
 
@@ -193,7 +194,7 @@ async def test_what_is_remembered_stays_small_when_calls_have_ever_new_batch_siz
         ledger = it.node.gpus[GPU].ledger
 
         def ran(batch: int, peak_mib: int) -> None:
-            it.node.ran(worker, held.id, batch, 0.01, peak_mib * MIB)
+            it.node.ran(worker, calls_ran(held.id, batch, 0.01, peak_mib * MIB))
 
         ran(1, 90)
         before = len(pickle.dumps(ledger))

@@ -9,6 +9,7 @@ from common.gpu_wishes import STREAM
 from gpu_manager.errors import LoadFailure
 from scheduler.api import MemoryPressure, ModelLoaded, RunFinished
 from tests.kit.fakes.sealed_images import open_images
+from tests.kit.nodes.in_memory_runtime import calls_ran
 from tests.kit.virtual_time import virtually
 from tests.kit.waiting import wait_until
 from tests.kit.worlds.gpu_node import GPU, granted_bytes
@@ -125,8 +126,8 @@ async def test_memory_of_calls_is_set_aside_once_for_the_largest() -> None:
         it.runtime.shared = True
         first = await it.loaded(it.add(100, runtime=STREAM))
         second = await it.loaded(it.add(110, runtime=STREAM))
-        it.node.ran(first, 1, 1, 0.01, 130 * MIB, held_bytes=101 * MIB)
-        it.node.ran(second, 2, 1, 0.01, 160 * MIB, held_bytes=110 * MIB)
+        it.node.ran(first, calls_ran(1, 1, 0.01, 130 * MIB, held_bytes=101 * MIB))
+        it.node.ran(second, calls_ran(2, 1, 0.01, 160 * MIB, held_bytes=110 * MIB))
         assert granted_bytes(it.gpu) == {
             first.order.model: 101 * MIB,
             second.order.model: 110 * MIB,
@@ -151,7 +152,7 @@ async def test_memory_of_calls_is_set_aside_once_for_the_largest() -> None:
 async def test_a_model_in_a_process_of_its_own_is_granted_its_peak() -> None:
     async with ordered_node() as it:
         hosted = await it.loaded(it.add(100))
-        it.node.ran(hosted, 1, 1, 0.01, 250 * MIB)
+        it.node.ran(hosted, calls_ran(1, 1, 0.01, 250 * MIB))
         assert granted_mib(it) == 250
         assert it.shown().shared_bytes == 0
         assert hosted.together_bytes == 0
@@ -163,7 +164,7 @@ async def test_what_is_lacking_for_calls_is_told_and_set_aside_when_it_is_free()
         other = it.add(90)  # with a context, 190
         await it.loaded(other)
         hosted = await it.loaded(it.add(100, runtime=STREAM))
-        it.node.ran(hosted, 1, 1, 0.01, 150 * MIB, held_bytes=100 * MIB)
+        it.node.ran(hosted, calls_ran(1, 1, 0.01, 150 * MIB, held_bytes=100 * MIB))
         assert it.gpu.ledger.granted_bytes == 420 * MIB  # 30 of 50 were free
         assert it.shown().shared_bytes == CONTEXT_BYTES + 50 * MIB
         assert hosted.limit_bytes == hosted.together_bytes == 130 * MIB
@@ -177,7 +178,7 @@ async def test_what_is_lacking_for_calls_is_told_and_set_aside_when_it_is_free()
 async def test_a_shortage_of_a_call_counts_what_is_set_aside_for_calls() -> None:
     async with ordered_node(gpu_mib=420) as it:
         hosted = await it.loaded(it.add(100, runtime=STREAM))
-        it.node.ran(hosted, 1, 1, 0.01, 300 * MIB, held_bytes=100 * MIB)
+        it.node.ran(hosted, calls_ran(1, 1, 0.01, 300 * MIB, held_bytes=100 * MIB))
         assert granted_mib(it) == 400
         relief = await it.node.pressure(hosted, 1, 315 * MIB)
         assert relief.retry

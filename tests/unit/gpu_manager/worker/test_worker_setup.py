@@ -2,12 +2,11 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from gpu_manager.devices.image_file import VERIFIED, packed
-from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
 from gpu_manager.worker import orders
@@ -43,19 +42,20 @@ class Bench:
         self.told: list[orders.WorkerOrder] = []
         self.context = threading.Event()
         self.loaded = threading.Event()
-        self.setup = WorkerSetup(self.told.append)
+        self.setup = WorkerSetup(self.tell)
         self.model: HostedModel | None = None
         self.image = os.memfd_create("image")
         os.ftruncate(self.image, SIZE)
         self.pipe, self.manager = os.pipe2(os.O_CLOEXEC)
 
+    def tell(self, order: orders.WorkerOrder, descriptors: Sequence[int] = ()) -> None:
+        del descriptors
+        self.told.append(order)
+
     def load(self) -> None:
         """Begin to load, as LOAD says; the set-up owns the descriptors."""
         device, table = self.setup.device, self.setup.table
-        tell = self.told.append
-        self.model = HostedModel(
-            1, device, table, CallsTogether(), tell, lambda: None, LoadUrgency()
-        )
+        self.model = HostedModel(LOAD, device, table, CallsTogether(), self.tell, lambda: None)
         self.setup.load(self.model, LOAD, (self.image, self.pipe))
 
     @property
@@ -66,7 +66,7 @@ class Bench:
     def assign(self) -> int:
         """What Assign does, less the rights, which the tests keep."""
         overhead_bytes = self.setup.overhead_bytes()
-        self.setup.note_assigned()
+        self.setup.assigned.set()
         return overhead_bytes
 
     def say(self, number: int) -> None:

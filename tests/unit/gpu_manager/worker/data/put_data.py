@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from gpu_manager.worker.program.channel_state import InputStorage
+from gpu_manager.worker.program.inputs import InputStorage
 from tests.kit.worlds.caller import LEASE, Caller, LocalWorker, program, step
 from torch_shim.wire.programs import Ref
 from torch_shim.wire.protocol import FrameKind

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from msgspec import structs
 
-from gpu_manager.worker.data import passing
-from gpu_manager.worker.data.passing import BorrowedData, Borrowing
+from gpu_manager.worker import data
+from gpu_manager.worker.data import BorrowedData, Borrowing
 from gpu_manager.worker.orders import BorrowData, DataBorrowed, DataGivenBack, DataOrder
 from tests.kit.waiting import wait_until
 
@@ -68,7 +68,7 @@ def test_every_question_has_its_answer(asked: Asked) -> None:
 def test_what_comes_for_nobody_is_given_back_and_closed(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(data, "_PATIENCE_S", 0.01)
     assert asked.ask().result() is None
     descriptor = os.memfd_create("late")
     asked.borrowing.answer(structs.replace(FOUND, token=b""), (descriptor,))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_manager.worker.data.feature import DataInWorker, PassedData
+from gpu_manager.worker.data import DataInWorker, PassedData
 from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import (
     CallFailed,

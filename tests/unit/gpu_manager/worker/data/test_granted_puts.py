@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.worker.data.feature import DataInWorker, PassedData
+from gpu_manager.worker.data import DataInWorker, PassedData
 from gpu_manager.worker.orders import DataPut, GrantData, GrantLeft
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.data.put_data import (

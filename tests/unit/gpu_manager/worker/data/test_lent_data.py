@@ -10,8 +10,7 @@ import torch
 from gpu_manager.call_errors import CallRefused
 from gpu_manager.devices.lent_memory import LentStorage
 from gpu_manager.emulated.process_memory import ProcessMemory
-from gpu_manager.worker.data.feature import DataInWorker, PassedData
-from gpu_manager.worker.data.passing import BorrowedData, Use
+from gpu_manager.worker.data import BorrowedData, DataInWorker, PassedData, Use
 from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import Caller, CallFailed, LocalWorker
 from tests.unit.gpu_manager.worker.data.put_data import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpu_manager.call_errors import CannotRecord
-from gpu_manager.cuda.graphs import CudaRecorder
+from gpu_manager.cuda.context import CudaRecorder
 from gpu_manager.cuda.libraries import CudaRuntime
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 

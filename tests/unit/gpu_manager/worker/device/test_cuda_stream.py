@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from gpu_manager.call_errors import OutOfMemory
-from gpu_manager.cuda.context import CudaContext
+from gpu_manager.cuda.context import CudaContext, CudaStream
 from gpu_manager.cuda.libraries import CudaRuntime
 from gpu_manager.cuda.sm_partitions import SmPartitions
-from gpu_manager.cuda.stream import CudaStream
 from tests.kit.fakes.fake_cuda import MIB, FakeRuntimeLibrary, FakeTorchCuda
 from tests.kit.fakes.fake_driver import FakeDriver
 
@@ -41,7 +40,6 @@ class Parts:
             CudaRuntime(FakeRuntimeLibrary()),
             lambda _: self.cuda.account(os.getpid()),
             lambda: self.cuda.log.append("clear_workspaces"),
-            CudaStream,
         )
         self.whole.sms.partitions = SmPartitions(self.driver)
         self.first, self.second = self.part(1), self.part(2)

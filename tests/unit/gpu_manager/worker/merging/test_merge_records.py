@@ -1,7 +1,5 @@
 """When calls run as one: after a look at a single one and comparisons, where it is faster."""
 
-import pytest
-
 from gpu_manager.worker.merging.records import (
     MOST_FORBIDDEN,
     SIZES,
@@ -132,17 +130,3 @@ def test_records_are_bounded() -> None:
     for number in range(3000):
         records.of(number)
     assert records.of("first") is not first
-
-
-@pytest.mark.parametrize("changes", [True, False])
-def test_counts_tell_what_was_added(changes: bool) -> None:  # noqa: FBT001 - a parameter
-    counts = MergeCounts()
-    counts.groups, counts.calls = 2, 9
-    before = counts.changes_since(MergeCounts())
-    if changes:
-        counts.calls += 3
-        counts.groups += 1
-        counts.singly[Singly.SLOWER] += 4
-    found = counts.changes_since(before)
-    assert bool(found) is changes
-    assert (found.groups, found.calls) == ((1, 3) if changes else (0, 0))

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gpu_manager.worker.merging.merged_calls import MergedCalls, Merging
 from gpu_manager.worker.orders import Singly
-from gpu_manager.worker.program.channel_state import KeptStorages
+from gpu_manager.worker.program.inputs import KeptStorages
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from tests.unit.gpu_manager.worker.merging.crowd import Crowd, Sent, merging_pays
 from torch_shim.wire.programs import Program, Ref

@@ -11,8 +11,7 @@ import torch
 
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.program.channel_state import InputStorage, TensorInput
-from gpu_manager.worker.program.inputs import Inputs
+from gpu_manager.worker.program.inputs import Inputs, InputStorage, TensorInput
 from gpu_manager.worker.program.tensor_specs import read_spec
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step, weight
 from torch_shim.wire.programs import Named, ProgramPart, Ref

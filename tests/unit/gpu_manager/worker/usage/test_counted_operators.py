@@ -7,7 +7,7 @@ import torch
 
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.build import BuiltProgram
-from gpu_manager.worker.usage import OperatorCounts
+from gpu_manager.worker.program.usage import OperatorCounts
 from tests.kit.worlds.caller import step
 from torch_shim.wire.programs import Program, Ref, Tuple, unpack
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_manager.worker.usage import ModelUsage, OperatorCounts
+from gpu_manager.worker.program.usage import ModelUsage, OperatorCounts
 from scheduler.api import METRICS
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from gpu_manager.call_errors import OutOfMemory
-from gpu_manager.emulated import compute_threads
-from gpu_manager.emulated.compute_threads import ComputeThread
-from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
+from gpu_manager.emulated import cpu_arithmetic
+from gpu_manager.emulated.cpu_arithmetic import ComputeThread, CpuArithmetic
 from tests.unit.gpu_manager.worker.device.shares.own_threads import in_a_thread
 
-_TAKES_S = compute_threads.LONG_S + 0.001
+_TAKES_S = cpu_arithmetic.LONG_S + 0.001
 
 
 def nothing() -> None:
@@ -44,7 +43,7 @@ def test_long_work_of_all_threads_is_done_by_one_thread() -> None:
 def test_short_work_and_that_of_a_single_thread_stays_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compute_threads, "LONG_S", 3600.0)  # this machine may be busy
+    monkeypatch.setattr(cpu_arithmetic, "LONG_S", 3600.0)  # this machine may be busy
     several, single = CpuArithmetic(all_threads=2), CpuArithmetic(all_threads=1)
     several.run(threading.get_ident, measure=False)
     for _ in range(2):

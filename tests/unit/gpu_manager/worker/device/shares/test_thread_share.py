@@ -6,9 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from gpu_manager.emulated import compute_threads
-from gpu_manager.emulated.compute_threads import LONG_S, ThreadShare
-from gpu_manager.emulated.cpu_arithmetic import CpuArithmetic
+from gpu_manager.emulated import cpu_arithmetic
+from gpu_manager.emulated.cpu_arithmetic import LONG_S, CpuArithmetic, ThreadShare
 from tests.unit.gpu_manager.worker.device.shares.own_threads import in_a_thread
 
 
@@ -33,7 +32,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     found = FakeTime()
-    monkeypatch.setattr(compute_threads, "time", found)
+    monkeypatch.setattr(cpu_arithmetic, "time", found)
     return found
 
 

@@ -1,6 +1,6 @@
 """Work has helpers while one thread takes long for it, which is tried now and then."""
 
-from gpu_manager.emulated.compute_threads import LONG_S, WorkLength
+from gpu_manager.emulated.cpu_arithmetic import LONG_S, WorkLength
 
 
 def ways(length: WorkLength, alone_s: float, helped_s: float, calls: int) -> str:

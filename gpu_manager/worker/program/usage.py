@@ -8,10 +8,13 @@ import math
 import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
+
+from gpu_manager.worker.program.argument_checks import short_name
 
 # The first report is due after so many runs, each further one after this many times as many.
 _FIRST_RUNS, _TIMES_AS_MANY = 4, 4
@@ -29,6 +32,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - 
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
 
 
+@dataclass(slots=True)
 class OperatorCounts:
     """Sums over the operators of one run; what only looks at memory in another way moves none.
 
@@ -36,12 +40,11 @@ class OperatorCounts:
     multiplication and an addition as two, and of other operators each number that they give.
     """
 
-    def __init__(self) -> None:
-        self.operators = 0
-        self.read_bytes = 0
-        self.written_bytes = 0
-        self.far_bytes = 0
-        self.arithmetic = 0
+    operators: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    far_bytes: int = 0
+    arithmetic: int = 0
 
     def add(self, name: str, arguments: Sequence[Any], given: Any) -> None:
         read = _tensors(arguments)
@@ -67,7 +70,7 @@ def counting(run: Run, operators: Mapping[str, str], counts: OperatorCounts) -> 
     assert isinstance(run, FunctionType)
     space = dict(run.__globals__)
     for name, operator in operators.items():
-        space[name] = _counted(space[name], _short(operator), counts)
+        space[name] = _counted(space[name], short_name(operator), counts)
     counted: Run = FunctionType(run.__code__, space)
     return counted
 
@@ -79,14 +82,6 @@ def _counted(call: Callable[..., Any], name: str, counts: OperatorCounts) -> Cal
         return given
 
     return run
-
-
-def _short(operator: str) -> str:
-    """Its name alone: `add` of `a:aten::add.Tensor`, `linear` of `t:torch._C._nn.linear`."""
-    _, _, name = operator.partition(":")
-    if "::" in name:
-        return name.partition("::")[2].partition(".")[0]
-    return name.rpartition(".")[2]
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
