@@ -501,6 +501,8 @@ def read_view(sent: SentOutput, what: str) -> OutputView:
     return OutputView(sent.source, dtype, sent.shape, sent.strides, sent.offset, end_bytes)
 
 
+# Which outputs of a program stay with the worker until the function looks at them.
+
 # A smaller output is sent: asking for it later would cost more than its bytes.
 LEAST_BYTES = 64 << 10
 # Whether larger outputs are still looked at is tried again now and then.
