@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -37,7 +36,7 @@ from torch_shim.wire.messages import (
     SentOutput,
     SentTensor,
 )
-from torch_shim.wire.protocol import ALIGNMENT, MOST_BINDINGS, aligned, places_behind
+from torch_shim.wire.protocol import ALIGNMENT, aligned, places_behind
 from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,
@@ -239,28 +238,11 @@ class Shipment:
 _numbers = itertools.count(1)
 
 
-class Bindings:
-    """The latest bindings of one program, which all models of one structure share.
-
-    What is bound for a model lasts as long as the model's image, since it keeps the weights.
-    """
-
-    def __init__(self) -> None:
-        self._of: WeakKeyDictionary[ModelImage, list[Bound]] = WeakKeyDictionary()
-
-    def find(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> "Bound":
-        """Return the binding that holds for these arguments; the positions in `never` are free."""
-        bindings = self._of.get(model, [])
-        for bound in bindings:
-            if bound.holds(args):
-                return bound
-        bound = Bound(args, model, never)
-        self._of[model] = [bound, *bindings][:MOST_BINDINGS]
-        return bound
-
-
 class Bound:
-    """The inputs of a graph that are a model's weights; valid until one of them is written to."""
+    """The inputs of a graph that are a model's weights; valid until one of them is written to.
+
+    Those at the positions in `never` are sent instead.
+    """
 
     def __init__(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> None:
         self.number = next(_numbers)
