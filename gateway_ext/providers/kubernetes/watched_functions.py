@@ -14,12 +14,7 @@ from common.time_limits import time_limit
 from gateway_ext.errors import BadDeployment, ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus, LogLine, Troubles
 from gateway_ext.ports import FunctionListener, LogQuery
-from gateway_ext.providers.kubernetes.client import (
-    ANSWER_S,
-    ClusterClient,
-    ClusterRefused,
-    Json,
-)
+from gateway_ext.providers.kubernetes.client import ANSWER_S, ClusterClient, ClusterRefused, Json
 from gateway_ext.providers.kubernetes.manifest import FUNCTION, LIFE, PORT, StoredFunction
 
 log = logging.getLogger(__name__)
