@@ -454,7 +454,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Store a value, and write it to the volumes of all releases that mount the secret."""
-        self._secrets.update(namespace, name, value)
+        self._secrets.put(namespace, name, value, new=False)
         functions = self._using(namespace, name)
         releases = {release.id: release for one in functions for release in one.releases}
         failed: list[ProviderFailed] = []

@@ -124,7 +124,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Store a value, and write it to the files of all functions that mount the secret."""
-        self._secrets.update(namespace, name, value)
+        self._secrets.put(namespace, name, value, new=False)
         for function in self._using(namespace, name):
             self._show_secrets(function.record, function.secrets)
             function.renew_templates(f"the secret {name} has changed")
