@@ -13,14 +13,13 @@ from gateway_ext.model import Endpoint, LogLine
 from gateway_ext.providers.docker.container_spec import Release, network
 from gateway_ext.providers.docker.engine import (
     ContainerState,
-    EngineAway,
     EngineClient,
-    EngineRefused,
     ListedContainer,
     OutputFrames,
     OutputLine,
     ended_with,
 )
+from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
 from gateway_ext.providers.managed.replicas import answers, wait_until_ready
 from gateway_ext.settings import GatewaySettings
@@ -115,9 +114,9 @@ class ContainerInstance:
             return
         try:
             await self.engine.stop(self.name, within_s)
-        except EngineAway as error:
+        except ServerAway as error:
             self.set_ended(str(error))
-        except EngineRefused as refused:
+        except ServerRefused as refused:
             self.set_ended(refused.message)
         await self._wait_for_end()
 
@@ -149,10 +148,10 @@ class ContainerInstance:
             try:
                 await self._read_output()
                 pause_s = _RETRY_S
-            except EngineAway:
+            except ServerAway:
                 pause_s = _RETRY_S
             except ProviderFailed as error:
-                if isinstance(error, EngineRefused) and error.status == _GONE:
+                if isinstance(error, ServerRefused) and error.status == _GONE:
                     return
                 if pause_s == _RETRY_S:  # the first failure of several
                     self._write(f"its output cannot be read: {error}")
@@ -292,7 +291,7 @@ class ContainerFleet:
                     while not (await asyncio.wait([events], timeout=_COMPARE_EVERY_S))[0]:
                         await self._compare(reconcile)  # also notices what events did not report
                     await events
-            except EngineAway as error:
+            except ServerAway as error:
                 if not away:
                     log.error("%s; retrying", error)
                 away = True
@@ -327,7 +326,7 @@ class ContainerFleet:
             async for name, status in endings:
                 if (instance := self._instances.get(name)) is not None:
                     await self._handle_end(instance, ended_with(status))
-        raise EngineAway(self._engine.url, "it closed the stream of events")
+        raise self._engine.away("it closed the stream of events")
 
     async def _handle_end(self, instance: ContainerInstance, why: str) -> None:
         """An event has the exit status alone: ask whether memory was lacking."""

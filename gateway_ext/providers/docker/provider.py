@@ -20,17 +20,11 @@ from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
-from gateway_ext.providers.docker.engine import (
-    RELEASE,
-    EngineAway,
-    EngineClient,
-    EngineImage,
-    EngineRefused,
-    ListedContainer,
-)
+from gateway_ext.providers.docker.engine import RELEASE, EngineClient, EngineImage, ListedContainer
 from gateway_ext.providers.docker.fleet import ContainerFleet, ContainerInstance
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
+from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
@@ -188,7 +182,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
     async def _make(self) -> ContainerInstance:
         try:
             return await self._start()
-        except EngineRefused as refused:
+        except ServerRefused as refused:
             if _NO_IMAGE not in refused.message.lower() or self.release.image is None:
                 raise
         # The image was deleted while no container of it existed.
@@ -321,7 +315,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             return None
         try:
             return await self._parts.fleet.adopt(container.name, release, self.log)
-        except EngineAway:
+        except ServerAway:
             raise
         except ProviderFailed as error:
             log.warning("container %s is not adopted: %s", container.name, error)
