@@ -15,7 +15,7 @@ from typing import Any
 
 from common.tasks import BackgroundTasks
 from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
-from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
@@ -218,13 +218,13 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     ) -> None:
         super().__init__(record, store, parts.bounds, listener)
         self._parts = parts
-        self._resumed = False  # before that its containers are not known
+        self.resumed = False  # before that its containers are not known
         self._tidying = BackgroundTasks(log, "deleting secrets")
 
     async def resume(self, containers: Sequence[ListedContainer]) -> None:
         """Adopt its running containers, and start the missing ones."""
         running = await self._adopted(containers)
-        self._resumed = True
+        self.resumed = True
         record = self.record
         serving = record.before if record.before is not None else record.release
         if serving.image is not None:
@@ -236,13 +236,13 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     def begin(self) -> None:
         """Store the record and start its release; the current release serves until it is ready."""
-        self._resumed = True
+        self.resumed = True
         self._store.save(self.record)
         release = self.record.release
         self.replace_version(lambda: self._make(release))
 
     def update(self, release: Release, wanted: int) -> None:
-        if not self._resumed:
+        if not self.resumed:
             serving = self.record.before or self.record.release
             before = serving if serving.image is not None else None
             self.record = replace(self.record, release=release, before=before, wanted=wanted)
@@ -388,7 +388,6 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             SecretVolumes(engine, name, self._secrets.value),
             injection,
         )
-        self._resuming: dict[FunctionId, ContainerFunction] = {}  # their containers are not known
         self._background = BackgroundTasks(log, "watching containers")
         self._clearing: asyncio.Task[None] | None = None
 
@@ -397,9 +396,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         records = await self._opened(listener)
         self._parts.engine.open()
         for record in records:
-            function = self._add(self._renewed(record))
-            self._resuming[function.deployment.id] = function
-            function.notify()
+            self._add(self._renewed(record)).notify()
         self._background.start(self._parts.fleet.watch(self._reconcile))
         await self._parts.fleet.first_comparison()
 
@@ -469,9 +466,9 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         for container in unclaimed:
             by_function[container.function].append(container)
         async with self._deploying:
-            for function_id, function in list(self._resuming.items()):
-                await function.resume(by_function.get(str(function_id), []))
-                del self._resuming[function_id]
+            for function_id, function in list(self._functions.items()):
+                if not function.resumed:
+                    await function.resume(by_function.get(str(function_id), []))
         if self._clearing is None or self._clearing.done():  # else at the next comparison
             self._clearing = self._background.start(self._clear(unclaimed))
 
@@ -511,10 +508,6 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         function = ContainerFunction(record, self._parts, self._store, self._listener)
         self._functions[record.deployment.id] = function
         return function
-
-    def _forget(self, function: ContainerFunction) -> None:
-        self._resuming.pop(function.deployment.id, None)
-        super()._forget(function)
 
     async def _take_down(self, function: ContainerFunction) -> None:
         try:

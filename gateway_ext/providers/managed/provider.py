@@ -121,14 +121,11 @@ class ManagedProvider(ABC, Generic[F, R]):
         removed = self._functions.pop(function, None)
         if removed is None:
             raise UnknownFunction(function)
-        self._forget(removed)
+        self._store.forget(removed.record)
         self._listener.function_gone(function)
         task = asyncio.create_task(self._take_down(removed))
         self._leaving[task] = removed
         task.add_done_callback(self._taken_down)
-
-    def _forget(self, function: F) -> None:
-        self._store.forget(function.record)
 
     def _found(self, function: FunctionId) -> F:
         deployed = self._functions.get(function)
