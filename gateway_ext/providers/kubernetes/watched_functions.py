@@ -310,11 +310,7 @@ class PodLogs:
                 await self._view.until(lambda: self._has_news(query, followed), _AGAIN_S)
 
     async def _follow(
-        self,
-        pod: PodState,
-        query: LogQuery,
-        since: datetime | None,
-        into: asyncio.Queue[LogLine],
+        self, pod: PodState, query: LogQuery, since: datetime | None, into: asyncio.Queue[LogLine]
     ) -> None:
         """Lines of one pod, also of a container that replaces its first one."""
         while pod.name in {each.name for each in self._pods(query)}:

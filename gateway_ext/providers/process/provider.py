@@ -232,9 +232,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if limited or templates:
             await self._enforce_memory_limits(functions)
         enforce_bounds(
-            templates,
-            most_bytes=self._settings.template_bytes,
-            idle_s=self._bounds.template_idle_s,
+            templates, most_bytes=self._settings.template_bytes, idle_s=self._bounds.template_idle_s
         )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:
