@@ -29,13 +29,12 @@ from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunctio
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaSet
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 _NO_IMAGE = "no such image"
-_STARTS = "its container takes no calls yet"
 _FILE_MODE = 0o444  # of secrets
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,30}")
 _PULLS = frozenset({"missing", "always", "never"})
@@ -162,6 +161,8 @@ class DockerParts:
 class ContainerVersion(ReplicaSet[ContainerInstance]):
     """Replicas of one release, whose image is on the Engine."""
 
+    starting = "its container takes no calls yet"
+
     def __init__(
         self,
         release: Release,
@@ -170,16 +171,15 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         changed: Callable[[], None],
         running: Iterable[ContainerInstance] = (),
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.bounds, _STARTS), running)
+        super().__init__(changed, log, parts.bounds, running)
         self.release = release
         self._parts = parts
-        self._log = log
 
     @property
     def deployment(self) -> Deployment:
         return self.release.deployment
 
-    async def _make(self) -> ContainerInstance:
+    async def make(self) -> ContainerInstance:
         try:
             return await self._start()
         except ServerRefused as refused:
@@ -200,7 +200,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         body = container_spec.container(
             self.release, parts.settings, parts.engine.labels, injected, volume, cores
         )
-        return await parts.fleet.start(body, self.release, self._log)
+        return await parts.fleet.start(body, self.release, self.log)
 
 
 class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):

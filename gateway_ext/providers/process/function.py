@@ -26,7 +26,6 @@ from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunctio
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import (
     Replica,
-    ReplicaContext,
     ReplicaSet,
     answers,
     exited_with,
@@ -247,7 +246,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.bounds))
+        super().__init__(changed, log, parts.bounds)
         self.record = record
         self._orders = _orders(record, python, parts)
         options = function_options.of(record.deployment)
@@ -282,7 +281,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
             if replica.ready and replica.instance is not None and not replica.instance.is_warm
         ]
 
-    async def _make(self) -> ChildInstance:
+    async def make(self) -> ChildInstance:
         return await ChildInstance.start(self._orders, self.template, self._place)
 
 

@@ -1,7 +1,7 @@
 """A function of a managed provider, and an instance of it, without processes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ManagedSettings
+from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaSet
 
 F = FunctionId("n", "f")
 DEPLOYMENT = Deployment(F, "reg/f:1")
@@ -42,6 +43,25 @@ class MortalInstance:
     def kill(self, why: str) -> None:
         if not self.exited.done():
             self.exited.set_result(why)
+
+
+class MadeVersion(ReplicaSet[Any]):
+    """A version whose instances come from a test."""
+
+    deployment = DEPLOYMENT
+
+    def __init__(
+        self,
+        output: FunctionLog,
+        make: Callable[[], Awaitable[MortalInstance]],
+        settings: ManagedSettings,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(changed, output, settings)
+        self._made = make
+
+    async def make(self) -> MortalInstance:
+        return await self._made()
 
 
 @dataclass(frozen=True)
