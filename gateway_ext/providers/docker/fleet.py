@@ -21,7 +21,7 @@ from gateway_ext.providers.docker.engine import (
 )
 from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
-from gateway_ext.providers.managed.replicas import answers, wait_until_ready
+from gateway_ext.providers.managed.replicas import ManagedInstance, answers
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -36,24 +36,21 @@ Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class ContainerInstance:
+class ContainerInstance(ManagedInstance):
     """A container from its start to its removal; `removed` is called with its name at the end."""
 
-    name: str
     engine: EngineClient
     log: FunctionLog
     removed: Callable[[str], None]
     port: int
     has_our_runtime: bool
-    ready: bool = field(default=False, init=False)
     started: bool = field(default=False, init=False)
     _address: str = field(default="", init=False)
-    _why: str = field(default="", init=False)
     _newest_at: datetime | None = field(default=None, init=False)  # of the lines that were read
     _killing: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        super().__post_init__()
         self._limited = LimitedOutput[OutputLine](self._store, self._write)
 
     @property
@@ -68,11 +65,6 @@ class ContainerInstance:
     def set_started(self, address: str) -> None:
         self.started = True
         self._address = address
-
-    def set_ended(self, why: str) -> None:
-        self.ready = False
-        if not self.exited.done():
-            self.exited.set_result(self._why or why)
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then remove the container."""
@@ -98,10 +90,6 @@ class ContainerInstance:
             log.warning("container %s is removed later: %s", self.name, error)
         finally:
             self.removed(self.name)
-
-    async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
-        return self.ready
 
     async def stop(self, within_s: float) -> None:
         """Ask it to end; the Engine kills it after `within_s`.

@@ -8,7 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from common.foreign_text import plain
 from common.tasks import error_of
@@ -41,30 +41,54 @@ def chose_its_end(why: str) -> bool:
     return why.startswith(_EXITED)
 
 
-class ManagedInstance(Protocol):
+@dataclass(eq=False)
+class ManagedInstance(ABC):
     """One container or process that serves a function, from its start to its end."""
 
-    ready: bool
-    exited: asyncio.Future[str]  # resolves to the reason of its end
+    name: str  # in log lines and endpoints
+
+    def __post_init__(self) -> None:
+        self.ready = False
+        self._why = ""  # it was killed
+        # Resolves to the reason of its end.
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
-    def name(self) -> str:
-        """Its name in log lines and endpoints."""
-
-    @property
+    @abstractmethod
     def endpoint(self) -> Endpoint: ...
 
+    @abstractmethod
     async def collect_output(self) -> None:
         """Store its output until it has ended and nothing is left of it."""
 
-    async def until_ready(self, within_s: float) -> bool:
-        """True once it can be called; False if it ends first or `within_s` passes."""
-
+    @abstractmethod
     async def stop(self, within_s: float) -> None:
         """Ask it to end; kill it after `within_s`."""
 
+    @abstractmethod
     def kill(self, why: str) -> None:
         """Kill it at once; `why` is the reason that `exited` resolves to."""
+
+    @abstractmethod
+    async def _is_ready(self) -> bool:
+        """Whether it can be called now."""
+
+    async def until_ready(self, within_s: float) -> bool:
+        """True once it can be called; False if it ends first or `within_s` passes."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        while not self.exited.done() and loop.time() < started_s + within_s:
+            if await self._is_ready():
+                self.ready = not self.exited.done()
+                return self.ready
+            await asyncio.sleep(_OFTEN_S if loop.time() < started_s + _FIRST_S else _LATER_S)
+        return False
+
+    def set_ended(self, why: str) -> None:
+        """It has ended, for this reason unless it was killed for another."""
+        self.ready = False
+        if not self.exited.done():
+            self.exited.set_result(self._why or why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +115,6 @@ _REQUEST = b"GET /_/%b HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n"
 _FIRST_S, _OFTEN_S, _LATER_S = 2.0, 0.02, 0.2
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def wait_until_ready(
-    is_ready: Callable[[], Awaitable[bool]], exited: asyncio.Future[str], within_s: float
-) -> bool:
-    """True once the instance is ready; False if it exits first or `within_s` passes."""
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    while not exited.done() and loop.time() < started_s + within_s:
-        if await is_ready():
-            return not exited.done()
-        await asyncio.sleep(_OFTEN_S if loop.time() < started_s + _FIRST_S else _LATER_S)
-    return False
 
 
 async def answers(connecting: Awaitable[Connection], route: bytes) -> bool:

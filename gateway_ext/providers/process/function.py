@@ -25,11 +25,11 @@ from gateway_ext.providers.function_environment import (
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import (
+    ManagedInstance,
     Replica,
     ReplicaSet,
     answers,
     exited_with,
-    wait_until_ready,
 )
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
@@ -76,20 +76,17 @@ _BLOCKED_S = 600.0
 
 
 @dataclass(eq=False)
-class ChildInstance:
+class ChildInstance(ManagedInstance):
     """A process from its start to its end, with all processes that descend from it."""
 
-    name: str
     path: Path
     process: InstanceProcess
     place: ProcessPlace
     template: FunctionTemplate | None  # what the process is a fork of
 
     def __post_init__(self) -> None:
-        self.ready = False
+        super().__post_init__()
         self.memory_bytes = self.place.memory_bytes
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._why = ""
         self._stopping = False
         self.place.leaders.add(self.process.pid)
         self.process.gone.add_done_callback(self._leave)
@@ -138,10 +135,10 @@ class ChildInstance:
             watching.cancel()
 
     async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
+        ready = await super().until_ready(within_s)
         if self.template is not None and not self._stopping:
-            self.template.fork_ended_up(ready=self.ready)
-        return self.ready
+            self.template.fork_ended_up(ready=ready)
+        return ready
 
     async def stop(self, within_s: float) -> None:
         self.ready = False
@@ -189,9 +186,8 @@ class ChildInstance:
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
         self.place.leaders.discard(self.pid)
-        self.ready = False
         self.path.unlink(missing_ok=True)
-        self.exited.set_result(self._why or _described(ended.result()))
+        self.set_ended(_described(ended.result()))
 
     async def _kill_if_frozen(self) -> None:
         blocked_s = self.place.timeout_s + _BLOCKED_S

@@ -12,21 +12,20 @@ from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedInstance, ManagedSettings, ReplicaSet
 
 F = FunctionId("n", "f")
 DEPLOYMENT = Deployment(F, "reg/f:1")
 
 
-class MortalInstance:
+class MortalInstance(ManagedInstance):
     """An instance that is ready at once, and dies of itself after a time."""
 
-    name = "f-1"
     endpoint = Endpoint("f-1", "unix:/nowhere")
 
     def __init__(self, lives_s: float) -> None:
+        super().__init__("f-1")
         self.ready = True
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(lives_s, self.kill, "died")
 
     async def collect_output(self) -> None:
@@ -41,8 +40,10 @@ class MortalInstance:
         self.kill("was stopped")
 
     def kill(self, why: str) -> None:
-        if not self.exited.done():
-            self.exited.set_result(why)
+        self.set_ended(why)
+
+    async def _is_ready(self) -> bool:
+        return self.ready
 
 
 class MadeVersion(ReplicaSet[Any]):

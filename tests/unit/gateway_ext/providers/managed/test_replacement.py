@@ -89,7 +89,7 @@ class StartingInstance(MortalInstance):
         self.name = name
         self.ready = ready
         self._log = log
-        self._why = why
+        self._way = why
         self._lines = lines
 
     async def until_ready(self, within_s: float) -> bool:
@@ -98,7 +98,7 @@ class StartingInstance(MortalInstance):
             self._log.write(self.name, line)
         if not self.ready:
             await asyncio.sleep(_SHORT_S)
-            self.kill(self._why)
+            self.kill(self._way)
         return self.ready
 
 
