@@ -258,10 +258,7 @@ class Gateway:
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
         settings = self.settings
-        invocation = InvokeSettings(
-            max_body_bytes=settings.max_body_bytes,
-            wake_s=settings.wake_s,
-        )
+        invocation = InvokeSettings(max_body_bytes=settings.max_body_bytes, wake_s=settings.wake_s)
         pool = None if self.leases is None else LeasePool(self.leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)
