@@ -336,7 +336,7 @@ class LeasePool:
         if reports:
             self._source.report(reports)
         for lease in unreported:
-            if lease.has_unknown:  # a call has just begun
+            if any(use is not None for use in lease.running.values()):  # a call has just begun
                 self._report_soon(lease)
 
     def _look(self) -> None:
@@ -535,11 +535,6 @@ class PooledLease:
         if self.queue.kind.is_shared and self.queue.gathers(now_s):
             most *= 2
         return len(self.running) < most and self.clean and not self.is_spent(now_s)
-
-    @property
-    def has_unknown(self) -> bool:
-        """Whether a call runs that the scheduler has not been told of."""
-        return any(use is not None for use in self.running.values())
 
     def report(self, began_before_s: float) -> LeaseUsed | None:
         """What ran since the last report, with the calls that began before then and still run."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gateway_ext.jobs.queue import BodySpool
+from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.values import CallResult, Job, JobLane
 
 # Statuses that ask for another attempt; every other status is the result.
@@ -67,7 +67,7 @@ class CallAnswered:
 
     outcome: ClassVar[str] = "answered"
     result: CallResult
-    body: BodySpool
+    body: BodyBuffer
     lane: JobLane
 
 

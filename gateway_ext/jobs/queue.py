@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
 from gateway_ext.errors import Busy, UnknownJob
+from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -20,20 +21,6 @@ from gateway_ext.jobs.values import (
     StoredBody,
 )
 from gateway_ext.model import FunctionId
-
-
-class BodySpool(Protocol):
-    """A body on its way into the queue."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    async def write(self, chunk: bytes) -> None:
-        """Raise TooLarge beyond the queue's limit."""
-
-    async def discard(self) -> None:
-        """No effect on a body that belongs to a job."""
-
 
 _RETRY_AFTER_S = 5.0
 _SLACK = 1_000
@@ -236,9 +223,9 @@ class JobQueue(Protocol):
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` in the event loop whenever another job waits."""
 
-    def spool(self) -> BodySpool: ...
+    def spool(self) -> BodyBuffer: ...
 
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+    async def put(self, call: AsyncCall, body: BodyBuffer) -> bool:
         """Store a call durably; False where one with the same id and function is stored already.
 
         Busy at a limit.
@@ -254,7 +241,7 @@ class JobQueue(Protocol):
         """End a claim, and try again at `due_at_s`; `counts` says whether this was an attempt."""
 
     async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+        self, job: JobNumber, result: CallResult, body: BodyBuffer, lane: JobLane, due_at_s: float
     ) -> None:
         """End the claim of a call with its result; the callback waits in this lane."""
 

@@ -31,7 +31,8 @@ from gateway_ext.errors import (
     QueueFailed,
     UnknownJob,
 )
-from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
+from gateway_ext.jobs.body_buffer import BodyBuffer
+from gateway_ext.jobs.queue import JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -62,7 +63,12 @@ from gateway_ext.shared_jobs.requests import (
     StreamsFull,
     bounded,
 )
-from gateway_ext.shared_jobs.session import GatewayIdentity, GatewayPresence, GatewaySession
+from gateway_ext.shared_jobs.session import (
+    GatewayIdentity,
+    GatewayPresence,
+    GatewaySession,
+    beat,
+)
 from gateway_ext.shared_jobs.settings import JetStreamSettings
 from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames, is_mark
 
@@ -131,7 +137,7 @@ class JetStreamQueue(JobQueue):
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+    async def put(self, call: AsyncCall, body: BodyBuffer) -> bool:
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         self._link.wire()
         subject = self._names.call(key_of(call.function, call.id))
@@ -179,7 +185,7 @@ class JetStreamQueue(JobQueue):
         await self._end(job, replace(tried, state=RecordState.WAITING, due_at_s=due_at_s))
 
     async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+        self, job: JobNumber, result: CallResult, body: BodyBuffer, lane: JobLane, due_at_s: float
     ) -> None:
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         claim = self._claim(job)
@@ -253,7 +259,8 @@ class JetStreamQueue(JobQueue):
     async def close(self) -> None:
         await asyncio.gather(*self._removing, return_exceptions=True)
         with suppress(QueueFailed):
-            await self._session.announce_close(self._link.wire())
+            gateway = self._names.gateway(self._identity.gateway)
+            await self._link.wire().publish(gateway, beat(""))
         await self._link.close()
         self._identity.close()
 

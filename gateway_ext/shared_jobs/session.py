@@ -178,9 +178,6 @@ class GatewaySession:
         usable()
         await until_first(watch.go_on(), self._keep_beating(wire), clean_up())
 
-    async def announce_close(self, wire: NatsRequests) -> None:
-        await wire.publish(self.names.gateway(self.identity.gateway), beat(""))
-
     async def _keep_beating(self, wire: NatsRequests) -> None:
         while True:
             await asyncio.sleep(self.settings.beat_s)
