@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
 from gateway_ext.errors import Busy, UnknownJob
@@ -23,7 +22,6 @@ from gateway_ext.jobs.values import (
 from gateway_ext.model import FunctionId
 
 _RETRY_AFTER_S = 5.0
-_SLACK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,6 @@ class JobTally:
         self._limits = limits
         self._alive: dict[int, _Alive] = {}
         self._dead: dict[int, _Dead] = {}
-        # A heap by the time of the request; it also holds numbers of jobs that ended.
-        self._queued: list[tuple[float, int]] = []
         self._coming: Counter[FunctionId] = Counter()
         self._coming_bytes: Counter[FunctionId] = Counter()
         self._bytes_of: Counter[FunctionId] = Counter()
@@ -75,9 +71,7 @@ class JobTally:
 
     @property
     def oldest_queued_at_s(self) -> float | None:
-        while self._queued and self._queued[0][1] not in self._alive:
-            heappop(self._queued)
-        return self._queued[0][0] if self._queued else None
+        return min((job.queued_at_s for job in self._alive.values()), default=None)
 
     @property
     def capacity_bytes(self) -> int:
@@ -130,15 +124,13 @@ class JobTally:
         before = self._alive.get(number)
         if before is not None:
             self._uncount(before)
-        else:
-            self._note(number, queued_at_s)
-        job = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
+        self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
         if kind is JobKind.CALL:
             self.calls[function] += 1
         else:
             self.callbacks += 1
         self._bytes_of[function] += size_bytes
-        self.alive_bytes += job.size_bytes
+        self.alive_bytes += size_bytes
 
     def remove(self, number: int) -> None:
         job = self._alive.pop(number, None)
@@ -176,14 +168,6 @@ class JobTally:
         if all_bytes > most_bytes or own_bytes > most_bytes // 2:
             raise Busy(function, _RETRY_AFTER_S)
         coming[function] += more_bytes
-
-    def _note(self, number: int, queued_at_s: float) -> None:
-        if len(self._queued) > 2 * len(self._alive) + _SLACK:
-            self._queued = [
-                (job.queued_at_s, job_number) for job_number, job in self._alive.items()
-            ]
-            heapify(self._queued)
-        heappush(self._queued, (queued_at_s, number))
 
     def _uncount(self, job: _Alive) -> None:
         if job.kind is JobKind.CALL:
