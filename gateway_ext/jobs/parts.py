@@ -1,6 +1,5 @@
 """Builds the async calls of one gateway: the queue that it is set to, its workers, its routes."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -11,7 +10,7 @@ from common.telemetry.metrics import BoundedNames, Labels, MetricFamily, gauge
 from gateway_ext import metrics
 from gateway_ext.calls.function_table import Functions
 from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, StreamedResponse, close_body
-from gateway_ext.errors import QueueFailed, Unknown
+from gateway_ext.errors import Unknown
 from gateway_ext.jobs.attempts import RetryPolicy
 from gateway_ext.jobs.callbacks import CallbackRule
 from gateway_ext.jobs.caller import FunctionCalls
@@ -74,8 +73,7 @@ def job_intake(queue: JobQueue, invoke: Invoke, rule: CallbackRule) -> partial[A
     )
 
 
-@asynccontextmanager
-async def jobs_of(
+def jobs_of(
     settings: GatewaySettings,
     functions: Functions,
     invoke: Invoke,
@@ -83,29 +81,17 @@ async def jobs_of(
     rule: CallbackRule,
     others: Mapping[str, FunctionCalls],
     log: Logger,
-) -> AsyncIterator[JobWorker]:
-    """Run the jobs of an open queue until the context exits; see `TargetCalls` for `others`."""
-    worker = JobWorker(
-        queue,
-        TargetCalls(invoke, others),
-        lambda function: _attempts(functions, function),
-        _worker_settings(settings, rule),
-        log,
-        invoke.tracer,
-    )
-    async with worker, expiring(queue, log):
-        yield worker
-
-
-def _worker_settings(settings: GatewaySettings, rule: CallbackRule) -> JobWorkerSettings:
-    patience = RetryPolicy(attempts=settings.async_attempts)
+) -> JobWorker:
+    """What runs the jobs of an open queue, as a context; see `TargetCalls` for `others`."""
     overall = settings.async_concurrency
-    return JobWorkerSettings(
+    worker = JobWorkerSettings(
         calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
-        patience=patience,
+        patience=RetryPolicy(attempts=settings.async_attempts),
         callback_rule=rule,
         callback_s=settings.callback_s,
     )
+    calls = TargetCalls(invoke, others)
+    return JobWorker(queue, calls, partial(_attempts, functions), worker, log, invoke.tracer)
 
 
 def _attempts(functions: Functions, function: FunctionId) -> int | None:
@@ -116,6 +102,7 @@ def _attempts(functions: Functions, function: FunctionId) -> int | None:
     return deployed.options.retries + 1
 
 
+_DAY_S = 24 * 3600.0
 # A body in memory can be sent to another instance if the first one breaks off.
 _HELD_BYTES = 1 << 20
 
@@ -153,34 +140,3 @@ class TargetCalls:
             yield answer
         finally:
             await close_body(answer.body)
-
-
-_EVERY_S = 60.0
-
-
-@asynccontextmanager
-async def expiring(
-    queue: JobQueue, log: Logger, every_s: float = _EVERY_S
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Remove expired dead letters every `every_s` until the context exits."""
-    looking = asyncio.create_task(_keep_looking(queue, log, every_s), name="dead letters")
-    try:
-        yield looking
-    finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
-
-
-async def _keep_looking(queue: JobQueue, log: Logger, every_s: float) -> None:
-    while True:
-        try:
-            count = await queue.expire(queue.now_s())
-        except QueueFailed as error:
-            log.warning("expired dead letters are not removed: %s", error)
-        else:
-            if count:
-                log.info("%d expired dead letters were removed", count)
-        await asyncio.sleep(every_s)
-
-
-_DAY_S = 24 * 3600.0

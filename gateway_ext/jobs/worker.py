@@ -264,11 +264,15 @@ class JobWorkerSettings:
     callback_s: float = 30.0  # that a receiver has for its answer
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
     defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
+    expire_s: float = 60.0  # between two looks for dead letters that have expired
 
 
 @dataclass(slots=True, eq=False)
 class JobWorker:
-    """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue."""
+    """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue.
+
+    Expired dead letters are removed meanwhile.
+    """
 
     queue: JobQueue
     calls: FunctionCalls
@@ -278,6 +282,7 @@ class JobWorker:
     tracer: CallTracer = field(default_factory=CallTracer)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _dispatchers: list[JobDispatcher] = field(default_factory=list, init=False)
+    _expiring: BackgroundTasks = field(init=False)
 
     async def __aenter__(self) -> Self:
         settings, chance, rule = self.settings, Random(), self.settings.callback_rule
@@ -297,9 +302,12 @@ class JobWorker:
             )
             self._dispatchers.append(dispatcher)
             dispatcher.start()
+        self._expiring = BackgroundTasks(self.log, "removing expired dead letters")
+        self._expiring.start(self._expire(), name="dead letters")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._expiring.close()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
         if self._session is not None:
             await self._session.close()
@@ -314,6 +322,17 @@ class JobWorker:
     @property
     def running(self) -> int:
         return sum(dispatcher.running for dispatcher in self._dispatchers)
+
+    async def _expire(self) -> None:
+        while True:
+            try:
+                count = await self.queue.expire(self.queue.now_s())
+            except QueueFailed as error:
+                self.log.warning("expired dead letters are not removed: %s", error)
+            else:
+                if count:
+                    self.log.info("%d expired dead letters were removed", count)
+            await asyncio.sleep(self.settings.expire_s)
 
     def _policy_of(self, function: FunctionId) -> RetryPolicy:
         return self.settings.patience.of(self.attempts_of(function))
