@@ -119,7 +119,8 @@ class HandlerCall:
         self._connection = connection
         self.timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
-        self._over = False  # answered, given up or broken off: later results are dropped
+        # Answered, given up or broken off: later results are dropped. Any thread may ask.
+        self.over = False
         self._started = False  # a stream's head is out
         self._head: HandlerResponse | None = None  # of a stream, from its first piece on
         self._stuck = False
@@ -168,17 +169,12 @@ class HandlerCall:
         """True for the first caller, who ends the call; any thread may call this."""
         if not self._calls.live.pop(self, False):
             return False
-        self._over = True
+        self.over = True
         if not keep_deadline:
             self._calls.deadlines.remove(self.deadline)
         return True
 
     # --- taken by a handler of another kind -----------------------------------------------------
-
-    @property
-    def over(self) -> bool:
-        """Whether the call needs no answer any more; any thread may ask."""
-        return self._over
 
     def hold(self, leave: Callable[["HandlerCall"], None]) -> None:
         """Call `leave` in the loop, and nobody else, if the call is over before it was answered."""
@@ -198,7 +194,7 @@ class HandlerCall:
         data: bytes | None = None
         self._calls.in_threads.add(self)
         try:
-            if self._over:  # the client left while the call waited for a thread
+            if self.over:  # the client left while the call waited for a thread
                 return
             self.timing.begins()
             with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
@@ -270,7 +266,7 @@ class HandlerCall:
             for piece in pieces:
                 data = piece_of(piece)
                 room.acquire()
-                if self._over:
+                if self.over:
                     return
                 self._calls.mailbox.post(self._send, self._stream_head(answer), data)
         finally:
@@ -326,7 +322,7 @@ class HandlerCall:
             async for piece in pieces:
                 data = piece_of(piece)
                 self._send(self._stream_head(answer), data)
-                if self._over:
+                if self.over:
                     return
                 if not self._connection.room.is_set():
                     room = asyncio.Event()
@@ -339,7 +335,7 @@ class HandlerCall:
         self._finish_stream(self._stream_head(answer), self._trailers())
 
     def _send(self, head: HandlerResponse, data: bytes) -> None:
-        if self._over:
+        if self.over:
             return
         self._start(head)
         self._connection.piece(data)
@@ -347,7 +343,7 @@ class HandlerCall:
             self._connection.when_room(self._room.release)
 
     def _finish_stream(self, head: HandlerResponse, trailers: Pairs) -> None:
-        if not self._over:
+        if not self.over:
             self._start(head)
             self._end()
             self._connection.end_stream(trailers)
@@ -375,7 +371,7 @@ class HandlerCall:
             last()
         finally:
             self._calls.threads.left()
-            if self._over:  # the client left before: no thread is held
+            if self.over:  # the client left before: no thread is held
                 self._calls.deadlines.remove(self.deadline)
             if self._stuck:
                 self._stuck = False

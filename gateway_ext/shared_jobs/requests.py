@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js import errors as js_errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RawStreamMsg
 
@@ -236,14 +235,13 @@ class StreamWatch:
         self._arrived = asyncio.Event()
         self._read = 0
         self._broken: str | None = None
-        self._subscription: Subscription | None = None
 
     async def begin(self, until: int) -> None:
         """Read up to the message `until`, which still exists: this gateway's heartbeat."""
         client = self._wire.client
         inbox = client.new_inbox()
         try:
-            self._subscription = await client.subscribe(inbox, cb=self._on_message)
+            await client.subscribe(inbox, cb=self._on_message)
             await client.jetstream().add_consumer(
                 self._stream,
                 ConsumerConfig(
