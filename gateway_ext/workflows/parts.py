@@ -322,6 +322,10 @@ def _workflow(request: Request) -> WorkflowId:
     return WorkflowId(*valid_names.function_id(request.path_params["name"], namespace))
 
 
+# Whether a workflow can keep its SLO, by the fastest calls of its functions so far.
+# Times are known as buckets of a histogram: a function has never been faster than the lower bound
+# of the first bucket that is not empty. Of few calls too little is known.
+
 LEAST_CALLS = 20
 
 
