@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from gateway_ext.runtime.connection import ServerConnection
@@ -484,7 +483,7 @@ class GpuPlacements:
 
     def __init__(self, *, gpu: bool) -> None:
         self.trailers = (MODELS, LOCAL) if gpu else ()  # what a stream may be followed by
-        self._shim: ModuleType | None = None
+        self._shim: Any = None
         if gpu:
             self._shim = importlib.import_module("torch_shim.leases.request_context")
             self._shim.expect_calls()
@@ -506,18 +505,14 @@ class GpuPlacements:
 
     def used(self) -> Pairs:
         """Headers with the digests of the models, and what ran without a GPU; inside `given`."""
-        headers: Pairs = []
-        if self._shim is not None:
-            if models := ",".join(self._shim.used()):
-                headers.append((MODELS, models))
-            if local := "|".join(self._shim.told()):
-                headers.append((LOCAL, local))
-        return headers
+        if self._shim is None:
+            return []
+        pairs = (MODELS, ",".join(self._shim.used())), (LOCAL, "|".join(self._shim.told()))
+        return [pair for pair in pairs if pair[1]]
 
     def timing_entries(self) -> Sequence[str]:
         """The times of the call's GPU calls, in the format of X-Gpu-Trace; inside `given`."""
-        entries: Sequence[str] = () if self._shim is None else self._shim.timing_entries()
-        return entries
+        return () if self._shim is None else self._shim.timing_entries()
 
 
 class LoopMailbox:
