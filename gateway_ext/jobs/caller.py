@@ -23,7 +23,6 @@ from gateway_ext.errors import (
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
     CallAnswered,
-    GiveUp,
     JobDead,
     JobDone,
     JobEnding,
@@ -106,7 +105,7 @@ class JobCaller:
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
-    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | GiveUp | None:
+    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | JobDead | None:
         policy = self.policy_of(job.call.function)
         return policy.verdict(tried, job, self.queue.now_s(), self.chance.random())
 
