@@ -430,28 +430,24 @@ class CallLease:
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
-        call, function = self.call, self.call.function
-        options, wait_s, part = function.options, function.most_wait_s, call.part
-        wish = Request(
+        call, function, part = self.call, self.call.function, self.call.part
+        options, slo_s, wait_s = function.options, function.options.slo_s, function.most_wait_s
+        if part is not None:
+            slo_s = slo_s if part.slo_s is None else part.slo_s
+            wait_s = part.within_s if part.later else min(wait_s, part.within_s)
+        return Request(
             id=self.request,
             function=function.id.for_scheduler,
             models=function.learned.models,
             deadline_s=call.deadline_s,
             priority=options.priority,
-            slo_s=options.slo_s,
+            slo_s=slo_s,
             near=NodeId(call.asked.near) if call.asked.near else None,
             registered_only=function.learned.reported,
             max_wait_s=wait_s,
             exit_rule=options.exit_rule,
-        )
-        if part is None:
-            return wish
-        return replace(
-            wish,
-            application=part.workflow,
-            stage=part.stage,
-            slo_s=options.slo_s if part.slo_s is None else part.slo_s,
-            max_wait_s=part.within_s if part.later else min(wait_s, part.within_s),
+            application="" if part is None else part.workflow,
+            stage="" if part is None else part.stage,
         )
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.errors import (
     BodyLost,
@@ -112,7 +113,7 @@ class JetStreamQueue(JobQueue):
         )
         self._claims: dict[JobNumber, _Claim] = {}
         self._count = 0
-        self._removing: set[asyncio.Task[None]] = set()
+        self._removing = BackgroundTasks(log, "removing parts of jobs")
 
     @property
     def away(self) -> bool:
@@ -257,7 +258,7 @@ class JetStreamQueue(JobQueue):
             await self._parts.remove_all(entry.record)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._removing, return_exceptions=True)
+        await self._removing.wait()
         with suppress(QueueFailed):
             gateway = self._names.gateway(self._identity.gateway)
             await self._link.wire().publish(gateway, beat(""))
@@ -407,9 +408,7 @@ class JetStreamQueue(JobQueue):
             with suppress(QueueFailed):
                 await work
 
-        task = asyncio.create_task(tried())
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        self._removing.start(tried())
 
 
 _ROUNDS_PER_MARK = 4
