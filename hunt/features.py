@@ -94,7 +94,7 @@ FEATURES = (
         "merging",
         ("gpu_manager/worker/merging",),
         (_WORKER,),
-        r"merg|together",
+        r"merging|merged_calls|generation_together",
         ("tests/unit/gpu_manager/worker/merging",),
     ),
     Feature(
