@@ -387,9 +387,14 @@ def _told(feature: Feature, left: Left, tests: TestRun) -> Iterator[str]:
     )
     gone, named = len(left.tests_gone), len(left.deselected)
     yield f"  {gone} modules of tests import it, {named} tests name it"
-    yield from (f"  in the way: {place}" for place in left.stops[:_MOST_SHOWN])
-    yield from (f"  failed: {test}" for test in tests.failed[:_MOST_SHOWN])
-    yield from (f"  fails without this too: {test}" for test in tests.known[:_MOST_SHOWN])
+    for words, places in (
+        ("in the way", left.stops),
+        ("failed", tests.failed),
+        ("fails in the unchanged tree too", tests.known),
+    ):
+        yield from (f"  {words}: {place}" for place in places[:_MOST_SHOWN])
+        if len(places) > _MOST_SHOWN:
+            yield f"  {words}: {len(places) - _MOST_SHOWN} more"
 
 
 # -- files ---------------------------------------------------------------------------------------
