@@ -32,6 +32,10 @@ class HttpUrl:
         return f"{self.scheme}://{self.netloc}{self.path}{f'?{self.query}' if self.query else ''}"
 
     @property
+    def secure(self) -> bool:
+        return self.scheme == "https"
+
+    @property
     def authorization(self) -> str:
         """The URL's percent-encoded login as the header `Authorization`; empty without one."""
         user, _, password = self.login.partition(":")
@@ -104,8 +108,7 @@ def open_response(
 
     `what` names the server in the error; `timeout_s` is the longest silence.
     """
-    is_private = server.scheme == "https"
-    kind = http.client.HTTPSConnection if is_private else http.client.HTTPConnection
+    kind = http.client.HTTPSConnection if server.secure else http.client.HTTPConnection
     connection = kind(server.netloc, timeout=timeout_s)
     received = False
     try:
