@@ -304,10 +304,9 @@ def _named_tests(tree: Path, feature: Feature) -> Iterator[str]:
     """Tests that name the feature; a file goes if what its tests share names it."""
     word = re.compile(feature.words, re.IGNORECASE)
     for path in _python(tree, ()):
-        text = path.read_text(encoding="utf-8")
-        if not path.name.startswith("test_") or not word.search(text):
+        text, where = path.read_text(encoding="utf-8"), str(path.relative_to(tree))
+        if not path.name.startswith("test_") or not word.search(f"{where}\n{text}"):
             continue
-        where = str(path.relative_to(tree))
         if word.search(where):
             yield where
             continue
