@@ -24,7 +24,7 @@ from gateway_ext.runtime.calls import Handler, OtherHandler
 from gateway_ext.runtime.handler_module import HandlerKind
 from gateway_ext.runtime.server import FunctionServer, write_line
 from gateway_ext.runtime.settings import BadRuntimeSetting, RuntimeSettings
-from gateway_ext.runtime.template import example_calls, fork_line, process
+from gateway_ext.runtime.template import example_calls, process
 from gateway_ext.runtime.template.fork_line import VARIABLE, ForkReport, OrderLine
 from gateway_ext.runtime.template.forks import die_with, end_at_once
 
@@ -47,7 +47,7 @@ def main(environment: MutableMapping[str, str], command: Sequence[str]) -> int:
         load = partial(handler_module.load, Path(settings.handler), kinds)
         if options.examples:
             return _call_examples(settings, load)
-        if fork_line.VARIABLE in environment:
+        if VARIABLE in environment:
             return _serve_from_template(settings, environment, load)
         if options.worker is not None:
             return _work(settings, options, load)
