@@ -52,12 +52,12 @@ class GatewayProgram:
     leases: LeaseClient
     pool: LeasePool
     jobs: JobQueue
-    workflows: TextCopy | None  # the feature's table of them
 
     def __init__(self, around: Surroundings, name: str, instances: list[FunctionProgram]) -> None:
         self.name = name
         self.disk = JobDisk(around.chance)
         self.serves = False
+        self.workflows: TextCopy | None = None  # the table of the feature, unless that has left
         self._around = around
         self._instances = instances
 
@@ -105,8 +105,10 @@ class GatewayProgram:
                 *(settings, functions, invoke, meters, queue, job_intake(queue, invoke, rule)),
                 *(shared_jobs, None, 1.0, log),
             )
-            started = [await exits.enter_async_context(feature(hooks)) for feature in FEATURES]
-            await self._has_workflow([part for part in started if part is not None])
+            for feature in FEATURES:
+                part = await exits.enter_async_context(feature(hooks))
+                if feature.__name__ == "workflows":
+                    await self._has_workflow(cast(TextCopy, part))
             worker = await exits.enter_async_context(
                 jobs_of(settings, functions, invoke, queue, rule, hooks.job_calls, log)
             )
@@ -132,13 +134,13 @@ class GatewayProgram:
             exits.callback(self.died)
             await asyncio.Event().wait()
 
-    async def _has_workflow(self, tables: Sequence[object]) -> None:
-        """Keep the feature's table, unless the feature has left, and deploy this gateway's own."""
-        self.workflows = cast(TextCopy, tables[0]) if tables else None
+    async def _has_workflow(self, table: TextCopy) -> None:
+        """Keep the table of workflows, and deploy the gateway's own, which it does not share."""
+        self.workflows = table
         scenario = self._around.scenario
-        if self.workflows is not None and scenario.workflow and not scenario.shared_queue:
+        if scenario.workflow and not scenario.shared_queue:
             text = workflow_text([each.plan for each in self._instances])
-            await self.workflows.follow(WORKFLOW, text)
+            await table.follow(WORKFLOW, text)
 
     def _changed(self, function: Function) -> None:
         self.leases.tell_terms(function.id.for_scheduler, function.options.terms)

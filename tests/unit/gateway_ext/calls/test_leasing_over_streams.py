@@ -179,7 +179,7 @@ async def test_call_whose_question_waits_is_known_by_another_id(
         )
 
 
-async def test_leases_are_given_back_when_the_leader_changes() -> None:
+async def test_standing_leases_are_given_back_when_the_leader_changes() -> None:
     async with leading() as world, a_world() as second, world.leases(second.url) as client:
         leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         held = await taken(leasing, function, "c0")
@@ -199,7 +199,7 @@ async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
         assert leases_of(world) == [granted.placement.lease]
 
 
-async def test_recall_is_told_though_the_grant_was_not_taken_up_yet() -> None:
+async def test_recall_of_a_standing_lease_is_told_though_its_grant_was_not_taken_up_yet() -> None:
     async with leading() as world, world.leases() as client:
         leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         assert world.office is not None

@@ -386,7 +386,7 @@ async def test_question_that_is_cancelled_at_once_leaves_no_lease() -> None:
         assert list(leases) == [last.placement.lease]
 
 
-async def test_many_reports_go_out_in_frames_that_the_leader_takes() -> None:
+async def test_many_reports_of_a_standing_lease_go_out_in_frames_that_the_leader_takes() -> None:
     async with leading() as world, world.leases() as client:
         lease = (await client.acquire(request("r0"))).placement.lease
         now_s = time.monotonic()
