@@ -186,33 +186,7 @@ class SchedulerService:
             *(settings, term, self.meters, recovered, self._recorder, self._sink),
             recall=self.leases.recall,
         )
-        fence = partial(_fence_of, candidacy)
-        fenced = partial(self._fenced, candidacy)
-        parts = TermParts(
-            settings=settings,
-            core=office.core,
-            now_s=office.clock.now_s,
-            report=office.driver.report,
-            store=self._store,
-            fence=fence,
-            counts=self.meters.values,
-            functions=self.meters.functions,
-            log=log,
-        )
-        office.features.extend(kind(parts) for kind in FEATURES)
-        reign = Reign(
-            office,
-            candidacy,
-            NodeStreams(
-                *(office.driver, lambda: office.term, self._secret, log),
-                fenced=fenced,
-                now_s=office.clock.now_s,
-            ),
-            CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
-            PolicyInForce(choice, office.decide_by, self._store, fence, log),
-            PageFeed(office),
-            self._keeper(office, candidacy),
-        )
+        reign = self._reign(office, candidacy, choice)
         log.info("%s decides by %s", self.name, choice.name)
         try:
             async with AsyncExitStack() as running:
@@ -230,6 +204,35 @@ class SchedulerService:
             await reign.streams.close()
             office.close()
             await reign.callers.close()
+
+    def _reign(self, office: Office, candidacy: Leadership | None, choice: PolicyChoice) -> Reign:
+        fence = partial(_fence_of, candidacy)
+        fenced = partial(self._fenced, candidacy)
+        parts = TermParts(
+            settings=self.settings,
+            core=office.core,
+            now_s=office.clock.now_s,
+            report=office.driver.report,
+            store=self._store,
+            fence=fence,
+            counts=self.meters.values,
+            functions=self.meters.functions,
+            log=log,
+        )
+        office.features.extend(kind(parts) for kind in FEATURES)
+        return Reign(
+            office,
+            candidacy,
+            NodeStreams(
+                *(office.driver, lambda: office.term, self._secret, log),
+                fenced=fenced,
+                now_s=office.clock.now_s,
+            ),
+            CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
+            PolicyInForce(choice, office.decide_by, self._store, fence, log),
+            PageFeed(office),
+            self._keeper(office, candidacy),
+        )
 
     def _keeper(self, office: Office, candidacy: Leadership | None) -> Keeper | None:
         """Writes the state of this term, if there is a datastore that lasts."""
