@@ -1,9 +1,10 @@
 """One piece of data: whose it is, what its readers are told, and the file that has its bytes."""
 
+import asyncio
 import fcntl
 import os
 import tempfile
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -93,10 +94,8 @@ class FreeFiles:
     """Memory whose data is gone, by function, until it is used again or has waited too long."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[DataFile, tuple[str, float]] = OrderedDict()  # the oldest first
-
-    def __len__(self) -> int:
-        return len(self._files)
+        # The oldest first, each with what ends its wait.
+        self._files: dict[DataFile, tuple[str, asyncio.TimerHandle]] = {}
 
     def take(self, function: str, size_bytes: int) -> DataFile | None:
         """Return a file of the function that is as large as a new one would be.
@@ -104,30 +103,28 @@ class FreeFiles:
         What is behind the new data is cleared: its readers may not know the earlier data.
         """
         wanted = room_for(size_bytes)
-        for file, (owner, _) in self._files.items():
+        for file, (owner, timer) in self._files.items():
             if owner == function and file.size_bytes == wanted:
+                timer.cancel()
                 del self._files[file]
                 os.pwrite(file.descriptor, bytes(wanted - size_bytes), size_bytes)
                 return file
         return None
 
-    def give(self, function: str, file: DataFile, now_s: float) -> None:
-        self._files[file] = function, now_s
+    def give(self, function: str, file: DataFile, timer: asyncio.TimerHandle) -> None:
+        self._files[file] = function, timer
 
     def close_oldest(self) -> int:
         """Give up the file that has waited the longest; return its bytes, 0 if there is none."""
-        if not self._files:
-            return 0
-        file, _ = self._files.popitem(last=False)
+        oldest = next(iter(self._files), None)
+        return 0 if oldest is None else self.close(oldest)
+
+    def close(self, file: DataFile) -> int:
+        """Give up this file; return its bytes."""
+        _, timer = self._files.pop(file)
+        timer.cancel()
         file.close()
         return file.size_bytes
-
-    def close_since(self, before_s: float) -> int:
-        """Give up the files that have waited since then; return their bytes."""
-        closed = 0
-        while self._files and next(iter(self._files.values()))[1] <= before_s:
-            closed += self.close_oldest()
-        return closed
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +144,6 @@ class DataItem:
     size_bytes: int
     about: bytes
     parts: tuple[str, ...]
-    expires_s: float
     stage: DataStage = DataStage.ARRIVING
     file: DataFile | None = None
     disk: int = -1
@@ -155,6 +151,7 @@ class DataItem:
     readers: Counter[SessionKey] = field(default_factory=Counter)
     spoilt: bool = False
     wished: bool = False
+    expiry: asyncio.TimerHandle | None = None  # at its end by time
 
     @property
     def function(self) -> str:

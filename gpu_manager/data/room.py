@@ -53,7 +53,6 @@ class DataRoom:
         self._leaving: dict[DataItem, None] = {}  # their data has gone, and they are read still
         self._making = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._trimming: asyncio.TimerHandle | None = None
 
     @property
     def disk_bytes(self) -> int:
@@ -109,12 +108,10 @@ class DataRoom:
 
     def close(self) -> None:
         """The items were retired before."""
-        if self._trimming is not None:
-            self._trimming.cancel()
         for item in self.leaving():
             self._let_go(item)
-        while closed := self._free.close_oldest():
-            self.used_bytes -= closed
+        while self._close_oldest():
+            pass
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -125,8 +122,8 @@ class DataRoom:
         if item.spoilt or not file.is_reused:
             self.unread(file)
             return
-        self._free.give(item.function, file, self._loop.time())
-        self._trim_later()
+        timer = self._loop.call_later(self.limits.free_s, self._give_up, file)
+        self._free.give(item.function, file, timer)
 
     def _let_go(self, item: DataItem) -> None:
         """Leave the pages to those who read them."""
@@ -134,25 +131,22 @@ class DataRoom:
         item.spoilt = True
         self._free_file(item)
 
-    def _trim_later(self) -> None:
-        if self._trimming is None:
-            self._trimming = self._loop.call_later(self.limits.free_s, self._trim)
+    def _give_up(self, file: DataFile) -> None:
+        self.used_bytes -= self._free.close(file)
 
-    def _trim(self) -> None:
-        self._trimming = None
-        self.used_bytes -= self._free.close_since(self._loop.time() - self.limits.free_s)
-        if len(self._free):
-            self._trim_later()
+    def _close_oldest(self) -> int:
+        closed_bytes = self._free.close_oldest()
+        self.used_bytes -= closed_bytes
+        return closed_bytes
 
     async def _make_room(self, wanted_bytes: int) -> None:
         """Have so many bytes free: unused files go first, then what is read, then data to disk."""
         if wanted_bytes > self.limits.memory_bytes:
             raise self._no_room(wanted_bytes)
         while self.used_bytes + wanted_bytes > self.limits.memory_bytes:
-            closed = self._free.close_oldest()
-            if closed:
-                self.used_bytes -= closed
-            elif self._leaving:
+            if self._close_oldest():
+                continue
+            if self._leaving:
                 self._let_go(next(iter(self._leaving)))
             elif not await self._spill_one():
                 raise self._no_room(wanted_bytes)

@@ -1,7 +1,6 @@
 """The data of all tenants, by handle: put, found, read, dropped, and ended by time."""
 
 import asyncio
-import heapq
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -18,7 +17,6 @@ log = logging.getLogger(__name__)
 
 _WISHED = 4  # so much (1/N) of a tenant's pieces may be what callers asked for
 _ASIDE = 4  # so much (1/N) of a tenant's bounds is set aside for its workers at most
-_MOST_OUTDATED = 1024  # times at which data would have ended that was dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,7 @@ class DataTable:
         self._counts: Counter[str] = Counter()
         self._aside: dict[str, tuple[int, int]] = {}  # by tenant: bytes and pieces for workers
         self._aside_pieces = 0
-        self._ends: list[tuple[float, str]] = []  # a heap
         self._loop = asyncio.get_running_loop()
-        self._expiring: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -212,8 +208,6 @@ class DataTable:
         return [item for item in self._items.values() if item.hosted is hosted]
 
     def close(self) -> None:
-        if self._expiring is not None:
-            self._expiring.cancel()
         for item in list(self._items.values()):
             self.end(item)
         self.room.close()
@@ -227,15 +221,14 @@ class DataTable:
                 raise DataFailed("a part of data has parts itself")
         lifetime_s = limits.lifetime_s if new.lifetime_s is None else new.lifetime_s
         expires_s = self._loop.time() + min(lifetime_s, limits.most_lifetime_s)
-        item = DataItem(handle, tenant, owner, size, new.about, new.parts, expires_s)
-        item.wished = new.wished
+        item = DataItem(handle, tenant, owner, size, new.about, new.parts, wished=new.wished)
         self._make_room(item)
         self._items[handle] = item
         if item.wished:
             self._wishes[handle] = item
         self._bytes[tenant] += size
         self._counts[tenant] += 1
-        self._end_at(expires_s, handle)
+        item.expiry = self._loop.call_at(expires_s, self._expire, item)
         return item
 
     def _make_room(self, item: DataItem) -> None:
@@ -316,41 +309,17 @@ class DataTable:
             return
         self._wishes.pop(item.handle, None)
         item.stage = DataStage.GONE
+        if item.expiry is not None:
+            item.expiry.cancel()
         tenant = item.tenant
         self._bytes[tenant] -= item.size_bytes
         self._counts[tenant] -= 1
         if not self._counts[tenant]:
             del self._bytes[tenant], self._counts[tenant]
 
-    # -- the end --------------------------------------------------------------------------------
-
-    def _end_at(self, expires_s: float, handle: str) -> None:
-        heapq.heappush(self._ends, (expires_s, handle))
-        if len(self._ends) > 2 * len(self._items) + _MOST_OUTDATED:
-            self._ends = [(item.expires_s, item.handle) for item in self._items.values()]
-            heapq.heapify(self._ends)
-        self._expire_later()
-
-    def _expire_later(self) -> None:
-        while self._ends and self._ends[0][1] not in self._items:
-            heapq.heappop(self._ends)
-        if self._expiring is not None:
-            if self._ends and self._expiring.when() <= self._ends[0][0]:
-                return  # it looks again then
-            self._expiring.cancel()
-            self._expiring = None
-        if self._ends:
-            self._expiring = self._loop.call_at(self._ends[0][0], self._expire)
-
-    def _expire(self) -> None:
-        self._expiring = None
-        now_s = self._loop.time()
-        while self._ends and self._ends[0][0] <= now_s:
-            item = self._items.get(heapq.heappop(self._ends)[1])
-            if item is not None:
-                log.debug("data of %s has ended by time", item.tenant)
-                self.end(item)
-        self._expire_later()
+    def _expire(self, item: DataItem) -> None:
+        log.debug("data of %s has ended by time", item.tenant)
+        self.end(item)
 
 
 def _is_here(wish: DataItem) -> bool:

@@ -170,7 +170,7 @@ class ChosenRuntime:
     def _process_of(self, place: tuple[str, str]) -> HostingWorker | None:
         """The tenant's process on this GPU, if further models may come there."""
         host = self._hosts.get(place)
-        return host if host is not None and host.is_open else None
+        return host if host is not None and host.is_open and host.shared else None
 
     async def _open(self, order: LoadOrder) -> HostedModel:
         model = await self._workers.load(order, shared=True)

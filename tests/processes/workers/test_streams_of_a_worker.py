@@ -307,6 +307,15 @@ def test_an_empty_process_is_kept_by_the_last_model_alone(machine: Machine) -> N
         machine.call(caller, DOUBLE, torch.ones(2))
 
 
+def test_nobody_joins_a_process_that_a_model_has_taken_alone(machine: Machine) -> None:
+    kept = machine.run(shared(machine, "first").empty())
+    assert kept is not None
+    alone = machine.load(model="alone", runtime="process", emptied=kept)
+    assert alone.host == kept.host
+    other = shared(machine, "other")
+    assert other.host != alone.host
+
+
 def test_models_that_leave_together_take_their_process_with_them(machine: Machine) -> None:
     first, second = shared(machine, "a"), shared(machine, "b")
 

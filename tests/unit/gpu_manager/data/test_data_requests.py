@@ -79,10 +79,11 @@ async def test_all_handles_that_are_of_no_use_are_refused_with_the_same_words() 
         handle, dropped = await put(one, b"content"), await put(one, b"dropped")
         brief = await put(one, b"brief", lifetime_s=50.0)
         await one.tell(FrameKind.DISCARD, {"handle": dropped})
-        ends_s = table(it).find("team", brief).expires_s
-        assert ends_s <= asyncio.get_running_loop().time() + 50.0
-        table(it)._end_at(0.0, brief)  # noqa: SLF001 - its time is over now, and not before
-        await eventually(lambda: not table(it).knows(brief), "it has ended by time")
+        item = table(it).find("team", brief)
+        assert item.expiry is not None
+        assert item.expiry.when() <= asyncio.get_running_loop().time() + 50.0
+        table(it)._expire(item)  # noqa: SLF001 - its time is over now, and not before
+        assert not table(it).knows(brief)
         texts = set()
         for client, asked in [
             (stranger, handle),

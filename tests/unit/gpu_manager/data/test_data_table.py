@@ -104,16 +104,6 @@ async def test_shorter_life_ends_first_when_it_was_put_later() -> None:
 
 
 @virtually
-async def test_times_of_dropped_data_are_forgotten() -> None:
-    it = table()
-    await put(it, b"first")
-    for _ in range(5000):
-        it.drop("team", (await put(it, b"")).handle)
-    assert len(it._ends) < 2000  # noqa: SLF001 - what nobody sees otherwise
-    it.close()
-
-
-@virtually
 async def test_parts_end_when_the_data_that_has_them_is_dropped() -> None:
     it = table()
     part = await put(it, b"part")
