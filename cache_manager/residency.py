@@ -406,16 +406,20 @@ class CacheIndex:
 
     def pin(self, cache: GpuCache, model: ModelId, *, pinned: bool) -> None:
         resident = cache.residents[model]
-        if resident.pinned == pinned:
-            return
+        self._count(cache, resident, -resident.bytes)
         resident.pinned = pinned
-        change_bytes = resident.bytes if pinned else -resident.bytes
-        cache.pinned_bytes += change_bytes
-        self.pinned_bytes += change_bytes
-        if not resident.users:
+        self._count(cache, resident, resident.bytes)
+
+    def _count(self, cache: GpuCache, resident: ResidentModel, change_bytes: int) -> None:
+        """A resident takes so many bytes more, of every kind that it is of."""
+        cache.used_bytes += change_bytes
+        if resident.locked:
             cache.locked_bytes += change_bytes
-            if not resident.waiters:
-                cache.kept_bytes += change_bytes
+        if resident.kept:
+            cache.kept_bytes += change_bytes
+        if resident.pinned:
+            cache.pinned_bytes += change_bytes
+            self.pinned_bytes += change_bytes
 
     def withhold(self, cache: GpuCache, size_bytes: int) -> None:
         """Count free memory as unavailable (or, if negative, as free again)."""
@@ -428,14 +432,7 @@ class CacheIndex:
 
     def evict(self, cache: GpuCache, model: ModelId) -> None:
         resident = cache.residents.pop(model)
-        cache.used_bytes -= resident.bytes
-        if resident.locked:
-            cache.locked_bytes -= resident.bytes
-        if resident.kept:
-            cache.kept_bytes -= resident.bytes
-        if resident.pinned:
-            cache.pinned_bytes -= resident.bytes
-            self.pinned_bytes -= resident.bytes
+        self._count(cache, resident, -resident.bytes)
         del self._holders[model][cache.id]
         self.parts.left(model, resident.bytes)
         if cache.shared:
@@ -477,14 +474,7 @@ class CacheIndex:
         resident.bytes += grown_bytes
         self.parts.grew(model, grown_bytes)
         self._note(cache, model)
-        cache.used_bytes += grown_bytes
-        if resident.locked:
-            cache.locked_bytes += grown_bytes
-        if resident.kept:
-            cache.kept_bytes += grown_bytes
-        if resident.pinned:
-            cache.pinned_bytes += grown_bytes
-            self.pinned_bytes += grown_bytes
+        self._count(cache, resident, grown_bytes)
 
     def replace_tiers(self, node: NodeId, tiers: Mapping[ModelId, Tier]) -> None:
         """Replace everything recorded of a node's store by its report."""

@@ -98,7 +98,7 @@ class GpuManager:
                 sessions=sessions,
                 library=self.library,
                 acquiring=self._acquiring,
-                administration=NodeAdministration(node, self._store, catalogue, scheduling),
+                administration=NodeAdministration(node, scheduling),
                 limits=self.limits,
                 preparation=self._preparation,
                 features=self.features,
@@ -226,11 +226,11 @@ def raise_open_files_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = _MOST_OPEN_FILES if hard == unlimited else min(hard, _MOST_OPEN_FILES)
-    if soft != unlimited and soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError) as error:
-            log.warning("the limit of open files stays at %d: %s", soft, error)
-            return soft
+    if soft == unlimited or soft >= wanted:
         return wanted
-    return _MOST_OPEN_FILES if soft == unlimited else min(soft, _MOST_OPEN_FILES)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays at %d: %s", soft, error)
+        return soft
+    return wanted

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 from cache_manager.model.ids import GpuId
 from common.telemetry.metrics import MetricFamily, Values
@@ -18,7 +17,6 @@ from gpu_manager.devices.paths import (
     GpuPaths,
     PassedBytes,
     TransferAbandoned,
-    WorkerLink,
 )
 from gpu_manager.server.requests import ManagerFeature, ManagerSpace
 from gpu_manager.worker.transfers.path import (
@@ -37,13 +35,6 @@ from gpu_manager.worker.transfers.process_gate import (
 )
 
 log = logging.getLogger(__name__)
-
-
-class Direction(StrEnum):
-    """Where bytes go."""
-
-    TO_GPU = "to_gpu"
-    TO_HOST = "to_host"
 
 
 class GpuTransfers(ManagerFeature):
@@ -76,8 +67,9 @@ class GpuTransfers(ManagerFeature):
     def look(self) -> None:
         """Kill workers that keep an emulated PCIe for much longer than a transfer's turn."""
         for gates in {paths.gates for paths in self._paths.values()}:
-            for pid in gates.kill_who_keeps_them():
-                log.error("process %d kept a path between host and GPUs: it was killed", pid)
+            for watch in gates.watches:
+                if (pid := watch.check()) is not None:
+                    log.error("process %d kept a path between host and GPUs: it was killed", pid)
 
     def families(self) -> Iterator[MetricFamily]:
         moved, waited = Values(metrics.TRANSFERRED), Values(metrics.TRANSFER_WAIT)
@@ -100,16 +92,12 @@ class SharedGates:
             TransferPath(speed, ProcessGate(gate)) if speed.bytes_per_s else TransferPath()
             for gate in self.gates
         )
-        self._watches = [
+        self.watches = [
             PathWatch(path, gate)
             for path, gate in zip(self.paths, self.gates, strict=True)
             if path.is_limited
         ]
         self._is_open = True
-
-    def kill_who_keeps_them(self) -> list[int]:
-        """Kill processes that keep a path from all others; return their numbers."""
-        return [pid for watch in self._watches if (pid := watch.check()) is not None]
 
     def close(self) -> None:
         """Let no further block pass; nothing at the second call."""
@@ -128,8 +116,8 @@ class CountedPaths(GpuPaths):
         self._sums = (MovedSums(), MovedSums())
         self._to_gpu = gates.paths[0]
         self.is_limited = self._to_gpu.is_limited
-        numbers = [float(gates.speed.bytes_per_s), float(gates.speed.block)]
-        self.link = WorkerLink(gates.gates, numbers, self._note_moved)
+        self.numbers = float(gates.speed.bytes_per_s), float(gates.speed.block)
+        self.descriptors = gates.gates
 
     def load(self, owner: str, urgency: LoadUrgency) -> PathTransfer:
         """Begin the transfer of a model, which is promoted with its load.
@@ -143,17 +131,15 @@ class CountedPaths(GpuPaths):
         return transfer
 
     def passed(self) -> Iterator[PassedBytes]:
-        for direction, sums in zip(Direction, self._sums, strict=True):
+        for direction, sums in zip(("to_gpu", "to_host"), self._sums, strict=True):
             for rank in TransferRank:
-                yield PassedBytes(direction.value, rank.name.lower(), *sums.of(rank))
+                yield PassedBytes(direction, rank.name.lower(), *sums.of(rank))
 
     def close(self) -> None:
         self.gates.close()
 
-    def _note_moved(
-        self, to_gpu: Sequence[Sequence[float]], to_host: Sequence[Sequence[float]]
-    ) -> None:
-        for sums, told in zip(self._sums, (to_gpu, to_host), strict=True):
+    def note_moved(self, *by_direction: Sequence[Sequence[float]]) -> None:
+        for sums, told in zip(self._sums, by_direction, strict=True):
             for rank, moved in zip(TransferRank, told, strict=False):
                 if len(moved) == len(Moved._fields):
                     sums.add(rank, *moved)

@@ -165,11 +165,11 @@ class JobNode:
 
         def found(it: EmbeddedNode) -> Fit | None:
             (gpu,) = it.core.cluster.gpus.values()
-            learned = it.core.layer(Neighbours).interference.learned.get(gpu.spec.gpu_type)
+            learned = it.core.layer(Neighbours).learned.get(gpu.spec.gpu_type)
             if learned is None:
                 return None
             slowdowns = [slowdown for _, _, slowdown in learned.rows]
-            return Fit(len(slowdowns), learned.regression.left_out_mse(), fmean(slowdowns))
+            return Fit(len(slowdowns), learned.left_out_mse(), fmean(slowdowns))
 
         return self._node.run(found)
 

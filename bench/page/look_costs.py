@@ -30,8 +30,8 @@ from gateway_ext.ui.state import Json, PageState, changes
 from scheduler.client.operator_client import OperatorClient
 from scheduler.model.values import Request, RequestId
 from scheduler.service.leadership.term import Office
+from scheduler.service.page_feed import PageFeed
 from scheduler.service.scheduler_service import SchedulerService
-from scheduler.service.views.page_feed import PageFeed
 from scheduler.settings import Settings
 
 _WARM_S, _BETWEEN_S = 10.0, 1.0
@@ -101,7 +101,7 @@ async def _measure(cluster: PageCluster, looks: int) -> dict[str, list[float]]:
     async with service.lead(1) as office:
         populate(office.driver, cluster)
         functions, meters = _functions(cluster), GatewayMeters()
-        console = _Console(PageFeed(office, service.meters))
+        console = _Console(PageFeed(office))
         shown_cluster = PageSource(console, functions, meters, _NoLetters())
         calling = asyncio.create_task(_call(office, functions, meters, cluster))
         await asyncio.sleep(_WARM_S)

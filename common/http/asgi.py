@@ -119,15 +119,15 @@ _KEY = "gpufaas.client"
 class ClientWatch:
     """The client of one request, as long as the request has no complete response."""
 
-    __slots__ = ("_call", "_has_left")
+    __slots__ = ("_call", "has_left")
 
     def __init__(self) -> None:
         self._call: Callable[[], object] | None = None
-        self._has_left = False
+        self.has_left = False
 
     def start(self, call: Callable[[], object]) -> None:
         """Call this once the client has left; at once, if that was before."""
-        if self._has_left:
+        if self.has_left:
             call()
         else:
             self._call = call
@@ -136,7 +136,7 @@ class ClientWatch:
         self._call = None
 
     def left(self) -> None:
-        self._has_left = True
+        self.has_left = True
         call, self._call = self._call, None
         if call is not None:
             call()

@@ -200,33 +200,26 @@ def _checked_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
+@dataclass(eq=False)
 class LeaderStream:
     """Sends and receives every message once and in order, over successive lines.
 
     A scheduler without state of this node is first sent the models, in `model_pages`; a page is
     sent once half of the one before it is acknowledged: no number of models is too much. Then
     `send_whole_state` is called, with the releases and cancellations that the earlier scheduler may
-    not have received; what was too much for it follows in `later_pages`. `receive` gets every
-    message.
+    not have received; what was too much for it follows in `later_pages`.
     """
 
-    def __init__(
-        self,
-        dialer: Dialer,
-        times: StreamTimes,
-        model_pages: Callable[[], Iterator[list[Report]]],
-        send_whole_state: Callable[[list[Report]], None],
-        later_pages: Callable[[], Iterator[list[Report]]],
-        receive: Callable[[Given | Answer | Contended], None],
-    ) -> None:
+    dialer: Dialer
+    times: StreamTimes
+    model_pages: Callable[[], Iterator[list[Report]]]
+    send_whole_state: Callable[[list[Report]], None]
+    later_pages: Callable[[], Iterator[list[Report]]]
+    receive: Callable[[Given | Answer | Contended], None]  # gets every message
+
+    def __post_init__(self) -> None:
         self.begun = asyncio.Event()
-        self._dialer = dialer
-        self._times = times
-        self._model_pages = model_pages
-        self._send_whole_state = send_whole_state
-        self._later_pages = later_pages
         self.introduced = False
-        self._receive = receive
         self._channel: UpChannel | None = None
         self._paging: asyncio.Task[None] | None = None
         self._acknowledged = asyncio.Event()
@@ -278,7 +271,7 @@ class LeaderStream:
 
     async def close(self) -> None:
         with suppress(TimeoutError):
-            async with time_limit(self._times.leave_s):
+            async with time_limit(self.times.leave_s):
                 while self._line is not None and self._channel is not None:
                     if not self._channel.unacknowledged_count:
                         break
@@ -294,13 +287,13 @@ class LeaderStream:
         retry_s, said = _RETRY_S, ""
         while not self._leaving:
             try:
-                dialed = await self._dialer.dial(self._resume())
+                dialed = await self.dialer.dial(self._resume())
             except NoScheduler as error:
                 level = logging.DEBUG if str(error) == said else logging.WARNING
                 log.log(level, "no scheduler accepts this node: %s", error)
                 said = str(error)
                 await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, self._times.most_retry_s)
+                retry_s = min(2 * retry_s, self.times.most_retry_s)
                 continue
             retry_s, said = _RETRY_S, ""
             await self._exchange(dialed)
@@ -316,9 +309,9 @@ class LeaderStream:
         try:
             async with dialed.line as line:
                 self._connected(line, dialed)
-                if self._dialer.has_others(dialed.url):
+                if self.dialer.has_others(dialed.url):
                     helpers.append(loop.create_task(self._watch_leadership(line, dialed.url)))
-                async with time_limit(self._times.silence_s) as timeout:
+                async with time_limit(self.times.silence_s) as timeout:
                     helpers.append(loop.create_task(self._beat(timeout)))
                     await line.pump(self._take)
         except (BadValue, GpuManagerError) as error:
@@ -326,7 +319,7 @@ class LeaderStream:
             self.restart()
         except TimeoutError:
             log.warning("the scheduler at %s is silent", dialed.url)
-            self._dialer.avoid(dialed.url)
+            self.dialer.avoid(dialed.url)
         except (OSError, LineBroken) as error:
             level = logging.DEBUG if self._leaving else logging.WARNING
             log.log(level, "the stream to %s broke: %s", dialed.url, error)
@@ -335,7 +328,7 @@ class LeaderStream:
             for helper in helpers:
                 helper.cancel()
             # Who waits is said again on the next line; until then nobody gets a GPU of this node.
-            self._receive(Contended(waiting=False))
+            self.receive(Contended(waiting=False))
 
     def _connected(self, line: FrameLine, dialed: Dialed) -> None:
         channel = self._channel if dialed.welcome.resumed else None
@@ -353,7 +346,7 @@ class LeaderStream:
         """Send the later pages, where they are not on their way already."""
         on_its_way = self._paging is not None and not self._paging.done()
         if self._channel is not None and self.introduced and not on_its_way:
-            self._page(self._send_pages(self._channel, self._later_pages()))
+            self._page(self._send_pages(self._channel, self.later_pages()))
 
     def _page(self, work: Coroutine[None, None, None]) -> None:
         self._paging = asyncio.get_running_loop().create_task(work)
@@ -361,11 +354,11 @@ class LeaderStream:
 
     async def _introduce(self, channel: UpChannel) -> None:
         """Send the whole state, also where it takes more than one line."""
-        await self._send_pages(channel, self._model_pages())
+        await self._send_pages(channel, self.model_pages())
         self.introduced = True
         unsent, self._unsent = self._unsent, []
         try:
-            self._send_whole_state(unsent)
+            self.send_whole_state(unsent)
         except (BadValue, GpuManagerError) as error:
             log.error("restarting the stream to the scheduler: %s", error)
             self.restart()
@@ -373,7 +366,7 @@ class LeaderStream:
         if self._leaving:
             self.send(Leave())
         self.begun.set()
-        await self._send_pages(channel, self._later_pages())
+        await self._send_pages(channel, self.later_pages())
 
     async def _send_pages(self, channel: UpChannel, pages: Iterator[list[Report]]) -> None:
         for page in pages:
@@ -398,19 +391,19 @@ class LeaderStream:
 
     async def _beat(self, timeout: asyncio.Timeout) -> None:
         while True:
-            await asyncio.sleep(self._times.beat_s)
-            timeout.reschedule(self._received_s + self._times.silence_s)
+            await asyncio.sleep(self.times.beat_s)
+            timeout.reschedule(self._received_s + self.times.silence_s)
             if self._line is not None and self._channel is not None:
                 self._line.send(self._channel.pack_hint(Beat()))
 
     async def _watch_leadership(self, line: FrameLine, url: str) -> None:
         """Leave a leader when another was elected, which a leader without its store may miss."""
         while True:
-            await asyncio.sleep(self._times.probe_s)
-            if await self._dialer.find_newer_leader(url):
-                log.warning("%s no longer leads: term %d has begun", url, self._dialer.term)
+            await asyncio.sleep(self.times.probe_s)
+            if await self.dialer.find_newer_leader(url):
+                log.warning("%s no longer leads: term %d has begun", url, self.dialer.term)
                 if self._channel is not None:
-                    line.send(self._channel.pack_hint(Superseded(self._dialer.term)))
+                    line.send(self._channel.pack_hint(Superseded(self.dialer.term)))
                     await asyncio.sleep(_POLL_S)
                 line.abort()
                 return
@@ -424,14 +417,14 @@ class LeaderStream:
         if isinstance(message, Given):
             self._check(message.term)
         if message is not None and not isinstance(message, Beat):
-            self._receive(message)
+            self.receive(message)
         self._acknowledged.set()
 
     def _check(self, term: int) -> None:
         """Raise BadValue for an order of a leader that another leader has succeeded."""
-        if term < self._dialer.term:
-            raise BadValue(f"an order of term {term}, but term {self._dialer.term} has begun")
-        self._dialer.term = term
+        if term < self.dialer.term:
+            raise BadValue(f"an order of term {term}, but term {self.dialer.term} has begun")
+        self.dialer.term = term
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -214,21 +214,18 @@ class DataSpill:
         """Copy the first bytes of memory to a file; return its descriptor (accesses the disk)."""
         try:
             target = self._unnamed_file()
+            try:
+                offset = 0
+                while offset < size_bytes:
+                    sent = os.sendfile(target, source, offset, size_bytes - offset)
+                    if not sent:
+                        raise DataFailed(f"data of {size_bytes} bytes ended after {offset}")
+                    offset += sent
+            except BaseException:
+                os.close(target)
+                raise
         except OSError as error:
             raise DataFailed(f"spilling data to {self.folder}: {error}") from error
-        try:
-            offset = 0
-            while offset < size_bytes:
-                sent = os.sendfile(target, source, offset, size_bytes - offset)
-                if not sent:
-                    raise DataFailed(f"data of {size_bytes} bytes ended after {offset}")
-                offset += sent
-        except OSError as error:
-            os.close(target)
-            raise DataFailed(f"spilling data to {self.folder}: {error}") from error
-        except BaseException:
-            os.close(target)
-            raise
         return target
 
     def _unnamed_file(self) -> int:

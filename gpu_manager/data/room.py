@@ -5,9 +5,11 @@ import logging
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 from gpu_manager.data.items import DataFile, DataItem, DataSpill, DataStage, FreeFiles, room_for
 from gpu_manager.errors import DataFailed, NoRoomForData
+from gpu_manager.sessions.sessions import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -164,45 +166,27 @@ class DataRoom:
         size_bytes = victim.size_bytes
         if spill.used_bytes + size_bytes > spill.budget_bytes:
             return False
+        source, written = victim.file.for_writer(), -1
         spill.used_bytes += size_bytes
-        written = -1
         try:
-            written = await self._written(spill, victim.file, size_bytes)
+            written = await in_thread(partial(spill.write, source, size_bytes), discard=os.close)
         except DataFailed as error:
             log.error("%s", error)
             return False
         finally:
+            os.close(source)
             if written < 0:
                 spill.used_bytes -= size_bytes
-        self._spilled(victim, written)
-        return True
-
-    async def _written(self, spill: DataSpill, file: DataFile, size_bytes: int) -> int:
-        """Return the file on disk; a copy that has begun is finished even if this is cancelled."""
-        source = file.for_writer()
-        writing = self._loop.run_in_executor(None, spill.write, source, size_bytes)
-        try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait({writing})
-            if writing.exception() is None:
-                os.close(writing.result())
-            raise
-        finally:
-            os.close(source)
-
-    def _spilled(self, victim: DataItem, written: int) -> None:
-        """Take the written file, unless the data has gone or is read meanwhile."""
-        if victim.stage is DataStage.GONE or victim.is_read:
-            assert self._spill is not None, "something was spilled"
+        if victim.stage is DataStage.GONE or victim.is_read:  # meanwhile
             os.close(written)
-            self._spill.used_bytes -= victim.size_bytes
-            return
+            spill.used_bytes -= size_bytes
+            return True
         victim.disk = written
         self._resting.pop(victim, None)
         file, victim.file = victim.file, None
         if file is not None:
             self.unread(file)
+        return True
 
     def _no_room(self, wanted_bytes: int) -> NoRoomForData:
         limits = self.limits

@@ -100,7 +100,9 @@ class WorkerData(NodeFeature):
     ) -> None:
         match report:
             case HandedOver(handle=handle, done=done):
-                self._handed_over(hosted, handle, done=done)
+                copied = self._copied.get((hosted.id, handle))
+                if copied is not None and not copied.done():
+                    copied.set_result(done)
             case BorrowData(handle=handle):
                 self._wanted(hosted, handle)
             case DataGivenBack(handle=handle):
@@ -173,11 +175,6 @@ class WorkerData(NodeFeature):
             return
         new = NewData(put.size_bytes, put.about, put.lifetime_s)
         self.put(tenant, SessionKey(put.session), new, hosted, handle)
-
-    def _handed_over(self, hosted: HostedModel, handle: str, *, done: bool) -> None:
-        copied = self._copied.get((hosted.id, handle))
-        if copied is not None and not copied.done():
-            copied.set_result(done)
 
     def _wanted(self, borrower: HostedModel, handle: str) -> None:
         too_many = (

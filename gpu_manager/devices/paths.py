@@ -53,14 +53,6 @@ def _at_once() -> None:
     """Wait for nothing."""
 
 
-class WorkerLink(NamedTuple):
-    """What the workers of a GPU get of its paths, and who is told what they have moved."""
-
-    descriptors: tuple[int, ...]
-    numbers: list[float]
-    note_moved: Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], None]
-
-
 class PassedBytes(NamedTuple):
     """What has passed in one direction: of which class, and for how long it waited for turns."""
 
@@ -74,11 +66,16 @@ class GpuPaths:
     """Both directions of one GPU, for the manager."""
 
     is_limited = False  # bytes take the time of an emulated path: the manager lets loads pass it
-    link: WorkerLink | None = None
+    # What workers are told of them, for `DeviceLink.connect`.
+    numbers: Sequence[float] = ()
+    descriptors: Sequence[int] = ()
 
     def load(self, owner: str, urgency: LoadUrgency) -> Transfer:  # noqa: ARG002 - as above
         """Begin the transfer of a model to the GPU."""
         return Transfer()
+
+    def note_moved(self, *by_direction: Sequence[Sequence[float]]) -> None:
+        """Add what a worker has moved to the GPU and from it."""
 
     def passed(self) -> Iterable[PassedBytes]:
         return ()

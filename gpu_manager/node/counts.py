@@ -86,24 +86,16 @@ def of_gpus(gpus: Iterable[HostGpu]) -> Iterator[MetricFamily]:
     stuck = [((gpu.id,), float(len(gpu.stuck_loads()))) for gpu in gpus]
     yield gauge(metrics.STUCK_LOADS, stuck)
     yield gauge(metrics.LOST, [((gpu.id,), float(gpu.lost)) for gpu in gpus])
-    device, used, drift, busy = (
-        Values(metric)
-        for metric in (
-            metrics.DEVICE_MEMORY,
-            metrics.DEVICE_USED,
-            metrics.DRIFT,
-            metrics.UTILISATION,
-        )
-    )
+    yield gauge(metrics.DEVICE_MEMORY, [((gpu.id,), gpu.device.device_bytes) for gpu in gpus])
+    used, drift, busy = map(Values, (metrics.DEVICE_USED, metrics.DRIFT, metrics.UTILISATION))
     for gpu in gpus:
         used_bytes, utilisation = gpu.device.used_bytes(), gpu.device.utilisation()
-        device.put((gpu.id,), gpu.device.device_bytes)
         if used_bytes is not None:
             used.put((gpu.id,), used_bytes)
             drift.put((gpu.id,), used_bytes - gpu.ledger.granted_bytes)
         if utilisation is not None:
             busy.put((gpu.id,), utilisation)
-    yield from (device, used, drift, busy)
+    yield from (used, drift, busy)
     yield gauge(metrics.WORKER_MEMORY, [value for gpu in gpus for value in _workers(gpu)])
 
 

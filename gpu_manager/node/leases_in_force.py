@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from common.tasks import BackgroundTasks
 from gpu_manager import metrics
@@ -48,35 +49,26 @@ _ASK_S = 1.0
 _NO_LEASE = LeaseId(0)
 
 
+@dataclass(eq=False)
 class LeasesInForce:
-    """Every lease from its grant to the report of its end.
+    """Every lease from its grant to the report of its end."""
 
-    `granted` tells of each new one, `offered` of each that may be taken over. `on_end` is called
-    for one that a session had claimed itself, before the report to the scheduler.
-    """
+    times: LeaseTimes
+    gpus: Mapping[GpuId, HostGpu]
+    meters: NodeMeters
+    reports: NodeReports
+    runs: RunReports
+    # Called for one that a session had claimed itself, before the report to the scheduler.
+    on_end: Callable[[SessionKey, LeaseId], None]
 
-    def __init__(
-        self,
-        times: LeaseTimes,
-        gpus: Mapping[GpuId, HostGpu],
-        meters: NodeMeters,
-        reports: NodeReports,
-        runs: RunReports,
-        on_end: Callable[[SessionKey, LeaseId], None],
-    ) -> None:
-        self.times = times
+    def __post_init__(self) -> None:
         self.contended = False  # whether requests wait, in which case idle leases end soon
         self.latest = _NO_LEASE
-        self.granted = ChangeSignal()
+        self.granted = ChangeSignal()  # a lease
+        self.offered = ChangeSignal()  # a lease that may be taken over
         self.patience = ClaimPatience()
-        self._gpus = gpus
-        self._meters = meters
-        self._reports = reports
-        self._runs = runs
-        self._on_end = on_end
         self._leases: dict[LeaseId, Lease] = {}
         self._loop = asyncio.get_running_loop()
-        self.offered = ChangeSignal()
         self._checked_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks(log, "the end of a lease")
@@ -109,7 +101,7 @@ class LeasesInForce:
 
     def loaded_now(self, lease: Lease, models: Iterable[ModelId]) -> dict[ModelId, HostedModel]:
         """Return these models of a lease in force; nothing unless all of them are loaded."""
-        gpu = self._gpus[lease.gpu]
+        gpu = self.gpus[lease.gpu]
         by_model = {model: gpu.hosted(model) for model in models if model in lease.models}
         loaded = {model: hosted for model, hosted in by_model.items() if hosted is not None}
         in_force = self.get(lease.id) is lease and lease.ending is None
@@ -177,7 +169,7 @@ class LeasesInForce:
             claim.awaited = True
         loaded = {}
         for model in placement.models:
-            resident = self._gpus[placement.gpu].residents.get(model)
+            resident = self.gpus[placement.gpu].residents.get(model)
             if resident is None:
                 raise NoWorker(model, f"it is no longer on {placement.gpu}")
             loaded[model] = await resident.ready()
@@ -236,7 +228,7 @@ class LeasesInForce:
         """End a lease, or of a divided one these requests' parts: it ends with the last one."""
         if not lease.is_divided:
             if may_return:
-                self._reports.report(LeaseReleased(lease.id, may_return=True))
+                self.reports.report(LeaseReleased(lease.id, may_return=True))
             self.end(lease, reason)
             return
         for request in requests:
@@ -244,11 +236,11 @@ class LeasesInForce:
                 continue
             if not lease.claims:
                 self.end(lease, reason)
-            self._reports.report(LeaseReleased(lease.id, may_return, request))
+            self.reports.report(LeaseReleased(lease.id, may_return, request))
         self.check()
 
     def _admit(self, lease: Lease, models: Iterable[HostedModel], owner: str) -> None:
-        terms = lease.terms(self._gpus[lease.gpu].spec)
+        terms = lease.terms(self.gpus[lease.gpu].spec)
         admission = Admission(lease.id, owner, lease.is_shared, lease.is_divided, terms)
         for hosted in models:
             lease.admitted = True
@@ -271,6 +263,8 @@ class LeasesInForce:
 
         Shorten the grace of one that is ending if the new grace is shorter.
         """
+        if self.get(lease.id) is not lease:
+            return
         if grace_s is None:
             grace_s = lease.grace_s(self.times, reason)
         deadline_s = self._loop.time() + grace_s
@@ -357,7 +351,7 @@ class LeasesInForce:
         self._freed(lease)
 
     def _hosted_of(self, lease: Lease) -> list[HostedModel]:
-        found = [self._gpus[lease.gpu].hosted(model) for model in lease.models]
+        found = [self.gpus[lease.gpu].hosted(model) for model in lease.models]
         return [hosted for hosted in found if hosted is not None]
 
     def _freed(self, lease: Lease) -> None:
@@ -365,13 +359,13 @@ class LeasesInForce:
             return  # the lease was ended twice, the second time with a shorter grace
         del self._leases[lease.id]
         why = "unknown" if lease.ending is None else lease.ending.name.lower()
-        self._meters.count(metrics.LEASES_ENDED, why)
+        self.meters.count(metrics.LEASES_ENDED, why)
         log.debug("lease %d on %s has ended: %s", lease.id, lease.live.slot, lease.ending)
         for claim in lease.claims.values():
             if claim.holder is not None and not claim.given:  # else its caller is told by others
-                self._on_end(claim.holder, lease.id)
-        self._runs.flush()  # the scheduler must get the runs before the lease's end
-        self._reports.report(SlotFreed(lease.live.slot, lease.id))
+                self.on_end(claim.holder, lease.id)
+        self.runs.flush()  # the scheduler must get the runs before the lease's end
+        self.reports.report(SlotFreed(lease.live.slot, lease.id))
 
 
 async def sign_of_life(hosted: HostedModel) -> None:

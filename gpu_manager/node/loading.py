@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from cache_manager.model.ids import ModelId, Tier
 from common.gpu_wishes import STREAM
 from gpu_manager import metrics
+from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.errors import GpuManagerError, LoadFailure, NoWorker, WeightStoreError
 from gpu_manager.node.counts import NodeMeters
 from gpu_manager.node.leases_in_force import LeasesInForce
@@ -43,28 +45,21 @@ _ROOM_S = 10.0  # that a load waits for room in GPU memory, which others are lea
 _CHECK_S = 1.0  # interval of checks whether missing weights are still needed
 
 
+@dataclass(eq=False)
 class Loader:
     """Loads models, unloads or empties them, and reports to the scheduler what becomes of them."""
 
-    def __init__(
-        self,
-        settings: NodeSettings,
-        weights: StoredWeights,
-        reports: NodeReports,
-        short: Callable[[], None],
-        meters: NodeMeters,
-        features: Sequence[NodeFeature],
-        leases: LeasesInForce,
-    ) -> None:
-        """`short` reports the whole state: after memory pressure that was reported has passed, and
-        where a single report would be misunderstood."""
-        self._settings = settings
-        self._weights = weights
-        self._reports = reports
-        self._short = short
-        self._meters = meters
-        self._features = features
-        self._leases = leases
+    settings: NodeSettings
+    weights: StoredWeights
+    reports: NodeReports
+    # Reports the whole state: after memory pressure that was reported has passed, and where a
+    # single report would be misunderstood.
+    short: Callable[[], None]
+    meters: NodeMeters
+    features: Sequence[NodeFeature]
+    leases: LeasesInForce
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._runtime: asyncio.Future[Runtime] = self._loop.create_future()
 
@@ -87,7 +82,8 @@ class Loader:
         `ahead` of its requests, until `hurry`, or sends its weights.
         """
         now_s = self._loop.time()
-        resident = ModelOnGpu(load.model, load.memory_bytes, lease, now_s, ahead=ahead)
+        urgency = LoadUrgency(ahead=ahead)
+        resident = ModelOnGpu(load.model, load.memory_bytes, lease, now_s, now_s, ahead, urgency)
         gpu.residents[load.model] = resident
         if load.emptied is not None:
             resident.takes = gpu.contexts.pop(load.emptied, None)
@@ -145,7 +141,7 @@ class Loader:
         log.warning("%s on %s was lost: %s", resident.model, gpu.id, cause)
         resident.mark_lost(NoWorker(resident.model, cause))
         self._forget(gpu, resident)
-        self._weights.report(resident.model, gpu.id)
+        self.weights.report(resident.model, gpu.id)
 
     # -- loading --------------------------------------------------------------------------------
 
@@ -155,7 +151,7 @@ class Loader:
         if before:
             await asyncio.wait(before)
         resident.progress.step()
-        source = self._weights.tier(resident.model)
+        source = self.weights.tier(resident.model)
         phases = LoadPhases(self._loop.time)
         if resident.takes is not None and resident.takes.host is not None:
             taken = resident.takes.memory
@@ -191,16 +187,16 @@ class Loader:
         resident.mark_loaded(hosted, now_s)
         gpu.update_limits()
         load_s = now_s - begun_s
-        self._meters.loaded(source.name.lower(), load_s, phases)
+        self.meters.loaded(source.name.lower(), load_s, phases)
         log.info("%s was loaded on %s in %.3f s: %s", resident.model, gpu.id, load_s, phases)
         larger = hosted.memory_bytes > resident.reserved_bytes
         size_bytes = hosted.memory_bytes if larger else None
         shares, share = resident.shares is not None, resident.gpu_share
-        self._reports.report(
+        self.reports.report(
             ModelLoaded(gpu.id, resident.model, load_s, source, size_bytes, shares, share)
         )
         if news:
-            self._short()
+            self.short()
 
     def _note_context(self, gpu: HostGpu, resident: ModelOnGpu, hosted: HostedModel) -> bool:
         """Note what the model's process takes without it; return whether that is news."""
@@ -214,14 +210,14 @@ class Loader:
         """Report a load that failed; what waited for it fails, or if nobody did, waits again."""
         await self._give_up(gpu, resident)
         lease = resident.lease
-        given_up = not resident.ahead and self._leases.nobody_waits(gpu.id, resident.model, lease)
+        given_up = not resident.ahead and self.leases.nobody_waits(gpu.id, resident.model, lease)
         after = AfterLoss.REQUEUE if given_up else AfterLoss.FAIL
         if gpu.residents.get(resident.model) is resident:
             del gpu.residents[resident.model]
         resident.mark_lost(error)
         self._forget(gpu, resident)
-        self._meters.count(metrics.LOAD_FAILURES, gpu.id)
-        self._reports.report(LoadFailed(gpu.id, resident.model, str(error), after, lease))
+        self.meters.count(metrics.LOAD_FAILURES, gpu.id)
+        self.reports.report(LoadFailed(gpu.id, resident.model, str(error), after, lease))
 
     async def _make_room(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Grant the memory that the scheduler assumed; report a shortage and wait if it lacks."""
@@ -231,7 +227,7 @@ class Loader:
 
     async def _choose_runtime(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Host the model as its function wishes; a process that others share needs memory, too."""
-        model = self._weights.catalogue.get(resident.model)
+        model = self.weights.catalogue.get(resident.model)
         resident.runtime = self._runtime.result().hosting(model.wishes.runtime, model.id)
         resident.gpu_share, resident.merged = model.wishes.share, model.wishes.merged
         if resident.runtime == STREAM:
@@ -247,33 +243,33 @@ class Loader:
             return
         if gpu.ledger.ever_fits(needed_bytes):
             with resident.progress.bounded_wait():
-                short_bytes = await gpu.obtain(grant, self._reports, _ROOM_S)
-            self._short()
+                short_bytes = await gpu.obtain(grant, self.reports, _ROOM_S)
+            self.short()
         if short_bytes:
             detail = f"{short_bytes} of {needed_bytes} bytes are lacking on {gpu.id}"
             raise LoadFailure(resident.model, detail, out_of_memory=True)
 
     async def _wait_for_weights(self, gpu: HostGpu, resident: ModelOnGpu) -> None:
         """Wait for weights that the node lacks; a function that holds a lease sends them."""
-        model, leases = resident.model, self._leases
-        deadline_s, since_s = self._loop.time() + self._settings.weights_s, None
-        while self._weights.tier(model) is Tier.ABSENT:
+        model, leases = resident.model, self.leases
+        deadline_s, since_s = self._loop.time() + self.settings.weights_s, None
+        while self.weights.tier(model) is Tier.ABSENT:
             now_s = self._loop.time()
             if now_s >= deadline_s or leases.nobody_waits(gpu.id, model, resident.lease):
                 break
-            if self._weights.catalogue.is_being_sent(model):
+            if self.weights.catalogue.is_being_sent(model):
                 since_s = None
             elif since_s is None:
                 since_s = now_s
             leases.note_lacking(gpu.id, model, since_s)
             resident.progress.step()  # the function has `weights_s`, whatever it does
-            await self._weights.catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
+            await self.weights.catalogue.arrived.wait(min(deadline_s - now_s, _CHECK_S))
         leases.note_lacking(gpu.id, model, None)
 
     async def _host(self, gpu: HostGpu, resident: ModelOnGpu, phases: LoadPhases) -> HostedModel:
         """Have a process take the model while its weights are read; both are there on return."""
-        model = self._weights.catalogue.get(resident.model)
-        request = self._weights.store.request(model.digest, model.table)
+        model = self.weights.catalogue.get(resident.model)
+        request = self.weights.store.request(model.digest, model.table)
         try:
             order = self._order(gpu, model, request, resident)
             hosted = await self._load_in_worker(order, request)
@@ -307,7 +303,7 @@ class Loader:
     def _order(
         self, gpu: HostGpu, model: TenantModel, request: ImageRequest, resident: ModelOnGpu
     ) -> LoadOrder:
-        emulation = self._settings.emulation
+        emulation = self.settings.emulation
         total_bytes = model.table.total_bytes
         per_gib_s = emulation.load_s_per_gib * total_bytes / GIB
         begin_transfer = partial(gpu.paths.load, f"{model.id} on {gpu.id}", resident.urgency)
@@ -335,7 +331,7 @@ class Loader:
             gpu_share=resident.gpu_share,
             merged=resident.merged,
             together_bytes=gpu.together_bytes(resident),
-            link=gpu.paths.link,
+            paths=gpu.paths,
             urgency=resident.urgency,
             progress=resident.progress,
         )
@@ -345,7 +341,7 @@ class Loader:
         ended = gpu.unshare(resident)
         gpu.forget(resident)
         if ended:
-            self._short()
+            self.short()
 
     # -- unloading ------------------------------------------------------------------------------
 
@@ -360,11 +356,11 @@ class Loader:
         await resident.stop_loading()
         await self._give_up(gpu, resident)
         if resident.hosted is not None:
-            for feature in self._features:
+            for feature in self.features:
                 await feature.rescue(resident.hosted)
             await resident.hosted.unload()
         self._forget(gpu, resident)
-        self._weights.report(resident.model)
+        self.weights.report(resident.model)
 
     # -- processes without a model ---------------------------------------------------------------
 
@@ -379,13 +375,13 @@ class Loader:
         await self._give_up(gpu, resident)
         host: EmptyHost | None = None
         if resident.hosted is not None:
-            for feature in self._features:
+            for feature in self.features:
                 await feature.rescue(resident.hosted)
             host = await resident.hosted.empty()
         if host is not None and host.closed.done():
             host = None  # it has ended since
         if gpu.unshare(resident):
-            self._short()
+            self.short()
         if host is not None:
             short_bytes = gpu.ledger.move(resident.memory, context.memory, host.memory_bytes)
             if short_bytes:
@@ -399,15 +395,15 @@ class Loader:
         context.host = host
         log.info("%s has left %s, and its process stays", context.model, gpu.id)
         if gpu.contexts.get(context.model) is not context:
-            self._weights.report(context.model)  # a model takes the process, or an order ends it
+            self.weights.report(context.model)  # a model takes the process, or an order ends it
         elif context.model in gpu.residents:
-            self._short()  # the model was ordered to come back, in another process
+            self.short()  # the model was ordered to come back, in another process
         else:
-            self._reports.report(ContextKept(gpu.id, context.model, host.memory_bytes))
+            self.reports.report(ContextKept(gpu.id, context.model, host.memory_bytes))
 
     async def _end_and_report(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         await self._end_process(gpu, context)
-        self._weights.report(context.model)
+        self.weights.report(context.model)
 
     async def _end_process(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         if context.emptying is not None:
@@ -419,13 +415,13 @@ class Loader:
 
     def _report_context_lost(self, gpu: HostGpu, context: ContextOnGpu) -> None:
         if gpu.contexts.get(context.model) is not context:
-            self._weights.report(context.model)  # as above
+            self.weights.report(context.model)  # as above
             return
         del gpu.contexts[context.model]
         if context.model in gpu.residents:
-            self._short()
+            self.short()
         else:
-            self._weights.report(context.model, gpu.id)
+            self.weights.report(context.model, gpu.id)
 
 
 def _reading(request: ImageRequest) -> list[LoadSpan]:

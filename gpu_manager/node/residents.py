@@ -34,35 +34,32 @@ class ContextOnGpu:
     memory: Account = field(default_factory=Account)
 
 
+@dataclass(eq=False)
 class ModelOnGpu:
-    """One model on one GPU, from the order to load it until the order to unload it.
+    """One model on one GPU, from the order to load it until the order to unload it."""
 
-    `hosted` is None while the model loads; `reserved_bytes` is the scheduler's estimate. `takes` is
-    the empty process in which it will be loaded, until then.
-    """
+    model: ModelId
+    reserved_bytes: int  # the scheduler's estimate
+    lease: LeaseId  # for which the load was ordered
+    since_s: float
+    used_s: float
+    ahead: bool  # no request waits for the load
+    urgency: LoadUrgency
+    memory: Account = field(default_factory=Account)
+    uses: int = 0
+    runtime: str = PROCESS
+    gpu_share: float = WHOLE  # of the GPU's multiprocessors
+    merged: int = AS_MEASURED  # the most calls that run as one
+    merges: MergedSums = field(default_factory=MergedSums)  # since it was loaded
+    hosted: HostedModel | None = None  # while it is loaded
+    hold: ImageHold | None = None
+    loading: asyncio.Task[None] | None = None
+    takes: ContextOnGpu | None = None  # the empty process in which it will be loaded, until then
+    shares: SharedContext | None = None  # its tenant's process, once that has memory
+    load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
+    progress: LoadProgress = field(default_factory=LoadProgress)
 
-    def __init__(
-        self, model: ModelId, reserved_bytes: int, lease: LeaseId, now_s: float, *, ahead: bool
-    ) -> None:
-        """The load is ordered for this lease; `ahead`: no request waits for it."""
-        self.model = model
-        self.lease, self.ahead = lease, ahead
-        self.urgency = LoadUrgency(ahead=ahead)
-        self.reserved_bytes = reserved_bytes
-        self.memory = Account()
-        self.since_s = self.used_s = now_s
-        self.uses = 0
-        self.runtime = PROCESS
-        self.gpu_share = WHOLE  # of the GPU's multiprocessors
-        self.merged = AS_MEASURED  # the most calls that run as one
-        self.merges = MergedSums()  # since it was loaded
-        self.hosted: HostedModel | None = None
-        self.hold: ImageHold | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.takes: ContextOnGpu | None = None
-        self.shares: SharedContext | None = None  # its tenant's process, once that has memory
-        self.load_spans: tuple[LoadSpan, ...] = ()  # of the load, once it has ended
-        self.progress = LoadProgress()
+    def __post_init__(self) -> None:
         self._lost: GpuManagerError | None = None
         self._decided = asyncio.Event()
 

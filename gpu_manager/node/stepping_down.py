@@ -6,6 +6,7 @@ When a model steps down is the scheduler's decision, and does not belong here.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from common.tasks import BackgroundTasks
@@ -17,6 +18,7 @@ from scheduler.api import ModelDemoted, NodeReports
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class StoredWeights:
     """Moves weights down, unless a model needs them, and reports in which tier they are.
 
@@ -24,13 +26,12 @@ class StoredWeights:
     whose weights the node has lost are forgotten.
     """
 
-    def __init__(
-        self, node: NodeId, store: WeightStore, catalogue: Catalogue, reports: NodeReports
-    ) -> None:
-        self._node = node
-        self.store = store
-        self.catalogue = catalogue
-        self._reports = reports
+    node: NodeId
+    store: WeightStore
+    catalogue: Catalogue
+    reports: NodeReports
+
+    def __post_init__(self) -> None:
         self._tasks = BackgroundTasks(log, "moving stored weights down")
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by digest, the last one
 
@@ -43,7 +44,7 @@ class StoredWeights:
 
     def report(self, model: ModelId, gpu: GpuId | None = None) -> None:
         """Report where a model's weights are; `gpu` is one that has lost it, or its process."""
-        self._reports.report(ModelDemoted(self._node, gpu, model, self.tier(model)))
+        self.reports.report(ModelDemoted(self.node, gpu, model, self.tier(model)))
 
     def report_changed(self, *digests: str) -> None:
         """Report the tiers that have changed, of these weights and others.
@@ -105,15 +106,13 @@ class StoredWeights:
         ordered = [model.lowest for model in sharing if model.lowest is not None]
         is_on_a_gpu = any(on_a_gpu(model.id) for model in sharing)
         if ordered and len(ordered) == len(sharing) and not is_on_a_gpu:
-            loop = asyncio.get_running_loop()
-            still = _still_ordered(sharing)
-            await loop.run_in_executor(None, self.store.step_down, digest, min(ordered), still)
+            await asyncio.to_thread(
+                self.store.step_down,
+                digest,
+                min(ordered),
+                lambda: all(model.lowest is not None for model in sharing),  # still, in the thread
+            )
 
     def _forget(self, digest: str, task: asyncio.Task[None]) -> None:
         if self._under_way.get(digest) is task:
             del self._under_way[digest]
-
-
-def _still_ordered(sharing: list[TenantModel]) -> Callable[[], bool]:
-    """Whether no model has come to need the weights meanwhile; called on another thread."""
-    return lambda: all(model.lowest is not None for model in sharing)

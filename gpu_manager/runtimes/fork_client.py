@@ -39,7 +39,6 @@ class ForkedWorker:
         self.name = secrets.token_hex(8)
         self.pid = pid
         self.cause = ""
-        self.numbers = itertools.count(1)  # of the models that it is given
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = pidfd

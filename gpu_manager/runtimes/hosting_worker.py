@@ -1,6 +1,7 @@
 """A worker with the models in it: loads, orders, reports, and what its end means for them."""
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -38,8 +39,22 @@ _LEAVING_S = 2.0
 # One that lets a model go does that too, and then gives back its memory.
 _DROPPING_S = 5.0
 
-# Makes the empty process of a worker that its last model has left, with this much memory.
-Keep = Callable[[LoadOrder, ForkedWorker, int], EmptyHost]
+
+class EmptiedWorker(EmptyHost):
+    """A worker that its last model has left; it belongs to the model's tenant for good."""
+
+    def __init__(self, worker: ForkedWorker, memory_bytes: int) -> None:
+        self.host = HostProcess(worker.pid)
+        self.memory_bytes = memory_bytes
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_ending = False  # by order
+        self._worker = worker
+
+    async def end(self) -> None:
+        if not self.closed.done():
+            self.is_ending = True
+            self._worker.kill("its context is not needed any more")
+            await asyncio.shield(self.closed)
 
 
 class WorkerHostedModel(HostedModel):
@@ -265,42 +280,34 @@ class WorkerHostedModel(HostedModel):
 
 
 class HostingWorker:
-    """A worker of one tenant on one GPU, from its first model until it is empty, or has ended.
+    """A worker of one tenant on one GPU, from its first model until it has ended.
 
-    A `shared` one takes further models; each has a number there.
+    A `shared` one takes further models; each has a number there. `left` is set while it is empty.
     """
 
     def __init__(
-        self,
-        order: LoadOrder,
-        worker: ForkedWorker,
-        observer: Observer,
-        keep: Keep,
-        *,
-        shared: bool,
-        is_assigned: bool,
+        self, order: LoadOrder, worker: ForkedWorker, observer: Observer, *, shared: bool
     ) -> None:
-        """The order is that of the first model; an emptied worker is assigned already."""
+        """The order is that of the first model."""
         self.worker = worker
         self.shared = shared
         self.tenant, self.gpu = order.tenant, order.gpu
         self.overhead_bytes = 0
-        self._turns, self._slots, self._link = order.turns, order.slots, order.link
+        self._turns, self._slots, self._paths = order.turns, order.slots, order.paths
         self._observer = observer
-        self._keep = keep
+        self._numbers = itertools.count(1)
         self._models: dict[int, WorkerHostedModel] = {}
         self._answering: deque[asyncio.Future[None]] = deque()
-        self._is_empty = self._ends = False
+        self.left: EmptiedWorker | None = None
+        self._ends = False
         self.broken_by: list[WorkerHostedModel] = []
         loop = asyncio.get_running_loop()
         self._assigned: asyncio.Future[None] = loop.create_future()
-        if is_assigned:
-            self._assigned.set_result(None)
         self.over = loop.create_task(self._listen())
 
     @property
     def is_open(self) -> bool:
-        """Whether further models may come: the worker neither ends nor is left by its last one."""
+        """Whether further models may come: the worker neither ends nor was left by its last one."""
         return not (self._ends or self.over.done() or self.worker.exited.done())
 
     @property
@@ -314,19 +321,27 @@ class HostingWorker:
 
     def add(self, order: LoadOrder, begin_s: float) -> WorkerHostedModel:
         """One more model for this worker, to be loaded; `begin_s` is when a worker was wanted."""
-        number = next(self.worker.numbers)
+        number = next(self._numbers)
         model = WorkerHostedModel(order, number, self, self._observer, begin_s)
         self._models[number] = model
         return model
 
+    def take(self, model: str, *, shared: bool) -> bool:
+        """Let this model come next, which finds the worker empty; False if that has ended."""
+        left = self.left
+        if left is None or self.over.done() or self.worker.exited.done():
+            return False
+        self.left, self._ends, self.shared = None, False, shared
+        left.closed.set_result(f"{model} has taken it")
+        return True
+
     async def assign(self, assign: orders.Assign | None) -> None:
         """Wait until the worker is the tenant's, by this order; raise the error if it cannot be."""
         if assign is not None:
-            gates = () if self._link is None else self._link.descriptors
             turns = () if self._turns is None else (self._turns,)
-            link = [] if self._link is None else self._link.numbers
+            link = list(self._paths.numbers)
             assign = structs.replace(assign, link=link, slots=self._slots)
-            await self.worker.send(assign, (*gates, *turns))
+            await self.worker.send(assign, (*self._paths.descriptors, *turns))
         await asyncio.shield(self._assigned)
 
     def others(self, model: WorkerHostedModel) -> bool:
@@ -358,19 +373,19 @@ class HostingWorker:
         self._models.pop(model.number, None)
 
     def end(self) -> None:
-        """Kill the worker without a report; not one that is empty, which is others' to end."""
+        """Kill the worker without a report."""
         self._ends = True
-        if self._is_empty:
-            return
+        if self.left is not None:
+            self.left.is_ending = True
         for model in self.models:
             model.leaves = True
         self.worker.kill("the runtime is closed")
 
     async def _listen(self) -> None:
-        """Handle the worker's reports until it is empty or exits; then complete what waits."""
+        """Handle the worker's reports until it exits; then complete what waits."""
         cause = "it closed its stream"
         try:
-            while not self._is_empty:
+            while True:
                 order, descriptors = await self.worker.receive()
                 try:
                     self._handle(order, descriptors)
@@ -378,7 +393,7 @@ class HostingWorker:
                     for descriptor in descriptors:
                         os.close(descriptor)
         except (WireError, NoWorker) as error:
-            cause = str(error)
+            cause = str(error) if self.left is None else "it ended"
             await self.worker.wait_for_exit(cause)
         self._close(self.worker.cause or cause)
 
@@ -388,8 +403,7 @@ class HostingWorker:
         elif isinstance(order, orders.Note):
             self._note(order)
         elif isinstance(order, orders.BytesMoved):
-            if self._link is not None:
-                self._link.note_moved(order.to_gpu, order.to_host)
+            self._paths.note_moved(order.to_gpu, order.to_host)
         elif isinstance(order, orders.ModelDropped):
             self._dropped(order)
         elif isinstance(order, orders.ImageLoadFailed) and order.model == _NO_MODEL:
@@ -425,8 +439,7 @@ class HostingWorker:
         if len(self._models) == 1:
             stays, self._ends = model.keeps_worker and not self._ends, True
             if stays:
-                self._is_empty = True
-                left = self._keep(model.order, self.worker, order.memory_bytes)
+                left = self.left = EmptiedWorker(self.worker, order.memory_bytes)
             else:
                 self.worker.kill("no model is left in it")
         model.has_left(left)
@@ -444,6 +457,12 @@ class HostingWorker:
         self._fail_all(ConnectionLost(cause))
         for model in self.models:
             model.close(cause)
+        left, self.left = self.left, None
+        if left is not None:
+            left.closed.set_result(cause)
+            if not left.is_ending:
+                log.warning("the empty worker %s ended: %s", self.worker.name, cause)
+                self._observer.context_lost(left, cause)
 
 
 # If the event loop wakes later than this, the loop itself was delayed: an answer may be unread.

@@ -17,7 +17,7 @@ from common.liveness import LivenessTimes
 from gpu_manager.errors import LoadFailure, NoWorker
 from gpu_manager.runtimes.fork_client import ForkedWorker, ForkServer
 from gpu_manager.runtimes.hosting_worker import HostingWorker, WorkerHostedModel, load_within
-from gpu_manager.runtimes.runtime import EmptyHost, HostProcess, LoadOrder, Observer
+from gpu_manager.runtimes.runtime import EmptyHost, LoadOrder, Observer
 from gpu_manager.runtimes.worker_pool import Pool, PoolSettings
 from gpu_manager.worker import orders
 from torch_shim.errors import WireError
@@ -46,46 +46,6 @@ class ProcessSettings:
     pool_library: Path | None = None
 
 
-class EmptyProcess(EmptyHost):
-    """A process with a context on a GPU and without a model; it belongs to a tenant for good."""
-
-    def __init__(
-        self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int, observer: Observer
-    ) -> None:
-        self.tenant = left_by.tenant
-        self.gpu = left_by.gpu
-        self.host = HostProcess(worker.pid)
-        self.memory_bytes = memory_bytes
-        self._worker = worker
-        self._observer = observer
-        self._exit_expected = False
-        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        worker.exited.add_done_callback(self._exit)
-
-    def take(self, model: str) -> ForkedWorker | None:
-        """The worker, for this model of its tenant from now on; None if it has ended."""
-        if self.closed.done() or self._worker.exited.done():
-            return None
-        self._worker.exited.remove_done_callback(self._exit)
-        self.closed.set_result(f"{model} has taken it")
-        return self._worker
-
-    async def end(self) -> None:
-        if self.closed.done():
-            return
-        self._exit_expected = True
-        self._worker.kill("its context is not needed any more")
-        await asyncio.shield(self.closed)
-
-    def _exit(self, _: "asyncio.Future[None]") -> None:
-        self._worker.close()
-        cause = self._worker.cause or "it ended"
-        self.closed.set_result(cause)
-        if not self._exit_expected:
-            log.warning("the empty worker %s ended: %s", self._worker.name, cause)
-            self._observer.context_lost(self, cause)
-
-
 class ProcessRuntime:
     """Hosts every model in a separate process, unless it is told that others may join the model."""
 
@@ -106,7 +66,6 @@ class ProcessRuntime:
         self._pool = Pool(self._server, kinds, settings.pool)
         self._users = WorkerUsers(_FIRST_UID, _UIDS)
         self._hosting: set[HostingWorker] = set()
-        self._empty: set[EmptyProcess] = set()
 
     def prepare(self) -> None:
         """Start the fork server, which imports torch, and fill the pool, in the background."""
@@ -129,9 +88,9 @@ class ProcessRuntime:
         return tuple(model for worker in self._hosting for model in worker.models)
 
     @property
-    def empty(self) -> Sequence[EmptyProcess]:
+    def empty(self) -> Sequence[EmptyHost]:
         """The processes that models have left, and that no other model has taken."""
-        return tuple(self._empty)
+        return tuple(host.left for host in self._hosting if host.left is not None)
 
     def spare_workers(self, device: str) -> Sequence[ForkedWorker]:
         return self._pool.spares(device)
@@ -149,10 +108,10 @@ class ProcessRuntime:
         may follow in a `shared` one.
         """
         now_s = asyncio.get_running_loop().time
-        begin_s, emptied = now_s(), await self._take_emptied(order)
+        emptied = await self._take_emptied(order, shared=shared)
         if emptied is not None:
             try:
-                return await self._load_first(order, emptied, None, begin_s, shared=shared)
+                return await self.load_in(emptied, order)
             except WireError as error:
                 log.warning("an empty worker was lost while it loaded %s: %s", order.model, error)
         with self._assign(order) as assign:
@@ -174,22 +133,20 @@ class ProcessRuntime:
         for host in list(self._hosting):
             host.end()
         await asyncio.gather(*(host.over for host in list(self._hosting)))
-        for empty in list(self._empty):
-            await empty.end()
         await self._server.close()
 
-    async def _take_emptied(self, order: LoadOrder) -> ForkedWorker | None:
+    async def _take_emptied(self, order: LoadOrder, *, shared: bool) -> HostingWorker | None:
         if order.emptied is None:
             return None
-        emptied = next((empty for empty in self._empty if empty is order.emptied), None)
-        if emptied is not None and (emptied.tenant, emptied.gpu) != (order.tenant, order.gpu):
+        host = next((host for host in self._hosting if host.left is order.emptied), None)
+        if host is not None and (host.tenant, host.gpu) != (order.tenant, order.gpu):
             log.error("%s is another tenant's or GPU's than an empty process: it ends", order.model)
-            await emptied.end()
+            await order.emptied.end()
             return None
-        worker = None if emptied is None else emptied.take(order.model)
-        if worker is None:
+        if host is None or not host.take(order.model, shared=shared):
             log.warning("the empty process for %s has ended: another one takes it", order.model)
-        return worker
+            return None
+        return host
 
     async def _take(self, order: LoadOrder, *, fresh: bool = False) -> ForkedWorker:
         """A worker of the pool; the fork server may have to be started for it."""
@@ -200,17 +157,15 @@ class ProcessRuntime:
         self,
         order: LoadOrder,
         worker: ForkedWorker,
-        assign: orders.Assign | None,
+        assign: orders.Assign,
         begin_s: float,
         *,
         shared: bool,
     ) -> WorkerHostedModel:
-        if assign is not None and assign.uid:
+        if assign.uid:
             self._users.take(order.tenant)
             worker.exited.add_done_callback(lambda _: self._users.give_back(order.tenant))
-        host = HostingWorker(
-            order, worker, self._observer, self._keep, shared=shared, is_assigned=assign is None
-        )
+        host = HostingWorker(order, worker, self._observer, shared=shared)
         self._hosting.add(host)
         host.over.add_done_callback(lambda _: self._hosting.discard(host))
         worker.watch(self._settings.liveness, host.answers)
@@ -229,13 +184,6 @@ class ProcessRuntime:
         finally:
             if not loaded:
                 model.abandon()
-
-    def _keep(self, left_by: LoadOrder, worker: ForkedWorker, memory_bytes: int) -> EmptyProcess:
-        empty = EmptyProcess(left_by, worker, memory_bytes, self._observer)
-        worker.watch(self._settings.liveness)
-        self._empty.add(empty)
-        empty.closed.add_done_callback(lambda _: self._empty.discard(empty))
-        return empty
 
     @contextmanager
     def _assign(self, order: LoadOrder) -> Iterator[orders.Assign]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NewType, Protocol
 
 from gpu_manager.devices.loads import LoadProgress, LoadUrgency
-from gpu_manager.devices.paths import WorkerLink
+from gpu_manager.devices.paths import GpuPaths
 from gpu_manager.weights.image_requests import ImageFeed
 from gpu_manager.worker.orders import Admission, CallsRan, WorkerOrder
 
@@ -68,7 +68,7 @@ class LoadOrder:
     gpu_share: float = 1.0  # of the GPU's multiprocessors: its calls use no more, or the load fails
     merged: int = 0  # this many calls at most run as one; 0: as many as measurements say
     together_bytes: int = 0  # all models of a shared process may use this much at once
-    link: WorkerLink | None = None  # the paths of all that passes between process and GPU
+    paths: GpuPaths = field(default_factory=GpuPaths)  # between process and GPU
     urgency: LoadUrgency = field(default_factory=LoadUrgency)  # whether a request waits
     progress: LoadProgress = field(default_factory=LoadProgress)  # told of waits without a worker
 

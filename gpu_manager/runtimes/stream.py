@@ -123,6 +123,7 @@ class ChosenRuntime:
         self._usual = usual
         self._breaks = breaks or ProcessBreaks()
         self._hosts: dict[tuple[str, str], HostingWorker] = {}
+        self._watched: set[HostingWorker] = set()  # an emptied one may come again
         self._opening: dict[tuple[str, str], asyncio.Lock] = {}
 
     def prepare(self) -> None:
@@ -167,10 +168,13 @@ class ChosenRuntime:
     async def _open(self, order: LoadOrder) -> HostedModel:
         model = await self._workers.load(order, shared=True)
         host = self._hosts[order.tenant, order.gpu] = model.hosting
-        host.over.add_done_callback(lambda _: self._ended(host))
+        if host not in self._watched:
+            self._watched.add(host)
+            host.over.add_done_callback(lambda _: self._ended(host))
         return model
 
     def _ended(self, host: HostingWorker) -> None:
+        self._watched.discard(host)
         place = host.tenant, host.gpu
         if self._hosts.get(place) is host:
             del self._hosts[place]

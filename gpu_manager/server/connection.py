@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from common.tasks import BackgroundTasks, until_first
@@ -250,8 +250,6 @@ _PIECE_BYTES = 1 << 20
 async def _copy(source: socket.socket, sink: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     room = memoryview(bytearray(_PIECE_BYTES))
-    try:
+    with suppress(OSError):  # the side has closed, which ends the channel
         while count := await loop.sock_recv_into(source, room):
             await loop.sock_sendall(sink, room[:count])
-    except OSError:
-        return  # the side has closed, which ends the channel

@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,11 +109,9 @@ def _lock(address: UnixAddress) -> int:
         except BlockingIOError as error:
             os.close(descriptor)
             raise AddressInUse(str(address)) from error
-        try:
+        with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
-        except FileNotFoundError:
-            pass
         os.close(descriptor)  # its last owner removed the file just before
 
 
@@ -186,30 +184,24 @@ async def _carry(
 async def _shut_down(writer: asyncio.StreamWriter) -> None:
     """Shut TLS down and close the stream; wait only briefly for the client's answer."""
     writer.close()
-    try:
+    with suppress(OSError, TimeoutError):
         async with time_limit(_SHUTDOWN_S):
             await writer.wait_closed()
-    except (OSError, TimeoutError):
-        return
 
 
 async def _copy_in(reader: asyncio.StreamReader, plain: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    try:
+    with suppress(OSError):  # the plain side has closed, which ends the stream
         while piece := await reader.read(_PIECE_BYTES):
             await loop.sock_sendall(plain, piece)
-    except OSError:
-        return  # the plain side has closed, which ends the stream
 
 
 async def _copy_out(plain: socket.socket, writer: asyncio.StreamWriter) -> None:
     loop = asyncio.get_running_loop()
-    try:
+    with suppress(OSError):
         while piece := await loop.sock_recv(plain, _PIECE_BYTES):
             writer.write(piece)
             await writer.drain()
-    except OSError:
-        return
 
 
 def _fingerprint(pem: str) -> str:

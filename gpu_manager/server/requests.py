@@ -157,7 +157,7 @@ class ShimRequests:
             case FrameKind.RELEASE:
                 self._acquiring.release(session, fields)
             case FrameKind.CLAIMED:
-                self._acquiring.claimed(session, fields)
+                self._acquiring.forget_elsewhere(session, fields)
             case FrameKind.FORGET:
                 self._weights.forget(fields.digest)
             case FrameKind.OFFER | FrameKind.PROVE | FrameKind.UPLOAD | FrameKind.CHUNK:

@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -75,24 +76,18 @@ class _Wanted(NamedTuple):
     models: tuple[ModelId, ...]
 
 
+@dataclass(eq=False)
 class Acquiring:
     """Acquires leases for sessions, and opens channels to the leases' workers."""
 
-    def __init__(
-        self,
-        node: GpuNode,
-        scheduling: Scheduling,
-        library: Library,
-        tokens: LeaseTokens,
-        neighbours: Attachment | None,
-    ) -> None:
-        """`neighbours` knows the other nodes of a cluster, to which sessions may be sent."""
-        self._node = node
-        self._leases = node.leases
-        self._scheduling = scheduling
-        self._library = library
-        self._tokens = tokens
-        self._neighbours = neighbours
+    node: GpuNode
+    scheduling: Scheduling
+    library: Library
+    tokens: LeaseTokens
+    neighbours: Attachment | None  # the other nodes of a cluster, to which sessions may be sent
+
+    def __post_init__(self) -> None:
+        self._leases = self.node.leases
         self._loop = asyncio.get_running_loop()
         self._stopping = False
 
@@ -102,7 +97,7 @@ class Acquiring:
         """Wait for a lease; return the answer, and for local shims the ends of new channels."""
         if len(set(asked.models)) < len(asked.models):
             raise BadFrame("models has a digest twice")
-        models = tuple(self._library.model(session, digest) for digest in asked.models)
+        models = tuple(self.library.model(session, digest) for digest in asked.models)
         trace = None if asked.trace is None else trace_of(asked.trace)
         work = Work(trace, function=str(session.identity))
         ABOUT.set(work)  # this task does only this work
@@ -114,7 +109,7 @@ class Acquiring:
         answer["queue_s"] = queue_s
         if request is not None:
             answer["request"] = request
-        if placement.node != self._node.name:
+        if placement.node != self.node.name:
             assert request is not None, "a lease elsewhere is of a request of here"
             return answer | {"elsewhere": self._located(session, request, placement)}, []
         fresh = [worker for worker in workers.values() if worker.id not in asked.workers]
@@ -135,19 +130,20 @@ class Acquiring:
         session's. `may_return` counts only for a lease that the session's caller was given: that
         caller reports the end of the request, which nobody reports for the session's own requests.
         """
-        request, held = _named(asked), self._leases.get(LeaseId(asked.lease))
+        held = self._leases.get(LeaseId(asked.lease))
         if held is None:
-            for part in _forget_elsewhere(session, asked):
-                self._scheduling.release(*part)
+            for part in self.forget_elsewhere(session, asked):
+                self.scheduling.release(*part)
             return
-        if not _is_for(held, session):
+        if not held.is_for(session.key, str(session.identity)):
             return
         mine = held.claims_of(session.key)
-        names = [name for name in mine if request in (None, name)] if held.is_divided else mine
-        given = any(mine[name].given for name in names)
+        if held.is_divided:
+            mine = {name: mine[name] for name in mine if asked.request in (None, name)}
+        given = any(claim.given for claim in mine.values())
         given |= held.function != "" and not held.is_divided
         may_return = given and asked.may_return
-        self._leases.give_back(held, names, EndReason.RELEASED, may_return=may_return)
+        self._leases.give_back(held, mine, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
@@ -158,13 +154,25 @@ class Acquiring:
         if claims is None:
             raise LeaseOver("the token has expired")
         addresses = claims.addresses or self._addresses_of(claims.node)
-        if not addresses and claims.node != self._node.name:
+        if not addresses and claims.node != self.node.name:
             raise LeaseOver(f"no address of node {claims.node} is known")
         return {"lease": claims.lease, "node": claims.node, "addresses": list(addresses)}
 
-    def claimed(self, session: ClientSession, asked: Release) -> None:
-        """The session has claimed a lease elsewhere: from now on the other node ends it."""
-        _forget_elsewhere(session, asked)
+    def forget_elsewhere(
+        self, session: ClientSession, asked: Release
+    ) -> list[tuple[LeaseId, RequestId]]:
+        """A session gives a lease elsewhere back, or has claimed it: the other node ends it then.
+
+        Return what was known of it: of all its requests if none is named.
+        """
+        parts = [
+            (lease, request)
+            for lease, request in session.elsewhere
+            if lease == asked.lease and asked.request in (None, request)
+        ]
+        for part in parts:
+            del session.elsewhere[part]
+        return parts
 
     def end_session(self, session: ClientSession) -> None:
         for held in self._leases.held_by(session.key):
@@ -172,15 +180,15 @@ class Acquiring:
         since_s = time.monotonic() - UNREPORTED_S
         for part, answered_s in session.elsewhere.items():
             if answered_s > since_s:
-                self._scheduling.release(*part)
+                self.scheduling.release(*part)
 
     def _located(
         self, session: ClientSession, request: RequestId, placement: Placement
     ) -> dict[str, Any]:
         """Return a lease's node, addresses and token; raise PlacedElsewhere without addresses."""
-        neighbours, addresses = self._neighbours, self._addresses_of(placement.node)
+        neighbours, addresses = self.neighbours, self._addresses_of(placement.node)
         if neighbours is None or not addresses:
-            self._scheduling.release(placement.lease, request)
+            self.scheduling.release(placement.lease, request)
             raise PlacedElsewhere(placement.models[0], placement.node)
         claims = LeaseClaims(
             lease=placement.lease,
@@ -194,11 +202,11 @@ class Acquiring:
             addresses=addresses_for_token(addresses),
         )
         session.elsewhere[placement.lease, request] = time.monotonic()
-        token = self._tokens.sign(claims)
+        token = self.tokens.sign(claims)
         return {"node": placement.node, "addresses": list(addresses), "token": token}
 
     def _addresses_of(self, node: NodeId) -> tuple[str, ...]:
-        return () if self._neighbours is None else self._neighbours.addresses_of(node)
+        return () if self.neighbours is None else self.neighbours.addresses_of(node)
 
     async def _grant(self, wanted: _Wanted) -> Grant:
         asked = wanted.asked
@@ -208,8 +216,10 @@ class Acquiring:
             return await self._new_lease(wanted)
         if asked.lease is not None:
             lease = self._leases.get(LeaseId(asked.lease))
-            mine = lease is not None and _is_for(lease, wanted.session)
-            grant = await self._join(lease, wanted) if lease is not None and mine else None
+            session = wanted.session
+            if lease is not None and not lease.is_for(session.key, str(session.identity)):
+                lease = None
+            grant = None if lease is None else await self._join(lease, wanted)
         else:
             grant = await self._presented(wanted, asked.token)
         if grant is None:
@@ -221,7 +231,7 @@ class Acquiring:
         assert token is not None, "the request has a lease number or a token"
         session = wanted.session
         claims = self._claims(session, token)
-        if claims is None or claims.node != self._node.name:
+        if claims is None or claims.node != self.node.name:
             return None
         lease, request = await self._arrived(claims.lease), claims.request
         if lease is None or lease.ending is not None:
@@ -263,7 +273,7 @@ class Acquiring:
         Raise ClientNotAllowed if the token is forged, or belongs to another function.
         """
         try:
-            claims = self._tokens.verify(token, time.time() if now_s is None else now_s)
+            claims = self.tokens.verify(token, time.time() if now_s is None else now_s)
         except BadToken as error:
             if error.late:
                 log.info("a lease token of %s has expired: %s", session.identity, error)
@@ -279,11 +289,11 @@ class Acquiring:
         assert claims is not None, "no token expires at minus infinity"
         request, asked_s = claims.request, self._loop.time()
         try:
-            placement = await self._scheduling.wanted(request)
+            placement = await self.scheduling.wanted(request)
         except (EventRefused, GivenBack) as error:
             raise LeaseOver(f"its request cannot have another lease: {error}") from error
         if not set(wanted.models) <= set(placement.models):
-            self._scheduling.release(placement.lease, request)
+            self.scheduling.release(placement.lease, request)
             raise LeaseOver("its request is for other models")
         try:
             return await self._placed(wanted, placement, request, asked_s, given=True)
@@ -334,7 +344,7 @@ class Acquiring:
         for as long: most calls come at once for theirs. The request of that session ends.
         """
         leases, session = self._leases, wanted.session
-        placing = self._loop.create_task(self._scheduling.acquire(request))
+        placing = self._loop.create_task(self.scheduling.acquire(request))
         try:
             await asyncio.wait({placing}, timeout=leases.times.pass_on_s)
             while not placing.done():
@@ -354,7 +364,7 @@ class Acquiring:
 
         def ended(task: asyncio.Task[Placement]) -> None:
             if not task.cancelled() and task.exception() is None:
-                self._scheduling.release(task.result().lease, request.id)
+                self.scheduling.release(task.result().lease, request.id)
 
         placing.cancel()
         placing.add_done_callback(ended)
@@ -374,13 +384,13 @@ class Acquiring:
         """
         placed_s = self._loop.time()
         grant = Grant(placement, request, placed_s - asked_s)
-        if placement.node != self._node.name:
+        if placement.node != self.node.name:
             return grant
         try:
             for digest in wanted.asked.models:
-                self._library.model(wanted.session, digest)
+                self.library.model(wanted.session, digest)
         except UnknownImage:
-            self._scheduling.release(placement.lease, request)
+            self.scheduling.release(placement.lease, request)
             raise
         workers = await self._claim(wanted.session, placement, request, given=given)
         return grant._replace(load_s=self._loop.time() - placed_s, workers=workers)
@@ -429,32 +439,14 @@ class Acquiring:
             models=wanted.models,
             batch=asked.batch,
             deadline_s=None if left_s is None else now_s + left_s,
-            near=self._node.name,
+            near=self.node.name,
             own=True,
             goes_on=asked.goes_on,
         )
 
     def _placement(self, lease: Lease, *, hit: bool) -> Placement:
-        node, slot, estimate = self._node.name, lease.live.slot, Estimate(0.0, 0.0)
+        node, slot, estimate = self.node.name, lease.live.slot, Estimate(0.0, 0.0)
         return Placement(lease.id, lease.gpu, node, slot, lease.models, hit, estimate)
-
-
-def _is_for(lease: Lease, session: ClientSession) -> bool:
-    return lease.is_for(session.key, str(session.identity))
-
-
-def _named(asked: Release) -> RequestId | None:
-    """Return the request that a shim names with its lease; None: all that has it."""
-    return None if asked.request is None else RequestId(asked.request)
-
-
-def _forget_elsewhere(session: ClientSession, asked: Release) -> list[tuple[LeaseId, RequestId]]:
-    """Forget a lease elsewhere, of all requests if none is named; return what was known."""
-    lease, request = LeaseId(asked.lease), _named(asked)
-    parts = [part for part in session.elsewhere if part[0] == lease and request in (None, part[1])]
-    for part in parts:
-        del session.elsewhere[part]
-    return parts
 
 
 def _open_channel(session: ClientSession, hosted: HostedModel) -> socket.socket:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
@@ -11,24 +11,26 @@ from gpu_manager.attachment.scheduling import Scheduling
 from gpu_manager.errors import ClientNotAllowed, UnknownImage
 from gpu_manager.node.node import GpuNode
 from gpu_manager.node.residents import HostGpu, ModelOnGpu
-from gpu_manager.node.tenant_models import Catalogue
-from gpu_manager.weights.store import WeightStore
 from torch_shim.errors import BadFrame
 from torch_shim.wire.messages import Admin
 
 Row = dict[str, Any]
 
+# What is said of a model that is on no GPU.
+_ON_NO_GPU: Row = {
+    **dict.fromkeys(("gpu", "runtime", "gpu_share", "merged", "since", "used")),
+    **dict.fromkeys(("process_models", "bytes", "uses"), 0),
+    "state": "stored",
+    "pinned": False,
+}
 
+
+@dataclass(eq=False)
 class NodeAdministration:
     """Answers ADMIN requests of clients that were authorised at HELLO."""
 
-    def __init__(
-        self, node: GpuNode, store: WeightStore, catalogue: Catalogue, scheduling: Scheduling
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._catalogue = catalogue
-        self._scheduling = scheduling
+    node: GpuNode
+    scheduling: Scheduling
 
     async def answer(self, asked: Admin) -> Row:
         do = asked.do
@@ -37,9 +39,9 @@ class NodeAdministration:
         if do == "status":
             return await self._status()
         orders = {
-            "evict": self._scheduling.evict,
-            "pin": self._scheduling.pin,
-            "unpin": self._scheduling.unpin,
+            "evict": self.scheduling.evict,
+            "pin": self.scheduling.pin,
+            "unpin": self.scheduling.unpin,
         }
         if do not in orders:
             raise ClientNotAllowed(f"unknown action {do!r}")
@@ -50,7 +52,7 @@ class NodeAdministration:
         return {"model": model}
 
     def _named(self, text: str) -> ModelId:
-        models = self._catalogue.named(text)
+        models = self.node.weights.catalogue.named(text)
         if not models:
             raise UnknownImage(text)
         if len(models) > 1:
@@ -58,7 +60,7 @@ class NodeAdministration:
         return models[0]
 
     async def _resident(self) -> list[Row]:
-        status = await self._scheduling.survey()
+        status = await self.scheduling.survey()
         pinned = {
             (gpu.id, resident.model)
             for gpu in status.gpus
@@ -67,12 +69,12 @@ class NodeAdministration:
         }
         return [
             self._row(gpu, resident) | {"pinned": (gpu.id, resident.model) in pinned}
-            for gpu in self._node.gpus.values()
+            for gpu in self.node.gpus.values()
             for resident in gpu.by_use()
         ]
 
     def _row(self, gpu: HostGpu, resident: ModelOnGpu) -> Row:
-        model = self._catalogue.get(resident.model)
+        model = self.node.weights.catalogue.get(resident.model)
         there = resident.hosted is not None or resident.shares is not None  # its runtime is chosen
         return {
             "model": model.id,
@@ -95,36 +97,25 @@ class NodeAdministration:
         }
 
     def _stored(self) -> Iterator[Row]:
-        on_gpus = {model for gpu in self._node.gpus.values() for model in gpu.residents}
-        for model in self._catalogue:
-            tier = self._store.tier(model.digest)
+        on_gpus = {model for gpu in self.node.gpus.values() for model in gpu.residents}
+        for model in self.node.weights.catalogue:
+            tier = self.node.weights.store.tier(model.digest)
             if model.id not in on_gpus and tier is not Tier.ABSENT:
-                yield {
+                yield _ON_NO_GPU | {
                     "model": model.id,
                     "label": model.label,
-                    "gpu": None,
                     "tier": _tier_name(tier),
-                    "state": "stored",
-                    "runtime": None,
-                    "process_models": 0,
-                    "gpu_share": None,
-                    "merged": None,
-                    "bytes": 0,
                     "weights_bytes": model.table.total_bytes,
-                    "since": None,
-                    "uses": 0,
-                    "used": None,
-                    "pinned": False,
                 }
 
     async def _status(self) -> Row:
-        status, store = await self._scheduling.survey(), self._store.status()
+        status, store = await self.scheduling.survey(), self.node.weights.store.status()
         counts = status.counts
         return {
-            "node": self._node.name,
+            "node": self.node.name,
             "policy": status.policy,
             "waiting": status.waiting + status.waiting_locally,
-            "leases": len(self._node.leases),
+            "leases": len(self.node.leases),
             "hits": counts.hits,
             "misses": counts.misses,
             "evictions": counts.evictions,
@@ -137,7 +128,7 @@ class NodeAdministration:
                 "eviction": store.rule,
                 "demotions": [_demotion(demotion) for demotion in store.demotions],
             },
-            "gpus": [self._gpu(gpu) for gpu in self._node.gpus.values()],
+            "gpus": [self._gpu(gpu) for gpu in self.node.gpus.values()],
         }
 
     def _gpu(self, gpu: HostGpu) -> Row:

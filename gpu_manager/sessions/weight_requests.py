@@ -85,15 +85,12 @@ class TenantTurns:
         """Count one new image of the tenant, and wait if it adds images too fast."""
         now_s = self._now_s()
         paced_s = max(self._paced_s.pop(tenant, 0.0), now_s) + self._every_s
-        self._forget_paced(now_s)
+        while self._paced_s and self._paced_s[oldest := next(iter(self._paced_s))] <= now_s:
+            del self._paced_s[oldest]
         self._paced_s[tenant] = paced_s
         early_s = paced_s - self._burst * self._every_s - now_s
         if early_s > 0.0:
             await asyncio.sleep(early_s)
-
-    def _forget_paced(self, now_s: float) -> None:
-        while self._paced_s and self._paced_s[oldest := next(iter(self._paced_s))] <= now_s:
-            del self._paced_s[oldest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from cache_manager.model.ids import ModelId
@@ -18,16 +19,14 @@ from gpu_manager.weights.sealed_images import GrowingImage
 from torch_shim.wire.image_digests import ImageTable
 
 
+@dataclass(slots=True, eq=False)
 class HostImage:
     """One image in sealed shared memory; `uses` counts how often it was needed."""
 
-    __slots__ = ("descriptor", "digest", "table", "uses")
-
-    def __init__(self, digest: str, descriptor: int, table: ImageTable) -> None:
-        self.digest = digest
-        self.descriptor = descriptor
-        self.table = table
-        self.uses = 0
+    digest: str
+    descriptor: int
+    table: ImageTable
+    uses: int = 0
 
 
 class IdleImage(NamedTuple):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cache_manager.model.ids import ModelId
 from cache_manager.tier_index import TierIndex
@@ -28,26 +29,25 @@ _MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MOST_FILES = 1 << 16  # small files take more of a disk than their bytes
 
 
-class Spilled:
+class Spilled(NamedTuple):
     """An image in an open file."""
 
-    def __init__(self, digest: str, table: ImageTable, source: int, start: int) -> None:
-        self.digest = digest
-        self.table = table
-        self._source = source
-        self._start = start
+    digest: str
+    table: ImageTable
+    source: int
+    start: int
 
     def copy(self, image: GrowingImage, piece_bytes: int) -> Iterator[tuple[int, int]]:
         """Copy the image piece by piece; yield each one's size, and where the image ends by now.
 
         Raise WeightsChanged if the file ends too early.
         """
-        position = self._start
+        position = self.start
         copied = end = 0
         for offset, size in self.table.storages:
             for at in range(0, size, piece_bytes):
                 count = min(piece_bytes, size - at)
-                if not image.read(offset + at, count, self._source, position + at):
+                if not image.read(offset + at, count, self.source, position + at):
                     raise WeightsChanged(self.digest, "it was truncated while being read")
                 copied, end = copied + count, offset + at + count
                 if copied >= piece_bytes:

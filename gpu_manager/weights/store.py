@@ -338,7 +338,10 @@ class WeightStore:
             else:
                 request, fresh = self._join(digest, table)
         if fresh is not None:
-            self._read_soon(fresh)
+            try:
+                self._in_background(partial(self._read, fresh))
+            except RuntimeError:  # the store has been closed since
+                fresh.fail(ReadingGivenUp(digest))
         elif self._images.is_short:  # a held image counts again, if it was evicted before
             self._in_background(self._demoter.make_room)
         return request
@@ -393,12 +396,6 @@ class WeightStore:
         assert request is not None, "nothing has ended its reading"
         self._arriving[digest] = arriving
         return request, arriving
-
-    def _read_soon(self, arriving: ArrivingImage) -> None:
-        try:
-            self._in_background(partial(self._read, arriving))
-        except RuntimeError:  # the store has been closed since
-            arriving.fail(ReadingGivenUp(arriving.digest))
 
     def _read(self, arriving: ArrivingImage) -> None:
         digest = arriving.digest

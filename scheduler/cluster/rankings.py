@@ -166,25 +166,16 @@ def _overgrown(entries: int, live: int) -> bool:
 class LoadableSlots:
     """The loadable slots of each size class, the least used first.
 
-    Kept only after a policy has asked for it, so that policies that do not ask pay nothing; until
-    then nothing is `running`.
+    Made when a policy asks for it, so that policies that do not ask pay nothing, and anew when
+    sizes have changed.
     """
 
-    def __init__(self) -> None:
-        self.running = False
-        self.rankings: list[SlotRanking] = []
-
-    def start(self, slots: Iterable[Slot], size_classes: int) -> None:
-        """Begin to follow these slots, which are all there are; also after sizes have changed."""
-        self.running = True
+    def __init__(self, slots: Iterable[Slot], size_classes: int) -> None:
+        """Follow these slots, which are all there are."""
         self.rankings = [SlotRanking(of_loads=True) for _ in range(size_classes)]
         for slot in slots:
             if slot.loadable:
                 self.rankings[slot.gpu.size_class].add(slot)
-
-    def stop(self) -> None:
-        self.running = False
-        self.rankings = []
 
     def settle(self, slot: Slot, slots: int) -> bool:
         """Follow a change of one of so many slots; False if a new start is due, to drop entries."""
@@ -200,9 +191,8 @@ class LoadableSlots:
 
 # Which waiting requests could be served at once, on which slots, and which models lack GPUs.
 #
-# Kept only after a policy has asked for it, so that policies that do not ask pay nothing. Like the
-# rankings, the heaps here may hold outdated entries; these come up too early, and are corrected
-# then.
+# Made when a policy asks for it, so that policies that do not ask pay nothing. Like the rankings,
+# the heaps here may hold outdated entries; these come up too early, and are corrected then.
 
 _COMPACT_LANES_BEYOND = 64
 
@@ -210,36 +200,23 @@ Key = TypeVar("Key", int, float)
 
 
 class UnmetDemand:
-    """Follows the global queue, residency and idle slots from the moment it is started."""
+    """Follows the global queue, residency and idle slots; all that waits already is fresh."""
 
     def __init__(
         self,
         waiting: RequestQueue,
         is_held: Callable[[Bundle], bool],
         excess_s: Callable[[BundleLane], float],
+        idle_slots: Iterable[Slot],
     ) -> None:
-        self.running = False
-        self.fresh_slots: dict[Slot, None] = {}
-        self.fresh_bundles: dict[Bundle, None] = {}
+        self.fresh_slots = dict.fromkeys(idle_slots)
+        self.fresh_bundles = dict.fromkeys(waiting.lanes)
         self._waiting = waiting
         self._is_held = is_held
         self._excess_s = excess_s
         self._unheld: list[tuple[int, BundleLane]] = []
         self._excesses: list[tuple[float, BundleLane]] = []
-
-    def start(self, idle_slots: Iterable[Slot]) -> None:
-        """Begin to follow; everything that waits already counts as new."""
-        self.running = True
-        self.fresh_slots = dict.fromkeys(idle_slots)
-        self.fresh_bundles = dict.fromkeys(self._waiting.lanes)
         self._rebuild()
-
-    def stop(self) -> None:
-        self.running = False
-        self.fresh_slots.clear()
-        self.fresh_bundles.clear()
-        self._unheld.clear()
-        self._excesses.clear()
 
     # -- what has changed -----------------------------------------------------------------------
 

@@ -95,22 +95,6 @@ class Pending:
         self.held_for = ""
         self.pauses = False
 
-    @property
-    def function(self) -> str:
-        return self.request.function
-
-    @property
-    def application(self) -> str:
-        return self.request.application
-
-    @property
-    def stage(self) -> str:
-        return self.request.stage
-
-    @property
-    def slo_s(self) -> float | None:
-        return self.request.slo_s
-
 
 class BundleLane:
     """The requests that wait for the same models, in order."""

@@ -16,9 +16,9 @@ from scheduler.cluster.request_queue import (
     Visits,
 )
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
-from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Action
-from scheduler.model.values import CoreSettings, Estimate, GpuSpec, LeaseId, RequestId, SlotId
+from scheduler.model.profiles import Profiles
+from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, SlotId
 
 
 class ClusterState:
@@ -52,8 +52,8 @@ class ClusterState:
         self.idle: list[SlotRanking] = []
         self.active: list[SlotRanking] = []
         self.ready = SlotRanking()
-        self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s)
-        self.loadable = LoadableSlots()
+        self.demand: UnmetDemand | None = None  # both: until the policy in force asks for it
+        self.loadable: LoadableSlots | None = None
         self.accepted = self.held = self.idle_slots = self.active_slots = self.latest_seq = 0
         self._idle_holders: dict[Bundle, HolderRanking] = {}
         self._busy_holders: dict[Bundle, HolderRanking] = {}
@@ -225,12 +225,19 @@ class ClusterState:
             gpu.size_class = bisect_left(self.sizes, gpu.spec.memory_bytes)
         self._rank_active()
         self._rank_idle()
-        if self.loadable.running:
+        if self.loadable is not None:
             self.rank_loadable()
 
-    def rank_loadable(self) -> None:
+    def rank_loadable(self) -> LoadableSlots:
         """Begin to follow which slots are loadable, or begin anew."""
-        self.loadable.start(self.slots.values(), len(self.sizes))
+        self.loadable = LoadableSlots(self.slots.values(), len(self.sizes))
+        return self.loadable
+
+    def follow_demand(self) -> UnmetDemand:
+        """Begin to follow what waits, and which slots could take it."""
+        idle = [slot for slot in self.slots.values() if slot.idle]
+        self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s, idle)
+        return self.demand
 
     def _rank_active(self) -> None:
         self.active = [SlotRanking() for _ in self.sizes]
@@ -249,9 +256,8 @@ class ClusterState:
 
     # -- residency ------------------------------------------------------------------------------
 
-    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, load_s: float) -> None:
-        """Reserve memory for a model, which counts as held there from now on."""
-        times = load_s, self.profiles.usual_run_s(model)
+    def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, times: tuple[float, float]) -> None:
+        """Reserve memory for a model, which counts as held there; `times` to load and to run it."""
         self.index.admit(gpu.cache, model, size_bytes, self.now, times)
         waiters = 0
         for bundle in self.bundles_of(model):
@@ -280,13 +286,12 @@ class ClusterState:
         gpu.arriving.discard(model)
         if gpu.stuck.pop(model, None) is not None:
             self._residency_changed(model)
-        if not (arrived or self.loadable.running):
+        if not arrived and self.loadable is None:
             return
         for slot in gpu.slots:
             if arrived and not slot.idle:
                 for bundle in self.bundles_of(model):
-                    if slot.holds(bundle.models):
-                        self._list(self._busy_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
             self.settle(slot)
 
     def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
@@ -299,7 +304,7 @@ class ClusterState:
             self.settle(slot)
 
     def _residency_changed(self, model: ModelId) -> None:
-        if self.demand.running:
+        if self.demand is not None:
             for bundle in self.bundles_of(model):
                 self.demand.residency_changed(bundle)
 
@@ -323,13 +328,13 @@ class ClusterState:
     def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
         for bundle in self.bundles_of(model):
             for slot in gpu.slots:
-                if slot.holds(bundle.models):
-                    self._list(self._idle_holders, bundle, slot)
-                    self._list(self._busy_holders, bundle, slot)
+                self._list(self._idle_holders, bundle, slot)
+                self._list(self._busy_holders, bundle, slot)
 
     def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
+        """If the slot holds the models, enter it where somebody has asked for their holders."""
         ranking = rankings.get(bundle)
-        if ranking is not None:
+        if ranking is not None and slot.holds(bundle.models):
             ranking.list(slot)
             if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
                 ranking.rebuild(self._holders(bundle))
@@ -342,18 +347,13 @@ class ClusterState:
 
     # -- estimates ------------------------------------------------------------------------------
 
-    def estimate(self, bundle: Bundle, batch: int, slot: Slot) -> Estimate:
-        return Estimate(self.load_s(bundle, slot), self.run_s(bundle, batch, slot))
-
     def load_s(self, bundle: Bundle, slot: Slot) -> float:
         """The expected seconds to load what of these models the slot lacks."""
-        cache = slot.gpu.cache
-        missing = [
-            (model, self.index.source(cache, model))
-            for model in bundle.models
-            if model not in cache.residents
-        ]
-        return self.profiles.loads_s(missing)
+        cache, total_s = slot.gpu.cache, 0.0
+        for model in bundle.models:
+            if model not in cache.residents:
+                total_s += self.profiles.load_s(model, self.index.source(cache, model))
+        return total_s
 
     def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
         """The expected seconds of a batch of these models, once they are there."""
@@ -398,7 +398,8 @@ class ClusterState:
             for order in slot.unlisted:
                 order.list(slot)
             slot.unlisted.clear()
-        if self.loadable.running and not self.loadable.settle(slot, self.active_slots):
+        loadable = self.loadable
+        if loadable is not None and not loadable.settle(slot, self.active_slots):
             self.rank_loadable()
         if slot.idle:
             self._list_idle(slot)
@@ -412,7 +413,7 @@ class ClusterState:
             self.ready.add(slot)
         if ranking.overgrown(self.active_slots) or self.ready.overgrown(self.active_slots):
             self._rank_idle()
-        if self.demand.running:
+        if self.demand is not None:
             self.demand.fresh_slots[slot] = None
 
     def _relist_busy(self, slot: Slot) -> None:
@@ -421,8 +422,7 @@ class ClusterState:
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
                 for bundle in self.bundles_of(model):
-                    if slot.holds(bundle.models):
-                        self._list(self._busy_holders, bundle, slot)
+                    self._list(self._busy_holders, bundle, slot)
         slot.highest_listed_s = available_s
 
     # -- leases on slots ------------------------------------------------------------------------

@@ -97,12 +97,9 @@ class View:
             fits = not cache.pinned_bytes or could_fit(cache, bundle.needs)
             return fits and not slot.gpu.is_stuck(bundle.models)
 
-        best: Slot | None = None
-        for ranking in self._cluster.active[bundle.size_class :]:
-            slot = ranking.first_active(could_hold)
-            if slot is not None and (best is None or _used(slot) < _used(best)):
-                best = slot
-        return best
+        rankings = self._cluster.active[bundle.size_class :]
+        firsts = [ranking.first_active(could_hold) for ranking in rankings]
+        return min([slot for slot in firsts if slot is not None], key=_used, default=None)
 
     def idle_holder(self, request: Pending) -> Slot | None:
         """The least used idle slot that holds all the request's models."""
@@ -271,10 +268,11 @@ class View:
         That is the node that it names, or one that its application, stage and models lead to,
         always the same while nodes stay.
         """
-        nodes, node = self._cluster.nodes, request.request.near
+        nodes, asked = self._cluster.nodes, request.request
+        node = asked.near
         if node is None and nodes:
-            stage = request.stage or "+".join(request.models)
-            node = nodes[home(request.application, stage, len(nodes))]
+            stage = asked.stage or "+".join(request.models)
+            node = nodes[home(asked.application, stage, len(nodes))]
         return self._idle_on(node, request.bundle)
 
     def idle_holders(self, request: Pending, most: int) -> Sequence[Slot]:
@@ -421,16 +419,10 @@ class View:
         return slots[:most]
 
     def _loadable(self) -> LoadableSlots:
-        cluster = self._cluster
-        if not cluster.loadable.running:
-            cluster.rank_loadable()
-        return cluster.loadable
+        return self._cluster.loadable or self._cluster.rank_loadable()
 
     def _demand(self) -> UnmetDemand:
-        demand = self._cluster.demand
-        if not demand.running:
-            demand.start(slot for slot in self._cluster.slots.values() if slot.idle)
-        return demand
+        return self._cluster.demand or self._cluster.follow_demand()
 
     def _slot_with_hit(self, demand: UnmetDemand) -> Slot | None:
         """The least used idle slot with a waiting hit; drops entries that have none."""

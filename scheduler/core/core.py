@@ -130,8 +130,7 @@ class Core:
             self.cluster.out.append(Refuse(event, str(error)))
             return
         self.placer.policy, self.placer.policy_name = policy, event.policy
-        self.cluster.demand.stop()
-        self.cluster.loadable.stop()
+        self.cluster.demand = self.cluster.loadable = None
         for slot in self.cluster.slots.values():
             self.lifecycle.recall(slot)
         for layer in self._layers:

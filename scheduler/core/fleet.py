@@ -243,7 +243,7 @@ class Fleet:
         gpu = self.gpu(event.gpu)
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
-        self._cluster.disturbed |= self._cluster.loadable.running  # the copy engine may be free
+        self._cluster.disturbed |= self._cluster.loadable is not None  # the copy engine may be free
         for slot in gpu.slots:
             for lease in slot.leases.values():
                 self._lifecycle.loaded(lease, event.model)
@@ -359,30 +359,36 @@ class Fleet:
 
     def _free(self, gpu: Gpu, short_bytes: int) -> None:
         """Free less where no more can be freed now."""
-        if short_bytes <= 0:
-            return
+        reason = "memory pressure"
+        if not self._make_room(gpu, short_bytes, reason):
+            for resident in list(gpu.cache.residents.values()):
+                if not resident.kept:
+                    self._demote(gpu, resident.model, reason)
+
+    def _make_room(
+        self, gpu: Gpu, short_bytes: int, reason: str, keep: Sequence[ModelId] = ()
+    ) -> bool:
+        """End empty processes, and then evict; False if that cannot free so much now."""
         index, cache = self._cluster.index, gpu.cache
-        lacking_bytes = short_bytes - self._end_contexts(gpu, short_bytes, "memory pressure")
-        victims = (
-            index.victims(cache, lacking_bytes, self._cluster.now) if lacking_bytes > 0 else ()
-        )
-        if victims is None:
-            idle = [resident for resident in cache.residents.values() if not resident.kept]
-            victims = tuple(resident.model for resident in idle)
-        for victim in victims:
-            self._demote(gpu, victim, "memory pressure")
+        wanted_bytes = cache.free_bytes + short_bytes
+        for left in idle_contexts(cache, short_bytes):
+            index.drop_context(cache, left)
+            self._cluster.out.append(EndContext(gpu.spec.id, left, reason))
+        lacking_bytes = wanted_bytes - cache.free_bytes
+        if lacking_bytes <= 0:
+            return True
+        victims = index.victims(cache, lacking_bytes, self._cluster.now, keep)
+        for victim in victims or ():
+            self._demote(gpu, victim, reason)
+        return victims is not None
 
     def _take_over(self, gpu: Gpu, model: ModelId, size_bytes: int | None) -> None:
         """A manager holds a model that the core did not count there: count it, and free memory."""
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
         needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
-        short_bytes, reason = needed - cache.free_bytes, f"{model} is there unexpectedly"
-        short_bytes -= self._end_contexts(gpu, short_bytes, reason)
-        if short_bytes > 0:
-            for victim in index.victims(cache, short_bytes, self._cluster.now) or ():
-                self._demote(gpu, victim, reason)
-        load_s = profiles.load_s(model, index.tier(gpu.spec.node, model))
-        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), load_s)
+        self._make_room(gpu, needed - cache.free_bytes, f"{model} is there unexpectedly")
+        times = profiles.times_s(model, index.tier(gpu.spec.node, model))
+        self._cluster.admit(gpu, model, min(needed, cache.free_bytes), times)
         for slot in gpu.slots:
             self._cluster.settle(slot)  # an idle one may have a hit now
         self._found(gpu, model)
@@ -413,16 +419,11 @@ class Fleet:
         index, cache = self._cluster.index, gpu.cache
         resident = cache.residents[model]
         short_bytes = needed - resident.bytes - cache.free_bytes
-        larger = f"{model} is larger than estimated"
-        short_bytes -= self._end_contexts(gpu, short_bytes, larger)
-        if short_bytes > 0:
-            victims = index.victims(cache, short_bytes, self._cluster.now, keep=(model,))
-            if victims is None and not resident.kept:
-                self._demote(gpu, model, "its measured size does not fit this GPU")
-                return
-            for victim in victims or ():
-                self._demote(gpu, victim, larger)
-        index.resize(cache, model, needed)
+        has_room = self._make_room(gpu, short_bytes, f"{model} is larger than estimated", (model,))
+        if has_room or resident.kept:
+            index.resize(cache, model, needed)
+        else:
+            self._demote(gpu, model, "its measured size does not fit this GPU")
 
     # -- one order each: the reason of a refusal, or "" ------------------------------------------
 
@@ -486,14 +487,6 @@ class Fleet:
     def _demote(self, gpu: Gpu, model: ModelId, reason: str) -> None:
         self._cluster.evict(gpu, model)
         self._cluster.out.append(Demote(gpu.spec.id, model, reason))
-
-    def _end_contexts(self, gpu: Gpu, short_bytes: int, reason: str) -> int:
-        """Return the bytes that this frees."""
-        before_bytes = gpu.cache.free_bytes
-        for left in idle_contexts(gpu.cache, short_bytes):
-            self._cluster.index.drop_context(gpu.cache, left)
-            self._cluster.out.append(EndContext(gpu.spec.id, left, reason))
-        return gpu.cache.free_bytes - before_bytes
 
     def _free_what_waits(self, gpu: Gpu) -> None:
         """After a pin or a shortage: requests that no longer fit here wait for any GPU again."""

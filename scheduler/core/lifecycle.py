@@ -166,7 +166,7 @@ class Lifecycle:
         """The seconds that a request of this function that arrives now should wait for a lease."""
         cluster = self.cluster
         # A slot may be idle, and its GPU's copy engine not.
-        if cluster.idle_slots and not (cluster.contending and cluster.loadable.running):
+        if cluster.idle_slots and not (cluster.contending and cluster.loadable is not None):
             return 0.0
         for layer in self.hooks["wait_s"]:
             wait_s = layer.wait_s(function)
@@ -231,7 +231,7 @@ class Lifecycle:
         for layer in self.hooks["waits"]:
             layer.waits(pending)
         cluster.waiting.add(pending, pending.seq, cluster.now)
-        if cluster.demand.running:
+        if cluster.demand is not None:
             cluster.demand.waits(pending.bundle)
 
     def leave_queue(self, pending: Pending) -> None:
@@ -292,6 +292,14 @@ class Lifecycle:
         self.cluster.out.append(SetTimer(at_s, events.TimerFired()))
 
     # -- leases ---------------------------------------------------------------------------------
+
+    def stands(self, lease: ActiveLease) -> StandingTerms | None:
+        """The terms on which the caller of a new lease may keep it."""
+        for layer in self.hooks["stands"]:
+            terms = layer.stands(lease)
+            if terms is not None:
+                return terms
+        return None
 
     def dispatch(
         self,

@@ -19,7 +19,6 @@ from scheduler.model.values import (
     ModelLoad,
     SlotCandidate,
     SlotId,
-    StandingTerms,
 )
 from scheduler.policies.placement_policy import (
     Place,
@@ -101,7 +100,7 @@ class Placer:
             hit=hit,
             held_elsewhere=held_elsewhere,
             explanation=explanation,
-            stands=self._stands(lease),
+            stands=lifecycle.stands(lease),
             function=first.request.function if lease.is_shared or first.request.caller else "",
         )
 
@@ -168,13 +167,6 @@ class Placer:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _stands(self, lease: ActiveLease) -> StandingTerms | None:
-        for layer in self._lifecycle.hooks["stands"]:
-            terms = layer.stands(lease)
-            if terms is not None:
-                return terms
-        return None
-
     def _plan(self, bundle: Bundle, slot: Slot, *, spare_waiting: bool) -> LoadPlan:
         index, cache, now = self._cluster.index, slot.gpu.cache, self._cluster.now
         plan = index.plan(cache, bundle.needs, now, spare_waiting=spare_waiting)
@@ -210,12 +202,12 @@ class Placer:
                 if left != model:
                     for layer in self._lifecycle.hooks["stored"]:
                         layer.stored(node, left, index.tier(node, left))
-            load_s = cluster.profiles.load_s(model, source)
-            total_s += load_s
+            times = cluster.profiles.times_s(model, source)
+            total_s += times[0]
             gpu.loads[model] = lease.loading[model] = cluster.now + total_s
             if lease.beside:
                 gpu.arriving.add(model)
-            cluster.admit(gpu, model, size_bytes, load_s)
+            cluster.admit(gpu, model, size_bytes, times)
             loads.append(ModelLoad(model, size_bytes, source, left))
         cluster.out.append(
             Prepare(
@@ -313,7 +305,7 @@ def _candidates(
     models, size_class = pending.bundle.models, pending.bundle.size_class
     candidates: list[tuple[float, SlotId, SlotCandidate]] = []
     estimates: dict[Hashable, Estimate] = {}
-    beside = cluster.loadable.running
+    beside = cluster.loadable is not None
     for slot in cluster.slots.values():
         gpu = slot.gpu
         if not gpu.active or gpu.size_class < size_class:
@@ -350,14 +342,14 @@ def _estimate(
     known: dict[Hashable, Estimate],
 ) -> Estimate:
     """The estimate of one slot, made once for all slots with the same facts."""
-    bundle, batch = pending.bundle, pending.request.batch
+    bundle, spec = pending.bundle, slot.gpu.spec
+    key: Hashable = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
     if len(bundle.models) > 1:  # a slot may hold some of them
-        return cluster.estimate(bundle, batch, slot)
-    spec = slot.gpu.spec
-    key = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
+        key = slot.id
     estimate = known.get(key)
     if estimate is None:
-        estimate = known[key] = cluster.estimate(bundle, batch, slot)
+        run_s = cluster.run_s(bundle, pending.request.batch, slot)
+        estimate = known[key] = Estimate(cluster.load_s(bundle, slot), run_s)
     return estimate
 
 

@@ -1,7 +1,7 @@
 """Neighbours: what runs at once on one GPU do to each other, learned for each type of GPU."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ _ALONE, _BESIDE = 0.05, 0.5
 # such time, which doubles up to a bound: none of the others should be forgotten for them.
 _SPACING_S, _MOST_SPACING_S = 0.1, 30.0
 _MOST_PAIRS = 4_096
+# Types of GPUs beyond these are not learned about.
+_MOST_TYPES = 16
+# Runs that one regression is fitted to.
+_WINDOW = 256
 # What a run's time is compared with may have ended before it: so many leases of each slot.
 _MOST_ENDED = 64
 
@@ -28,10 +32,14 @@ Metrics = tuple[float, ...]  # one number for each of METRICS
 
 
 class Neighbours(Layer):
-    """Learns from runs that had neighbours, on slots whose leases run at once."""
+    """Learns from runs that had neighbours, on slots whose leases run at once, by type of GPU.
+
+    Predictions are used only while they are better than to expect that nothing slows anything
+    down: their errors on left-out runs are compared.
+    """
 
     def __init__(self, lifecycle: Lifecycle, settings: CoreSettings) -> None:
-        self.interference = Interference()
+        self.learned: dict[str, Slowdowns] = {}
         self._cluster = lifecycle.cluster
         self._pairs: dict[tuple[ModelId, ...], _PairRuns] = {}
         self._ended: dict[SlotId, deque[_EndedRun]] = {}
@@ -70,7 +78,26 @@ class Neighbours(Layer):
         measured = [metrics for metrics in others if metrics is not None]
         if own is None or len(measured) < len(others):
             return 1.0
-        return self.interference.slowdown(gpu_type, own, measured)
+        return self.predict(gpu_type, own, measured)
+
+    def predict(self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics]) -> float:
+        """How many times as long a run should take beside these; 1 while that is not known."""
+        learned = self.learned.get(gpu_type)
+        if learned is None or not learned.is_of_use:
+            return 1.0
+        return learned.predict(own, neighbours)
+
+    def observe(
+        self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics], slowdown: float
+    ) -> None:
+        """A run took so many times as long as alone; one beyond all bounds is not counted."""
+        if slowdown > MOST:
+            return  # it waited for something else
+        if gpu_type not in self.learned:
+            if len(self.learned) >= _MOST_TYPES:
+                return
+            self.learned[gpu_type] = Slowdowns()
+        self.learned[gpu_type].observe(own, neighbours, slowdown)
 
     def metrics(self, model: ModelId) -> Metrics | None:
         """What the model uses of a GPU; None if that was not measured."""
@@ -90,22 +117,17 @@ class Neighbours(Layer):
         None if its lease is not known. Leases of the same model are left out: its calls take turns.
         """
         now = self._cluster.now
-        own: ActiveLease | None = None
-        for lease in slot.leases.values():
-            if (
-                model in lease.models
-                and not lease.beside
-                and (own is None or lease.there_s < own.there_s)
-            ):
-                own = lease
-        if own is None:
+        leases = slot.leases.values()
+        running = [lease for lease in leases if model in lease.models and not lease.beside]
+        if not running:
             return None
+        own = min(running, key=lambda lease: lease.there_s)
         begun_s = max(own.there_s, now - whole_s - _REPORTED_S)
         span_s = now - begun_s
         if span_s <= 0.0:
             return None
         parts: dict[tuple[ModelId, ...], float] = {}
-        for lease in slot.leases.values():
+        for lease in leases:
             runs = not (lease is own or lease.beside or lease.loading)
             if runs and model not in lease.models:
                 _add(parts, lease.models, (now - max(begun_s, lease.there_s)) / span_s)
@@ -132,7 +154,7 @@ class Neighbours(Layer):
         slowed = event.run_s * event.together / alone_s
         mean = self._pair(event.model, parts).mean_when_due(slowed, self._cluster.now)
         if mean is not None:
-            self.interference.observe(gpu_type, own, neighbours, mean)
+            self.observe(gpu_type, own, neighbours, mean)
 
     def _pair(self, model: ModelId, parts: dict[tuple[ModelId, ...], float]) -> "_PairRuns":
         name = (model, *sorted([other for models in parts for other in models]))
@@ -212,24 +234,17 @@ Row = tuple[float, ...]
 
 
 class RidgeRegression:
-    """Weights that minimise the squared errors of the latest observations and `_RIDGE` of theirs.
+    """Weights that minimise the squared errors of what was observed, and `_RIDGE` of their own.
 
     The inverse of the normal matrix is kept, so that an observation costs the square of the number
-    of inputs. Rounding adds up over updates: after as many as the window holds, it is made anew.
+    of inputs.
     """
 
-    def __init__(self, inputs: int, *, window: int = 1024) -> None:
-        self._window = window
-        self._seen: deque[tuple[Row, float]] = deque()
-        self._inverse: list[list[float]] = []
-        self._moments: list[float] = []
+    def __init__(self, inputs: int) -> None:
+        size = range(inputs)
+        self._inverse = [[1.0 / _RIDGE if i == j else 0.0 for j in size] for i in size]
+        self._moments = [0.0 for _ in size]
         self._weights: list[float] | None = None
-        self._updates = 0
-        self._inputs = inputs
-        self._begin()
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     @property
     def weights(self) -> Sequence[float]:
@@ -237,45 +252,8 @@ class RidgeRegression:
             self._weights = [_dot(row, self._moments) for row in self._inverse]
         return self._weights
 
-    def observe(self, row: Row, value: float) -> None:
-        """Count an observation; beyond the window the oldest one is forgotten."""
-        self._seen.append((row, value))
-        self._count(row, value, +1.0)
-        if len(self._seen) > self._window:
-            self._count(*self._seen.popleft(), -1.0)
-            self._updates += 1
-            if self._updates >= self._window:
-                self._begin()
-                for seen in self._seen:
-                    self._count(*seen, +1.0)
-
-    def predict(self, row: Row) -> float:
-        return _dot(self.weights, row)
-
-    def left_out_errors(self) -> Iterator[float]:
-        """For each observation, its error under the weights that all others alone would give.
-
-        By the leverage h of an observation its error e becomes e / (1 - h) when it is left out.
-        """
-        for row, value in self._seen:
-            leverage = _dot(row, [_dot(each, row) for each in self._inverse])
-            yield (value - self.predict(row)) / (1.0 - leverage)
-
-    def left_out_mse(self) -> float | None:
-        """The mean square of these errors; None with nothing, or with one that has no others."""
-        if len(self._seen) <= 1:
-            return None
-        return sum(error * error for error in self.left_out_errors()) / len(self._seen)
-
-    def _begin(self) -> None:
-        size = range(self._inputs)
-        self._inverse = [[1.0 / _RIDGE if i == j else 0.0 for j in size] for i in size]
-        self._moments = [0.0 for _ in size]
-        self._updates = 0
-        self._weights = None
-
-    def _count(self, row: Row, value: float, sign: float) -> None:
-        """Add or take away one observation (Sherman and Morrison)."""
+    def observe(self, row: Row, value: float, sign: float = +1.0) -> None:
+        """Add one observation, or with -1.0 take it away (Sherman and Morrison)."""
         spread = [_dot(each, row) for each in self._inverse]
         scale = sign / (1.0 + sign * _dot(row, spread))
         for line, left in zip(self._inverse, spread, strict=True):
@@ -286,6 +264,17 @@ class RidgeRegression:
         for place, each in enumerate(row):
             self._moments[place] += sign * value * each
         self._weights = None
+
+    def predict(self, row: Row) -> float:
+        return _dot(self.weights, row)
+
+    def left_out_error(self, row: Row, value: float) -> float:
+        """The error of an observation under the weights that all others alone would give.
+
+        By the leverage h of an observation its error e becomes e / (1 - h) when it is left out.
+        """
+        leverage = _dot(row, [_dot(each, row) for each in self._inverse])
+        return (value - self.predict(row)) / (1.0 - leverage)
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
@@ -304,16 +293,17 @@ class Slowdowns:
 
     Metrics are of very different sizes: each counts as a share of the largest that was seen, so
     that one ridge suits all. A new largest one changes what earlier rows mean; the regression then
-    begins anew with the rows that are kept.
+    begins anew with the rows that are kept. So it does when as many were taken away as the window
+    holds, since rounding adds up.
     """
 
-    def __init__(self, *, window: int = 1024) -> None:
+    def __init__(self, *, window: int = _WINDOW) -> None:
+        self.rows: deque[tuple[Metrics, Metrics, float]] = deque()
         self._window = window
         self._largest = [0.0 for _ in METRICS]
-        self.rows: list[tuple[Metrics, Metrics, float]] = []
-        self.regression = self._anew()
         self._observed = 0
         self.is_of_use = False  # predictions are much better than to expect no slowdown
+        self._begin()
 
     def observe(self, own: Metrics, neighbours: Sequence[Metrics], slowdown: float) -> None:
         """A run took `slowdown` times as long as alone while these ran beside it."""
@@ -321,34 +311,48 @@ class Slowdowns:
             return
         beside = _together(neighbours)
         self.rows.append((own, beside, slowdown))
+        grew = self._grew((own, beside))
+        if not grew:
+            self._regression.observe(self._row(own, beside), slowdown)
         if len(self.rows) > self._window:
-            self.rows.pop(0)
-        if self._grew((own, beside)):
-            self.regression = self._anew()
-            for seen_own, seen_beside, seen in self.rows:
-                self.regression.observe(self._row(seen_own, seen_beside), seen)
-        else:
-            self.regression.observe(self._row(own, beside), slowdown)
+            seen_own, seen_beside, seen = self.rows.popleft()
+            if not grew:
+                self._regression.observe(self._row(seen_own, seen_beside), seen, -1.0)
+                self._taken_away += 1
+        if grew or self._taken_away >= self._window:
+            self._begin()
         self._observed += 1
         if self._observed % _REVIEW == 0:  # it costs a look at all
             self.is_of_use = self._review()
 
     def predict(self, own: Metrics, neighbours: Sequence[Metrics]) -> float:
         """How many times as long a run takes beside these; 1 while too little is known."""
-        if not neighbours or len(self.regression) < LEAST_OBSERVED:
+        if not neighbours or len(self.rows) < LEAST_OBSERVED:
             return 1.0
-        slowdown = self.regression.predict(self._row(own, _together(neighbours)))
+        slowdown = self._regression.predict(self._row(own, _together(neighbours)))
         return min(MOST, max(LEAST, slowdown))
 
+    def left_out_mse(self) -> float | None:
+        """The mean square of the errors of left-out runs; None with one that has no others."""
+        if len(self.rows) <= 1:
+            return None
+        total = 0.0
+        for own, beside, seen in self.rows:
+            total += self._regression.left_out_error(self._row(own, beside), seen) ** 2
+        return total / len(self.rows)
+
     def _review(self) -> bool:
-        error = self.regression.left_out_mse()
+        error = self.left_out_mse()
         if error is None or len(self.rows) < LEAST_OBSERVED:
             return False
         ignored = sum((seen - 1.0) ** 2 for _, _, seen in self.rows) / len(self.rows)
         return error <= _WORTH * ignored
 
-    def _anew(self) -> RidgeRegression:
-        return RidgeRegression(1 + 3 * len(METRICS), window=self._window)
+    def _begin(self) -> None:
+        self._regression = RidgeRegression(1 + 3 * len(METRICS))
+        self._taken_away = 0
+        for own, beside, seen in self.rows:
+            self._regression.observe(self._row(own, beside), seen)
 
     def _grew(self, seen: Iterable[Metrics]) -> bool:
         grew = False
@@ -374,40 +378,3 @@ class Slowdowns:
 
 def _together(neighbours: Sequence[Metrics]) -> Metrics:
     return tuple([sum(values) for values in zip(*neighbours, strict=True)])
-
-
-# Types of GPUs beyond these are not learned about.
-_MOST_TYPES = 16
-# Runs that one regression is fitted to: it is made anew at times, of all of them.
-_WINDOW = 256
-
-
-class Interference:
-    """What runs beside others taught, by the type of their GPU.
-
-    Predictions are used only while they are better than to expect that nothing slows anything
-    down: their errors on left-out runs are compared.
-    """
-
-    def __init__(self) -> None:
-        self.learned: dict[str, Slowdowns] = {}
-
-    def observe(
-        self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics], slowdown: float
-    ) -> None:
-        """A run took so many times as long as alone; one beyond all bounds is not counted."""
-        if slowdown > MOST:
-            return  # it waited for something else
-        learned = self.learned.get(gpu_type)
-        if learned is None:
-            if len(self.learned) >= _MOST_TYPES:
-                return
-            learned = self.learned[gpu_type] = Slowdowns(window=_WINDOW)
-        learned.observe(own, neighbours, slowdown)
-
-    def slowdown(self, gpu_type: str, own: Metrics, neighbours: Sequence[Metrics]) -> float:
-        """How many times as long a run should take beside these; 1 while that is not known."""
-        learned = self.learned.get(gpu_type)
-        if learned is None or not learned.is_of_use:
-            return 1.0
-        return learned.predict(own, neighbours)

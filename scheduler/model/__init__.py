@@ -1,1 +1,1 @@
-"""The scheduler's vocabulary: values, events, actions and errors. Pure."""
+"""The scheduler's vocabulary: values, events, actions, errors, and what models cost. Pure."""

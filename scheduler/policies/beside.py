@@ -117,15 +117,13 @@ class Policy:
 
     def _cheapest(self, view: View, request: Pending, *, spare: bool) -> Slot | None:
         """The GPU, idle or not, where a load costs others least and is of use soonest."""
-        best: Slot | None = None
-        best_s = 0.0
         horizon_s = _HORIZON * view.nearest_load_s(request)
-        for slot in view.few_loadable(request, CANDIDATES):
-            victims = view.victims(request, slot)
-            if spare and view.strands(slot, victims):
-                continue
+        few = view.few_loadable(request, CANDIDATES)
+        victims = {slot: view.victims(request, slot) for slot in few}
+
+        def cost_s(slot: Slot) -> float:
             usable_s = max(view.wait_s(slot), view.load_s(request, slot))
-            cost_s = usable_s + horizon_s * reloads(view, victims)
-            if best is None or cost_s < best_s:
-                best, best_s = slot, cost_s
-        return best
+            return usable_s + horizon_s * reloads(view, victims[slot])
+
+        slots = [slot for slot in few if not (spare and view.strands(slot, victims[slot]))]
+        return min(slots, key=cost_s, default=None)

@@ -17,6 +17,7 @@ from scheduler.policies.weighing import (
     fits,
     profile_of,
     slack_s,
+    stage_of,
     undominated,
 )
 
@@ -236,8 +237,7 @@ def _queues_of(view: View, oldest: Pending, slot: Slot, most_batch: int) -> list
     """The queues among the first requests of one set of models, at most a batch of each."""
     by_stage: dict[tuple[str, str, str], list[Pending]] = {}
     for request in view.waiting_like(oldest, 2 * most_batch):
-        key = request.function, request.application, request.stage
-        by_stage.setdefault(key, []).append(request)
+        by_stage.setdefault(stage_of(request), []).append(request)
     return [
         _StageQueue(members[:most_batch], slack_s(view, members[0], slot))
         for members in by_stage.values()

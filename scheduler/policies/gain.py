@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, NamedTuple
 
-from cache_manager.model.ids import GpuId
+from cache_manager.model.ids import GpuId, ModelId
 from scheduler.cluster.request_queue import Pending
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import GpuRoom, View
@@ -38,6 +38,7 @@ _LEAST_S = 1e-9  # a time that was measured as nothing
 # requests wait for: chosen by the sweeps of docs/evaluation/gain.md.
 _HORIZON = 12.0
 _VICTIMS = 2.0
+_NOTHING_SAVED = 0.0, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,11 @@ class Policy:
         holder = view.busy_holder(request)
         if holder is not None:
             terms_of.setdefault(holder, {})
-        waiting_s, coming_s = self._saved_s(view, request)
+        saved_s = self._saved_s(view, request)
         for slot in self._places(view, request):
             if not view.is_hit(request, slot):
-                gain = self._load_gain(view, request, slot, waiting_s, coming_s)
+                victims = view.victims(request, slot)
+                gain = self._load_gain(view, request, slot, victims, saved_s)
                 terms_of.setdefault(slot, gain.named())
         return [WeighedSlot(slot.id, terms) for slot, terms in terms_of.items()]
 
@@ -121,25 +123,18 @@ class Policy:
         near = self._near(view, hit)
         if not near and neighbours_s(view, hit, slot) <= 0.0:
             return slot
-        best, best_s = slot, self._hit_gain(view, hit, slot).total
-        for other in (*near, *view.idle_holders(hit, CANDIDATES)):
-            gain_s = self._hit_gain(view, hit, other).total
-            if gain_s > best_s:
-                best, best_s = other, gain_s
-        return best
+        holders = (slot, *near, *view.idle_holders(hit, CANDIDATES))
+        return max(holders, key=lambda holder: self._hit_gain(view, hit, holder).total)
 
     def _quietest(self, view: View, hit: Pending, slot: Slot) -> Pending:
         """Of the oldest requests with a hit there, the one that goes best with the runs there.
 
         That is the one for which they lose least together, for each second of its run.
         """
-        best, least = hit, self._lost_part(view, hit, slot)
-        for other in view.oldest(CANDIDATES) if least > 0.0 else ():
-            if view.is_hit(other, slot):
-                lost = self._lost_part(view, other, slot)
-                if lost < least:
-                    best, least = other, lost
-        return best
+        if self._lost_part(view, hit, slot) <= 0.0:
+            return hit
+        others = [other for other in view.oldest(CANDIDATES) if view.is_hit(other, slot)]
+        return min((hit, *others), key=lambda request: self._lost_part(view, request, slot))
 
     def _lost_part(self, view: View, request: Pending, slot: Slot) -> float:
         return neighbours_s(view, request, slot) / max(view.run_s(request, slot), _LEAST_S)
@@ -156,14 +151,15 @@ class Policy:
         best: tuple[Pending, Slot] | None = None
         cheaper = self._cheaper(view)
         for request in view.most_in_excess(CANDIDATES):
-            waiting_s, coming_s = self._saved_s(view, request)
-            if waiting_s + coming_s - cheaper * view.nearest_load_s(request) <= best_s:
+            saved_s = self._saved_s(view, request)
+            if sum(saved_s) - cheaper * view.nearest_load_s(request) <= best_s:
                 continue
             for slot in self._places(view, request):
                 if view.is_hit(request, slot):
                     continue
-                gain_s = self._load_gain(view, request, slot, waiting_s, coming_s).total
-                if gain_s > best_s and not view.strands(slot, view.victims(request, slot)):
+                victims = view.victims(request, slot)
+                gain_s = self._load_gain(view, request, slot, victims, saved_s).total
+                if gain_s > best_s and not view.strands(slot, victims):
                     best_s, best = gain_s, (request, slot)
         if best is None:
             return None
@@ -174,15 +170,13 @@ class Policy:
 
     def _best(self, view: View, request: Pending, *, spare: bool) -> Slot | None:
         """Where models that nobody holds are loaded best."""
-        best: Slot | None = None
-        best_s = 0.0
+        gains_s: dict[Slot, float] = {}
         for slot in self._places(view, request):
-            if spare and view.strands(slot, view.victims(request, slot)):
-                continue
-            gain_s = self._load_gain(view, request, slot, 0.0, 0.0).total
-            if best is None or gain_s > best_s:
-                best, best_s = slot, gain_s
-        return best
+            victims = view.victims(request, slot)
+            if not (spare and view.strands(slot, victims)):
+                gain = self._load_gain(view, request, slot, victims, _NOTHING_SAVED)
+                gains_s[slot] = gain.total
+        return max(gains_s, key=gains_s.__getitem__, default=None)
 
     def _places(self, view: View, request: Pending) -> Sequence[Slot]:
         near, keepers = view.near_idle(request), view.idle_keepers(request)
@@ -213,8 +207,8 @@ class Policy:
         view: View,
         request: Pending,
         slot: Slot,
-        waiting_s: float,
-        coming_s: float,
+        victims: Sequence[ModelId],
+        saved_s: tuple[float, float],
     ) -> Gain:
         load_s = view.load_s(request, slot)
         if self.overlap:
@@ -222,10 +216,10 @@ class Policy:
         else:
             load_s *= self._cheaper(view)
         horizon_s = _VICTIMS * _HORIZON * view.nearest_load_s(request)
-        lost_s = horizon_s * reloads(view, view.victims(request, slot))
+        lost_s = horizon_s * reloads(view, victims)
         away_s = self._away_s(view, request, slot)
         disturbance_s = neighbours_s(view, request, slot)
-        return Gain(waiting_s, coming_s, -load_s, -lost_s, -away_s, -disturbance_s)
+        return Gain(*saved_s, -load_s, -lost_s, -away_s, -disturbance_s)
 
     def _saved_s(self, view: View, request: Pending) -> tuple[float, float]:
         """What the last of the waiting requests, and those to come, wait without a new copy."""

@@ -108,15 +108,13 @@ class Policy:
 
     def _cheapest(self, view: View, request: Pending) -> Slot | None:
         """The idle GPU where the load, its victims' worth and the way to the data cost least."""
-        best: Slot | None = None
-        best_s = 0.0
         near = view.near_idle(request)
+
+        def cost_s(slot: Slot) -> float:
+            load_s = view.load_s(request, slot)
+            away_s = AWAY_S if near and slot not in near else 0.0
+            return load_s + worth_s(view, view.victims(request, slot)) + away_s
+
         few = view.few_idle(request, CANDIDATES)
-        for slot in dict.fromkeys((*near, *view.idle_keepers(request), *few)):
-            cost_s = view.load_s(request, slot)
-            cost_s += worth_s(view, view.victims(request, slot))
-            if near and slot not in near:
-                cost_s += AWAY_S
-            if best is None or cost_s < best_s:
-                best, best_s = slot, cost_s
-        return best
+        slots = dict.fromkeys((*near, *view.idle_keepers(request), *few))
+        return min(slots, key=cost_s, default=None)

@@ -49,12 +49,8 @@ class Policy:
     def _overdue(self, view: View, head: Pending) -> Place | None:
         if view.overtaken(head) < self.patience * view.slot_count():
             return None
-        best: Slot | None = None
-        best_value = 0.0
-        for slot in self._slots(view, head):
-            value = self._value(view, head, slot)
-            if best is None or value < best_value:
-                best, best_value = slot, value
+        slots = self._slots(view, head)
+        best = min(slots, key=lambda slot: self._value(view, head, slot), default=None)
         return None if best is None else Place((head,), best, "overtaken too often")
 
     def _least_disturbing(self, view: View) -> Place | None:

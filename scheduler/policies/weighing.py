@@ -88,14 +88,14 @@ def members_of(view: View, first: Pending, most_batch: int) -> list[Pending]:
     like = view.waiting_like(first, 2 * most_batch)
     if not like or like[0] is not first:
         return [first]
-    same = [
-        pending
-        for pending in like
-        if pending.function == first.function
-        and pending.application == first.application
-        and pending.stage == first.stage
-    ]
-    return same[:most_batch]
+    kind = stage_of(first)
+    return [pending for pending in like if stage_of(pending) == kind][:most_batch]
+
+
+def stage_of(pending: Pending) -> tuple[str, str, str]:
+    """Requests of the same models run together if they have the same function and stage."""
+    request = pending.request
+    return request.function, request.application, request.stage
 
 
 def fits(room: GpuRoom, given: Configuration) -> bool:
@@ -119,7 +119,7 @@ def _times(used: float) -> float:
 
 def slack_s(view: View, request: Pending, slot: Slot) -> float:
     """What is left of a request's time: of five runs of it alone here, if it brings none."""
-    slo_s = request.slo_s
+    slo_s = request.request.slo_s
     if slo_s is None:
         slo_s = _SLO_RUNS * view.run_s(request, slot)
     return slo_s - (view.now - request.arrived_s)

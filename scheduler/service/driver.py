@@ -113,7 +113,8 @@ class Driver:
         """Give this node's orders to this link; its GPUs are used once it has reported them."""
         self._log.info("node %s is attached", node)
         self._links.attach(node, link)
-        self._contention.joined(node)
+        if self._contention.waiting:
+            self._links.contended_at(node, waiting=True)
         self._drain()
 
     @property
@@ -498,27 +499,18 @@ class Contention:
         self._clock = clock
         self._links = links
         self._wake = wake
-        self._waiting = False
+        self.waiting = False
         self._due = False
-        self._newcomers: list[NodeId] = []
         self._timer: Cancellable | None = None
 
-    def joined(self, node: NodeId) -> None:
-        self._newcomers.append(node)
-
     def notify(self, *, waiting: bool) -> bool:
-        """Notify new nodes, or all nodes after a change or when due; whether any was notified."""
-        newcomers, self._newcomers = self._newcomers, []
-        if waiting != self._waiting or (waiting and self._due):
-            self._waiting = waiting
-            self._set_timer()
-            self._links.contended(waiting=waiting)
-            return True
-        if not waiting:
+        """Notify all nodes after a change or when due; whether they were notified."""
+        if waiting == self.waiting and not (waiting and self._due):
             return False
-        for node in newcomers:
-            self._links.contended_at(node, waiting=True)
-        return bool(newcomers)
+        self.waiting = waiting
+        self._set_timer()
+        self._links.contended(waiting=waiting)
+        return True
 
     def close(self) -> None:
         if self._timer is not None:
@@ -528,7 +520,7 @@ class Contention:
     def _set_timer(self) -> None:
         self.close()
         self._due = False
-        if self._waiting:
+        if self.waiting:
             when_s = self._clock.now_s() + REPEAT_S
             self._timer = self._clock.call_at(when_s, self._again)
 

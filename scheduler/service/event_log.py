@@ -98,6 +98,8 @@ class DecisionLog:
             return
         self._latest_lease = action.lease
         self._counts["hits" if action.hit else "misses"] += len(action.requests)
+        if action.held_elsewhere:
+            self._counts["false_misses"] += len(action.requests)
         self._log.debug(
             "requests %s: lease %d on %s, %s: %s",
             action.requests,

@@ -35,9 +35,9 @@ from scheduler.service.leadership.term import Office
 from scheduler.service.metrics import declared
 from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.metrics.gauges import metrics_page
+from scheduler.service.page_feed import PageFeed, waiting_functions
 from scheduler.service.streams.callers import CallerLeases, CallerStreams
 from scheduler.service.streams.nodes import NodeStreams, turn_away
-from scheduler.service.views.page_feed import waiting_functions
 from scheduler.settings import Settings
 from scheduler.store.datastore import Fence, Store
 from scheduler.store.keeper import Keeper
@@ -98,6 +98,7 @@ class Reign:
     streams: NodeStreams
     callers: CallerStreams
     policy: PolicyInForce
+    feed: PageFeed
     keeper: Keeper | None
 
 
@@ -209,6 +210,7 @@ class SchedulerService:
             ),
             CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
             PolicyInForce(choice, office.decide_by, self._store, fence, log),
+            PageFeed(office),
             self._keeper(office, candidacy),
         )
         log.info("%s decides by %s", self.name, choice.name)
@@ -261,16 +263,17 @@ class SchedulerService:
 
     def office(self) -> Office:
         """The leader's core, driver and history; NotLeading if this scheduler does not lead."""
-        return self._reigning().office
+        return self.reigning().office
 
-    def _reigning(self) -> Reign:
+    def reigning(self) -> Reign:
+        """What serves in this term; NotLeading if this scheduler does not lead."""
         if self.reign is None:
             raise NotLeading(self._elsewhere())
         return self.reign
 
     def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
         """What an answer has beside the placement: term, addresses and a signed token."""
-        reign = self._reigning()
+        reign = self.reigning()
         office = reign.office
         term, lease = office.term, office.core.leases.get(placement.lease)
         addresses = reign.streams.addresses.get(placement.node, ())
@@ -292,7 +295,7 @@ class SchedulerService:
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
-        await self._reigning().policy.choose(policy, parameters)
+        await self.reigning().policy.choose(policy, parameters)
 
     def feature(self, kind: type[_Feature]) -> _Feature:
         """This feature in this term; NotLeading if this scheduler does not lead."""

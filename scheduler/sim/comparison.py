@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId
-from scheduler.cluster.slots import ActiveLease, Gpu
+from scheduler.cluster.slots import Gpu
 from scheduler.core.core import Core
 from scheduler.model import events
 from scheduler.model.actions import (
@@ -155,22 +155,14 @@ class TrafficWatch:
             self.latencies.append(ended_s - self._arrived_s[action.request])
 
 
-class _Term(list[RecordedStep]):
-    """The steps of one leader's term."""
-
-    def __init__(self, beginning: Beginning) -> None:
-        super().__init__()
-        self.beginning = beginning
-
-
 def compare(
     entries: Iterable[Beginning | RecordedStep], others: Sequence[tuple[str, Mapping[str, float]]]
 ) -> Comparison:
     """Compare the recorded run with these policies; BadRecording if it cannot be replayed."""
     happened: list[TrafficWatch] = []
     worlds: list[RecordedWorld] = []
-    for term in _terms(entries):
-        watch, world = _read(term)
+    for beginning, steps in _terms(entries):
+        watch, world = _read(beginning, steps)
         happened.append(watch)
         worlds.append(world)
     if not worlds:
@@ -204,25 +196,30 @@ def compare(
     )
 
 
-def _terms(entries: Iterable[Beginning | RecordedStep]) -> Iterator[_Term]:
-    term: _Term | None = None
+def _terms(
+    entries: Iterable[Beginning | RecordedStep],
+) -> Iterator[tuple[Beginning, list[RecordedStep]]]:
+    """The steps of each leader's term."""
+    term: tuple[Beginning, list[RecordedStep]] | None = None
     for entry in entries:
         if isinstance(entry, RecordedStep):
             if term is None:
                 raise BadRecording("an event before the beginning of a term")
-            term.append(entry)
+            term[1].append(entry)
             continue
         if term is not None:
             yield term
-        term = _Term(entry)
+        term = entry, []
     if term is not None:
         yield term
 
 
-def _read(term: _Term) -> tuple[TrafficWatch, RecordedWorld]:
-    core, watch = term.beginning.core(), TrafficWatch()
-    reading = RecordingReader(term.beginning, core)
-    for at_s, event, answer in term:
+def _read(
+    beginning: Beginning, steps: Sequence[RecordedStep]
+) -> tuple[TrafficWatch, RecordedWorld]:
+    core, watch = beginning.core(), TrafficWatch()
+    reading = RecordingReader(beginning, core)
+    for at_s, event, answer in steps:
         actions = core.handle(event, at_s)
         if digest(actions) != answer:
             raise BadRecording(
@@ -426,7 +423,7 @@ class Rerun:
         self._at(self._now + delay_s, partial(self._free, lease))
 
     def _free(self, lease: LeaseId) -> None:
-        live = self._live(lease)
+        live = self._core.leases.get(lease)
         if live is not None:
             self._handle(events.SlotFreed(live.slot.id, lease))
 
@@ -447,7 +444,7 @@ class Rerun:
 
     def _join(self, action: Dispatch) -> None:
         """Hold a lease whose models are loaded, once the others that compute there have ended."""
-        lease = self._live(action.lease)
+        lease = self._core.leases.get(action.lease)
         if lease is None:
             return
         others = [self._over_s.get(each, 0.0) for each in lease.slot.leases if each != lease.id]
@@ -458,14 +455,11 @@ class Rerun:
         if hold is None:
             batch = sum(pending.request.batch for pending in lease.requests)
             usual_s = self._times.hold_s(lease.models, batch)
-            held_s = (
-                lease.run_s if usual_s is None else usual_s
-            )  # of similar requests, or estimated
-            self._over_s[action.lease] = ready_s + held_s
-            self._at(
-                ready_s + held_s,
-                partial(self._of_lease, action.lease, events.LeaseReleased(action.lease)),
-            )
+            # As similar requests, or as estimated.
+            over_s = ready_s + (lease.run_s if usual_s is None else usual_s)
+            self._over_s[action.lease] = over_s
+            released = events.LeaseReleased(action.lease)
+            self._at(over_s, partial(self._of_lease, action.lease, released))
             return
         gpu_type = lease.slot.gpu.spec.gpu_type
         slower_s = self._times.slower_by_s(hold.runs, hold.gpu_type, gpu_type)
@@ -500,9 +494,9 @@ class Rerun:
         recorded = self._world.requests.get(request)
         place = self._given.get(request, 0)
         self._given[request] = place + 1
-        return (
-            recorded.holds[place] if recorded is not None and place < len(recorded.holds) else None
-        )
+        if recorded is None or place >= len(recorded.holds):
+            return None
+        return recorded.holds[place]
 
     def _ready_s(self, action: Dispatch, hold: RecordedHold | None) -> float:
         """When the lease's models are loaded, or now if the holder does not wait for them."""
@@ -515,11 +509,8 @@ class Rerun:
             self._handle(events.LeaseWanted(request))
 
     def _of_lease(self, lease: LeaseId, event: events.Event) -> None:
-        if self._live(lease) is not None:
+        if lease in self._core.leases:
             self._handle(event)
-
-    def _live(self, lease: LeaseId) -> ActiveLease | None:
-        return self._core.leases.get(lease)
 
     def _finish(self, action: Finish) -> None:
         self._outcomes[action.request] = action.outcome

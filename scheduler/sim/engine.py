@@ -105,23 +105,16 @@ class Engine:
 
     def _carry_out(self, actions: Sequence[Action], now: float) -> None:
         for action in actions:
-            kind = type(action)
-            if kind is Dispatch:
-                assert isinstance(action, Dispatch)
+            if isinstance(action, Dispatch):
                 self._dispatch(action, now)
-            elif kind is Prepare:
-                assert isinstance(action, Prepare)
+            elif isinstance(action, Prepare):
                 self._prepare(action, now)
-            elif kind is Demote:
-                assert isinstance(action, Demote)
+            elif isinstance(action, Demote):
                 self.run_result.tally.left(action.gpu, action.model)
-            elif kind is SetTimer:
-                assert isinstance(action, SetTimer)
+            elif isinstance(action, SetTimer):
                 self._push(action.at_s, (action.event,))
-            elif kind is EnqueueLocally:
-                assert isinstance(action, EnqueueLocally)
-                if action.explanation is not None:
-                    self.run_result.explanations.append(action.explanation)
+            elif isinstance(action, EnqueueLocally) and action.explanation is not None:
+                self.run_result.explanations.append(action.explanation)
 
     def _prepare(self, action: Prepare, now: float) -> None:
         self.run_result.tally.prepared(action)

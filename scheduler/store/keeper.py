@@ -12,8 +12,8 @@ from typing import Self
 from cache_manager.model.ids import ModelId
 from common.clock import Clock
 from scheduler.core.core import Core
-from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadValue, DatastoreError, Fenced, StoreUnavailable
+from scheduler.model.profiles import Profile
 from scheduler.store.datastore import MAX_CHANGES, Fence, Store
 from scheduler.store.stored_records import (
     HOUR_S,

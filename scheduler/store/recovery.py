@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId
 from scheduler import policies
 from scheduler.core.core import Core
-from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import Event, GpuSnapshot, NodeSnapshot, PinAsked
+from scheduler.model.profiles import Profile
 from scheduler.store.datastore import Store
 from scheduler.store.stored_records import (
     ADMINISTRATOR,

@@ -12,7 +12,7 @@ from msgspec import Struct, json
 
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.slots import Gpu, Slot
-from scheduler.estimates.profiles import Profile
+from scheduler.model.profiles import Profile
 from scheduler.model.values import Number
 from scheduler.wire.codec import read
 from scheduler.wire.model_records import ModelRecord, profile_of

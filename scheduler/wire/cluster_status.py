@@ -104,6 +104,7 @@ class DecisionCounts:
 
     hits: int = 0
     misses: int = 0
+    false_misses: int = 0  # another GPU held what had to be loaded
     evictions: int = 0
     prefetches: int = 0
     refusals: int = 0

@@ -7,8 +7,8 @@ from msgspec import Meta, Struct
 
 from cache_manager.model.ids import Tier
 from cache_manager.model.request_rates import IdleGaps
-from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadValue
+from scheduler.model.profiles import Profile
 from scheduler.model.values import Configuration, Number
 
 # Of how much a gap counts; smaller counts are as good as none.

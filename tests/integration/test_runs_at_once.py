@@ -3,7 +3,7 @@
 from cache_manager.model.ids import ModelId
 from gpufaas.embedded_node import EmbeddedNode
 from scheduler.api import METRICS
-from scheduler.estimates.profiles import Profile
+from scheduler.model.profiles import Profile
 from tests.kit.nodes.manager_client import model
 from tests.kit.nodes.node_thread import NodeThread, node_thread
 from tests.kit.nodes.worker_client import FunctionClient

@@ -53,8 +53,7 @@ def client(it: NodeThread, *images: SealedWeights, function: str = "function") -
 
 def gate_to_gpu(found: EmbeddedNode) -> int:
     (gpu,) = found.manager.node.gpus.values()
-    assert gpu.paths.link is not None
-    return gpu.paths.link.descriptors[0]
+    return gpu.paths.descriptors[0]
 
 
 def moved(it: NodeThread) -> dict[tuple[str, str], int]:

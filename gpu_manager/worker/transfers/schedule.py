@@ -7,6 +7,7 @@ for `PATIENCE` blocks has one block, but never before a rank that has just come 
 """
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_manager.devices.loads import TransferRank
@@ -15,15 +16,13 @@ from gpu_manager.devices.loads import TransferRank
 PATIENCE = 8
 
 
+@dataclass(slots=True, eq=False)
 class QueuedTransfer:
     """Bytes of one owner that wait, or of which a block is passing."""
 
-    __slots__ = ("left_bytes", "owner", "rank")
-
-    def __init__(self, owner: str, rank: TransferRank, size_bytes: int) -> None:
-        self.owner = owner
-        self.rank = rank
-        self.left_bytes = size_bytes
+    owner: str
+    rank: TransferRank
+    left_bytes: int
 
 
 class Block(NamedTuple):

@@ -8,12 +8,12 @@ from cache_manager.model.ids import ModelId, Tier
 from cache_manager.model.request_rates import IdleGaps
 from hunt.parsers.parser_target import InputForm, Target
 from scheduler import recording
-from scheduler.estimates.profiles import Profile
-from scheduler.features.billing import use_records
-from scheduler.features.tenants.terms import owner_terms
+from scheduler.features.billing import bill
+from scheduler.features.tenants.quotas import owner_terms
 from scheduler.model import events
 from scheduler.model.errors import BadRecording, BadValue, MalformedRequest
 from scheduler.model.owner_terms import OwnerTerms
+from scheduler.model.profiles import Profile
 from scheduler.model.values import Configuration, LeaseId, SlotId, StandingTerms
 from scheduler.recording import Beginning, RecordedStep
 from scheduler.service.http import lease_routes
@@ -75,14 +75,14 @@ def _records() -> list[Target]:
             owner_terms,
             _same,
             terms,
-            reads="scheduler/features/tenants/terms.py",
+            reads="scheduler/features/tenants/quotas.py",
         ),
         _record(
             "stored-use",
-            use_records.use_bucket,
-            use_records.use_record,
+            bill.use_bucket,
+            bill.use_record,
             used,
-            reads="scheduler/features/billing/use_records.py",
+            reads="scheduler/features/billing/bill.py",
         ),
         _record(
             "stored-leader",

@@ -260,7 +260,7 @@ class Tenancy(Layer):
         """
         cluster, order = self._cluster, self.order
         room = cluster.idle_slots
-        if not room and cluster.loadable.running and cluster.loadable.has_any():
+        if not room and cluster.loadable is not None and cluster.loadable.has_any():
             room = 1
         if not cluster.held or not room:
             return False

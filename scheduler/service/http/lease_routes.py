@@ -1,7 +1,7 @@
 """The routes that every caller takes, as plain ASGI: leases, and the presence of their holders."""
 
-from asyncio import CancelledError, Queue, current_task, get_running_loop, sleep, wait
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from asyncio import CancelledError, Queue, current_task, get_running_loop, wait
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -105,19 +105,19 @@ class HotPath:
         return await _answer(send, 200, self._shown(placement, office.request(request_id)))
 
     async def _placement(
-        self, office: Office, scope: Scope, asking: Coroutine[Any, Any, Placement]
+        self, office: Office, scope: Scope, asking: Awaitable[Placement]
     ) -> Placement | None:
         """Wait for the lease; None if the caller goes away meanwhile."""
-        asked, watch = get_running_loop().create_task(asking), asgi.watch_in(scope)
+        task, watch = current_task(), asgi.watch_in(scope)
+        assert task is not None, "only a task can be cancelled"
         assert watch is not None, "our server has one for each request"
-        watch.start(asked.cancel)
+        watch.start(task.cancel)
         try:
-            return await asked
+            return await asking
         except CancelledError:
-            task = current_task()
-            if task is not None and task.cancelling():
-                raise
-            return None
+            if watch.has_left and not task.uncancel():
+                return None
+            raise
         except RequestWithdrawn as error:
             raise self._ended(office, error) from error
         finally:
@@ -253,11 +253,8 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 async def _answer(
     send: Send, status: int, fields: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> int:
-    body = _json(fields)
-    shown = [_JSON, (b"content-length", b"%d" % len(body))]
-    shown += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": shown})
-    await send({"type": "http.response.body", "body": body})
+    shown = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    await asgi.send_response(send, status, _json(fields), (_JSON, *shown))
     return status
 
 
@@ -387,7 +384,6 @@ async def _progress(office: Office, request: RequestId, line: Line) -> AsyncIter
 async def _write_lines(
     office: Office, request: RequestId, line: Line, decisions: Queue[Decided]
 ) -> None:
-    await sleep(0)  # the request comes in first
     while True:
         await line(_waits(office, request))
         try:

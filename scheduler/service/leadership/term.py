@@ -88,7 +88,6 @@ class Office:
         leases = self.core.leases
         self.history = History(serving.history, leases, self._counting.freed, ended)
         meters.values[declared.TERMS].add(())
-        self.placed_before = meters.placements()
         recovered = recovered or Recovered()
         recovered.restore(self.core)
         self._recorder = recorder

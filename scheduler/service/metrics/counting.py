@@ -66,13 +66,6 @@ class SchedulerCounters:
         for reason in ("room", "pressure", "asked"):
             self.values[declared.GPU_EVICTIONS].add((name, reason), 0.0)
 
-    def placements(self) -> Counter[str]:
-        """How many requests were given a lease, by result: hit, miss, false_miss."""
-        counts: Counter[str] = Counter()
-        for (_, result), count in self.values[declared.POLICY_PLACEMENTS].values.items():
-            counts[result] += int(count)
-        return counts
-
     def families(self) -> Iterator[MetricFamily]:
         if time.monotonic() - self._swept_s > _FORGET_S:
             self.sweep()

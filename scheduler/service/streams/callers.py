@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -54,7 +54,6 @@ _LONGEST_NAME = 64
 # A caller that takes its answers no longer is hung up on; its questions are asked again elsewhere.
 _MOST_UNSENT_BYTES = 16 << 20
 _MOST_QUESTIONS = 100_000
-_MOST_EARLY = 1_024
 _OK = 200
 
 # The term, addresses and signed token of a placement.
@@ -74,8 +73,6 @@ class CallerLeases:
 
     def __init__(self) -> None:
         self.lines: dict[AcceptedLine, str] = {}
-        # A lease may be recalled before the task that was granted it has resumed.
-        self.early: deque[LeaseId] = deque(maxlen=_MOST_EARLY)
         self._present: Counter[str] = Counter()
         # By lease, by the request whose part of a shared one it is (None: it is not shared).
         self._holders: dict[LeaseId, dict[RequestId | None, str]] = {}
@@ -115,10 +112,12 @@ class CallerLeases:
             self._holders = {held: who for held, who in self._holders.items() if held in in_force}
 
     def recall(self, lease: LeaseId) -> None:
-        """Recall a lease from its caller; one that is gone loses its leases anyway."""
+        """Recall a lease from its caller, after the task that was granted it just now resumes."""
+        asyncio.get_running_loop().call_soon(self._recall, lease)
+
+    def _recall(self, lease: LeaseId) -> None:
+        """A caller that is gone loses its leases anyway."""
         caller = self._holders.get(lease, {}).get(None)  # nobody keeps one that is shared
-        if caller is None:
-            self.early.append(lease)
         for line, name in self.lines.items():
             if name == caller:
                 line.send(pack(Recalled(lease)))
@@ -165,7 +164,6 @@ class CallerStreams:
     ) -> None:
         self.office = office
         self.leases = leases
-        self.early = leases.early
         self.meters = meters
         self.signed = signed
         self.fenced = fenced
@@ -317,8 +315,6 @@ class _CallerStream:
             raise
         self._streams.meters.answered["/acquire", status] += 1
         self._line.send(pack(answer))
-        if isinstance(answer, Granted) and answer.placement.lease in self._streams.early:
-            self._line.send(pack(Recalled(answer.placement.lease)))
 
     async def _granted(self, question: AskLease) -> Granted:
         office = self._office

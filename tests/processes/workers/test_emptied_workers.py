@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu_manager.devices.gpu_turns import make_turns
-from gpu_manager.runtimes.process import EmptyProcess
+from gpu_manager.runtimes.hosting_worker import EmptiedWorker
 from gpu_manager.runtimes.runtime import EmptyHost, HostedModel
 from gpu_manager.worker.orders import Admission
 from tests.kit.nodes.worker_client import alive
@@ -355,15 +355,14 @@ def test_worker_that_is_ended_just_after_its_last_answer_is_no_lost_one(machine:
     host = model.hosting
 
     async def scene() -> EmptyHost | None:
-        # It is empty by now, and the runtime has it among those with models for a moment still.
         hosted.closed.add_done_callback(lambda _: host.end())
         left = await hosted.empty()
-        await asyncio.wait({host.worker.exited}, timeout=0.5)
+        await host.over
         return left
 
     left = machine.run(scene())
     assert left is not None
-    assert not left.closed.done()
+    assert left.closed.result() == "the runtime is closed"
     assert machine.watcher.lost == []
     assert machine.watcher.deaths == []
 
@@ -383,7 +382,7 @@ def test_every_process_is_gone_when_the_runtime_closes_while_one_is_emptied() ->
 
     left = machine.run(scene())
     assert left is None or left.closed.done()
-    assert isinstance(kept, EmptyProcess)
+    assert isinstance(kept, EmptiedWorker)
     assert kept.closed.done()
     assert machine.watcher.lost == []
     assert machine.watcher.deaths == []

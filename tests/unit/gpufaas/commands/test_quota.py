@@ -64,6 +64,7 @@ async def test_terms_are_shown_and_removed(capsys: pytest.CaptureFixture[str]) -
 async def test_namespace_that_only_a_function_has_is_noted_and_set(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The bill knows which functions there are."""
     async with leading() as world:
         await world.acquire("r1")
         await quota(world, "set", "team", "--gpu-seconds", "5")

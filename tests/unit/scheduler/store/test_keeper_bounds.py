@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import ModelId
 from scheduler.core.core import Core
-from scheduler.estimates.profiles import MOST_RUNS
 from scheduler.model.errors import BadValue
 from scheduler.model.events import (
     GpuSnapshot,
@@ -17,6 +16,7 @@ from scheduler.model.events import (
     RequestArrived,
     RunFinished,
 )
+from scheduler.model.profiles import MOST_RUNS
 from scheduler.model.values import Configuration, CoreSettings, ModelSpec, SlotId
 from scheduler.store.keeper import REFUSED_AGAIN_S
 from scheduler.store.recovery import recover

@@ -9,18 +9,16 @@ from msgspec.structs import replace
 
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
-from scheduler.features.billing.bill import BILLED_GPU, Bill
-from scheduler.features.billing.use_records import BILLS
-from scheduler.features.hooks import TermParts
+from scheduler.features.billing.bill import BILLED_GPU, BILLS, Bill
 from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
-from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.settings import Billing, Settings
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.waiting import eventually
+from tests.kit.worlds.term_parts import term_parts
 
 LOG = logging.getLogger("tests.bill")
 PRICED = Billing(write_s=0.01, gpu_second=1.0)
@@ -64,18 +62,16 @@ class Away(MemoryStore):
 
 
 def a_bill(core: Core, clock: StandingClock, store: MemoryStore, fence: Fence | None) -> Bill:
-    meters = SchedulerCounters(more=Bill.counters)
+    settings = Settings(billing=PRICED)
     return Bill(
-        TermParts(
-            Settings(billing=PRICED),
+        term_parts(
             core,
             clock.now_s,
             lambda _event: None,
-            store,
-            lambda: fence,
-            meters.values,
-            meters.functions,
-            LOG,
+            store=store,
+            fence=fence,
+            settings=settings,
+            counters=Bill.counters,
         )
     )
 

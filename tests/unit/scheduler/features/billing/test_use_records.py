@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cache_manager.model.ids import GpuId, ModelId
+from scheduler.features.billing.bill import BILLS, mark_lost, read_use, write_use
 from scheduler.features.billing.charges import CHARGES, LOADING
 from scheduler.features.billing.use_buckets import (
     DAY_S,
@@ -18,7 +19,6 @@ from scheduler.features.billing.use_buckets import (
     UseBuckets,
     UseKey,
 )
-from scheduler.features.billing.use_records import BILLS, mark_lost, read_use, write_use
 from scheduler.model.errors import DatastoreError, Fenced
 from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore

@@ -77,7 +77,7 @@ def trained() -> World:
 
 def slowdowns(world: World) -> list[float]:
     """Of the runs beside others that taught something."""
-    learned = world.core.layer(Neighbours).interference.learned[ANY_GPU_TYPE]
+    learned = world.core.layer(Neighbours).learned[ANY_GPU_TYPE]
     return [slowdown for _, _, slowdown in learned.rows]
 
 
@@ -110,7 +110,7 @@ def test_slot_in_turns_learns_nothing_and_takes_every_run_as_one_alone() -> None
     run_beside(world, 0, 2.0, 5.0)
     profiles = world.core.cluster.profiles
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) > 1.0
-    assert not world.core.layer(Neighbours).interference.learned
+    assert not world.core.layer(Neighbours).learned
 
 
 def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> None:
@@ -121,7 +121,7 @@ def test_run_beside_another_stands_in_while_the_time_alone_is_not_known() -> Non
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == 3.0
     assert profiles.usual_run_s(A) == 3.0
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) is None
-    assert not world.core.layer(Neighbours).interference.learned
+    assert not world.core.layer(Neighbours).learned
     runs(world, "alone", A, 1.0)
     assert profiles.run_s(A, 1, ANY_GPU_TYPE) == profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0
     run_beside(world, 1, 3.0, 5.0)
@@ -134,7 +134,7 @@ def test_run_of_a_lease_that_is_not_known_teaches_nothing() -> None:
     world.send(RunFinished(G0, A, 1, 2.5))
     profiles = world.core.cluster.profiles
     assert profiles.alone_s(A, 1, ANY_GPU_TYPE) == 1.0  # as declared
-    assert not world.core.layer(Neighbours).interference.learned
+    assert not world.core.layer(Neighbours).learned
 
 
 def test_policy_is_told_what_a_request_suffers_and_does_beside_what_runs() -> None:

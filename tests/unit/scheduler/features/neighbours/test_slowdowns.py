@@ -39,7 +39,7 @@ def test_nothing_is_slower_until_enough_was_seen_or_with_nobody_beside() -> None
 
 
 def test_products_tell_partners_apart() -> None:
-    models, learned = drawn(22), Slowdowns()
+    models, learned = drawn(22), Slowdowns(window=400)
     for one, other in permutations(models[:20], 2):
         learned.observe(one, [other], contended(one, other))
 
@@ -76,6 +76,15 @@ def test_the_window_bounds_what_is_kept() -> None:
     assert len(learned.rows) == 10
     assert {slowdown for _, _, slowdown in learned.rows} == {1.5}
     assert learned.predict(one, [other]) == pytest.approx(1.5, abs=0.05)
+
+
+def test_nothing_is_said_of_errors_before_two_observations() -> None:
+    learned = Slowdowns()
+    one, other = drawn(2)
+    for _ in range(2):
+        assert learned.left_out_mse() is None
+        learned.observe(one, [other], 2.0)
+    assert learned.left_out_mse() == pytest.approx(0.0, abs=1e-2)
 
 
 def test_metrics_are_taken_from_a_profile_only_if_all_are_there() -> None:

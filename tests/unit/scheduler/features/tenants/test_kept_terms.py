@@ -1,17 +1,15 @@
 """Operators' terms in the datastore: over restarts, changes of leader and outages."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from scheduler.features.tenants import terms
-from scheduler.features.tenants.quotas import Quotas
+from scheduler.features.tenants import quotas
+from scheduler.features.tenants.quotas import TERMS, Quotas, TermsBook, owner_terms
 from scheduler.features.tenants.tenancy import Tenancy
-from scheduler.features.tenants.terms import TERMS, KeptTerms, TermsBook, owner_terms
 from scheduler.model.errors import MalformedRequest, NotLeading, StoreUnavailable
 from scheduler.model.events import TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -24,13 +22,15 @@ from scheduler.store.datastore import Fence, StoreLease
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import sound_records
 from scheduler.store.stored_records import key
+from tests.kit.cores.builders import a_core
+from tests.kit.cores.core_world import World
 from tests.kit.virtual_time import until, virtually
 from tests.kit.waiting import eventually
 from tests.kit.worlds.service_world import SECRET
+from tests.kit.worlds.term_parts import LOG, term_parts
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
-LOG = logging.getLogger("tests.terms")
 ONE, TWO = OwnerTerms(leases=1), OwnerTerms(weight=2.5, priority=-1, gpu_s=30.0, window_s=10.0)
 LEADER = "leader"
 
@@ -64,9 +64,10 @@ class Failing(MemoryStore):
             raise StoreUnavailable("away")
 
 
-def kept_in(store: MemoryStore, fence: Fence | None = None) -> tuple[KeptTerms, TermsBook]:
-    book = TermsBook(lambda _, __: None)
-    return KeptTerms(store, book, lambda: fence, LOG), book
+def kept_in(store: MemoryStore, fence: Fence | None = None) -> tuple[Quotas, TermsBook]:
+    world = World(a_core())
+    kept = Quotas(term_parts(world.core, lambda: world.now, world.send, store=store, fence=fence))
+    return kept, kept.book
 
 
 async def stored(store: MemoryStore) -> Mapping[str, OwnerTerms]:
@@ -94,7 +95,7 @@ async def test_bad_record_is_left_out() -> None:
 async def test_further_owners_are_refused_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terms, "MOST_OWNERS", 1)
+    monkeypatch.setattr(quotas, "MOST_OWNERS", 1)
     kept, book = kept_in(MemoryStore())
     async with kept.running():
         await kept.set("team", ONE)

@@ -1,22 +1,18 @@
 """What is shown of owners: their terms, and what the core has counted of them."""
 
-import logging
 from random import Random
 
 import pytest
 from msgspec.structs import replace
 
 from cache_manager.model.ids import MIB
-from scheduler.features.hooks import TermParts
 from scheduler.features.tenants.owners import GpuWindow
 from scheduler.features.tenants.quotas import OwnerUse, Quotas
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.model.values import Request
-from scheduler.service.metrics.counting import SchedulerCounters
-from scheduler.settings import Settings
-from scheduler.store.memory_store import MemoryStore
 from tests.kit.cores.builders import a_core, model, request
 from tests.kit.cores.core_world import World
+from tests.kit.worlds.term_parts import term_parts
 
 F = "team/f"
 TERMS = OwnerTerms(gpu_s=100.0, leases=1, waiting=2, resident_bytes=900 * MIB)
@@ -30,20 +26,7 @@ def a_world(**terms: OwnerTerms) -> tuple[World, Quotas]:
     core = a_core(gpus=["g0", "g1"], models=[model("team/m", memory_mb=300, run_s=5.0)])
     world = World(core)
 
-    meters = SchedulerCounters()
-    quotas = Quotas(
-        TermParts(
-            Settings(),
-            core,
-            lambda: world.now,
-            world.send,
-            MemoryStore(),
-            lambda: None,
-            meters.values,
-            meters.functions,
-            logging.getLogger("tests.quotas"),
-        )
-    )
+    quotas = Quotas(term_parts(core, lambda: world.now, world.send))
     for owner, owner_terms in terms.items():
         quotas.book.set(owner, owner_terms)
     return world, quotas

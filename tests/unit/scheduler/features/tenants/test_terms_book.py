@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.features.tenants import terms
-from scheduler.features.tenants.terms import FUNCTION, OPERATOR, TermsBook, TermsInForce
+from scheduler.features.tenants import quotas
+from scheduler.features.tenants.quotas import FUNCTION, OPERATOR, TermsBook, TermsInForce
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import RANGES, OwnerTerms, check_owner, check_terms, is_function
 
@@ -77,7 +77,7 @@ def test_core_is_told_nothing_when_the_same_is_told_again() -> None:
 def test_further_functions_are_left_out_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terms, "MOST_FUNCTIONS", 1)
+    monkeypatch.setattr(quotas, "MOST_FUNCTIONS", 1)
     book, _ = a_book()
     book.tell("g", F, ONE)
     book.tell("g", "team/second", ONE)

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from scheduler.features.tenants.quotas import KEPT_S, TermsBook
 from scheduler.features.tenants.tenancy import Tenancy
-from scheduler.features.tenants.terms import KEPT_S, TermsBook
 from scheduler.model.errors import BadValue
 from scheduler.model.owner_terms import OwnerTerms
 from scheduler.service.access import ApiRole, token

@@ -33,7 +33,7 @@ from scheduler.model.values import (
     StandingTerms,
 )
 from scheduler.service.history.history import Happened, History, Loaded, RequestRecord
-from scheduler.service.views.explanation import uses_of
+from scheduler.service.http.operator_routes import uses_of
 from tests.kit.cores.builders import a_core, gpu, request
 
 G0, BERT = GpuId("g0"), ModelId("bert")

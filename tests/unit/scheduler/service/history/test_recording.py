@@ -13,9 +13,9 @@ from gpufaas.cli import EXIT_BAD_USE, main
 from gpufaas.commands.replay import replay
 from scheduler import policies
 from scheduler.core.core import Core
-from scheduler.estimates.profiles import Profile
 from scheduler.model.errors import BadRecording
 from scheduler.model.events import ModelLoaded, RequestArrived, RunFinished
+from scheduler.model.profiles import Profile
 from scheduler.model.values import Configuration, CoreSettings, LeaseId, SlotId
 from scheduler.recording import VERSION, Beginning, beginning_line, digest, parsed, step_line
 from scheduler.service.history.recorder import RunRecorder

@@ -6,7 +6,7 @@ from statistics import quantiles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.service.views.page_feed import Percentiles, Versions
+from scheduler.service.page_feed import Percentiles, Versions
 
 VALUES = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1))
 

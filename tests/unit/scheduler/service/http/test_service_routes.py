@@ -157,6 +157,7 @@ async def test_model_is_pinned_and_evicted_by_a_part_of_its_name() -> None:
 
 
 async def test_model_is_named_by_its_function_and_shown_with_it() -> None:
+    """The bill knows who uses a model."""
     async with leading() as world:
         await serve(world, "r0", "team/0a1b")
         (shown,) = (await world.get("/models")).body

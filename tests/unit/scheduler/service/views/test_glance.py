@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
 from scheduler.model.values import Request, RequestId
-from scheduler.service.views.page_feed import Glances, in_order, lengths
+from scheduler.service.page_feed import Glances, in_order, lengths
 from tests.kit.worlds.service_world import leading
 
 pytestmark = pytest.mark.timeout(180, func_only=True)

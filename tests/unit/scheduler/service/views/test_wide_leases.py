@@ -9,9 +9,9 @@ from scheduler.composition import compose
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
 from scheduler.model.values import RequestId
 from scheduler.service.history.history import History
+from scheduler.service.http.operator_routes import explained
+from scheduler.service.page_feed import Glances
 from scheduler.service.survey import gpus_of
-from scheduler.service.views.explanation import explained
-from scheduler.service.views.page_feed import Glances
 from scheduler.wire.cluster_status import ConfigurationStatus
 from tests.kit.cores.builders import gpu, model, request
 from tests.kit.cores.core_world import World

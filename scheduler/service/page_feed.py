@@ -19,7 +19,6 @@ from scheduler.model.actions import Dispatch
 from scheduler.model.values import RequestId, RequestOutcome
 from scheduler.service.history.history import History, RequestRecord
 from scheduler.service.leadership.term import Office
-from scheduler.service.metrics.counting import SchedulerCounters
 from scheduler.service.survey import hosting_of
 
 _HEAD = 50
@@ -42,9 +41,8 @@ class _Counted(NamedTuple):
 class PageFeed:
     """The state of one leader; given an answer's mark, the next answer has only changes."""
 
-    def __init__(self, office: Office, meters: SchedulerCounters) -> None:
+    def __init__(self, office: Office) -> None:
         self._office = office
-        self._meters = meters
         since_1970_s = time.time() - office.clock.now_s()
         self._name = f"{office.term}.{time.time_ns():x}"
         self._number = 0
@@ -139,7 +137,6 @@ class PageFeed:
 
     def _totals(self) -> dict[str, Any]:
         counts = self._office.driver.counts()
-        placed, before = self._meters.placements(), self._office.placed_before
         rate, hit_ratio = self._rates(_MINUTE_S)
         now_s = self._office.clock.now_s()
         p50, p95, p99 = self._recent.times.of(_SHARES, now_s, _MINUTE_S)
@@ -147,7 +144,7 @@ class PageFeed:
             "requests": sum(counts.finished.values()),
             "hits": counts.hits,
             "misses": counts.misses,
-            "false_misses": placed["false_miss"] - before["false_miss"],
+            "false_misses": counts.false_misses,
             "evictions": counts.evictions,
             "prefetches": counts.prefetches,
             "ended": dict(counts.finished),

@@ -3,9 +3,9 @@
 import pytest
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch, Prepare
 from scheduler.model.events import ModelLoaded, ModelRegistered, RunFinished
+from scheduler.model.profiles import Profiles
 from scheduler.model.values import CoreSettings, Estimate, SlotId
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
 from tests.kit.cores.core_world import World, only

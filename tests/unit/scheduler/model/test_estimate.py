@@ -3,9 +3,9 @@
 from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.slots import Slot
 from scheduler.composition import make_core
-from scheduler.estimates.profiles import Profiles
 from scheduler.model.actions import Dispatch
 from scheduler.model.events import GpuJoined, ModelRegistered, RequestArrived
+from scheduler.model.profiles import Profiles
 from scheduler.model.values import ANY_GPU_TYPE, CoreSettings, SlotId
 from tests.kit.cores.builders import gpu, model, request
 
@@ -34,8 +34,8 @@ def slots_of(slots: int, leases: int, *, at_once: bool = False) -> dict[SlotId, 
     return core.cluster.slots
 
 
-def test_estimate_adds_loads_of_missing_models_and_runs_of_all() -> None:
-    assert profiles().loads_s([(B, Tier.ABSENT)]) == 4.0
+def test_estimate_adds_loads_and_runs_of_all() -> None:
+    assert profiles().all_loads_s((A, B), Tier.ABSENT) == 6.0
     assert profiles().runs_s((A, B), 1, ANY_GPU_TYPE, ()) == 1.5
 
 

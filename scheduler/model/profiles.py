@@ -1,6 +1,7 @@
 """Every model's known size and times: declared, measured, or a default."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
@@ -14,6 +15,7 @@ MOST_RUNS = 64
 MOST_FEATURES = 64
 
 
+@dataclass(slots=True, eq=False)
 class Profile:
     """One model's memory, load seconds by source tier and run seconds by batch and GPU type.
 
@@ -22,34 +24,18 @@ class Profile:
     counts them.
     """
 
-    __slots__ = (
-        "configured_s",
-        "features",
-        "gaps",
-        "load_s",
-        "measured_bytes",
-        "measured_loads",
-        "measured_runs",
-        "memory_bytes",
-        "run_s",
-        "stand_ins",
-        "usual_run_s",
-        "weights_bytes",
-    )
-
-    def __init__(self, memory_bytes: int) -> None:
-        self.memory_bytes = memory_bytes
-        self.measured_bytes = 0
-        self.measured_loads: set[Tier] = set()
-        self.measured_runs: set[tuple[int, str]] = set()
-        self.stand_ins: set[tuple[int, str]] = set()
-        self.load_s: dict[Tier, float] = {}
-        self.run_s: dict[tuple[int, str], float] = {}
-        self.configured_s: dict[tuple[Configuration, str], float] = {}
-        self.features: dict[str, float] = {}
-        self.usual_run_s: float | None = None
-        self.weights_bytes = 0
-        self.gaps = IdleGaps()
+    memory_bytes: int
+    measured_bytes: int = 0
+    measured_loads: set[Tier] = field(default_factory=set)
+    measured_runs: set[tuple[int, str]] = field(default_factory=set)
+    stand_ins: set[tuple[int, str]] = field(default_factory=set)
+    load_s: dict[Tier, float] = field(default_factory=dict)
+    run_s: dict[tuple[int, str], float] = field(default_factory=dict)
+    configured_s: dict[tuple[Configuration, str], float] = field(default_factory=dict)
+    features: dict[str, float] = field(default_factory=dict)
+    usual_run_s: float | None = None
+    weights_bytes: int = 0
+    gaps: IdleGaps = field(default_factory=IdleGaps)
 
     def has_room(self, key: tuple[int, str]) -> bool:
         """Whether a run's time can be kept without the loss of another."""
@@ -170,16 +156,9 @@ class Profiles:
         exact = runs_s.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(runs_s, batch, gpu_type)
 
-    def configured_s(self, model: ModelId, configuration: Configuration, gpu_type: str) -> float:
-        """Seconds of one run in a configuration, whose batch is that of the run.
-
-        If they were not measured: those of the largest portion of the batch on one part of the GPU.
-        """
-        exact = self.of(model).configured_s.get((configuration, gpu_type))
-        if exact is not None:
-            return exact
-        portion = -(-configuration.batch // max(1, configuration.vgpus))
-        return self.run_s(model, portion, gpu_type)
+    def times_s(self, model: ModelId, source: Tier) -> tuple[float, float]:
+        """Seconds to load the model from this tier, and those of a run."""
+        return self.load_s(model, source), self.usual_run_s(model)
 
     def usual_run_s(self, model: ModelId) -> float:
         """Seconds of a run as last reported, for any batch and GPU."""
@@ -227,13 +206,6 @@ class Profiles:
     # expected to take, what a local queue adds up, and what an explanation shows. Interference
     # between models that share a GPU therefore belongs into `runs_s` alone.
 
-    def loads_s(self, missing: Sequence[tuple[ModelId, Tier]]) -> float:
-        """The expected seconds to load the models that a slot lacks, each from this tier."""
-        total_s = 0.0
-        for model, source in missing:
-            total_s += self.load_s(model, source)
-        return total_s
-
     def runs_s(
         self,
         models: tuple[ModelId, ...],
@@ -256,10 +228,16 @@ class Profiles:
     def configured_runs_s(
         self, models: tuple[ModelId, ...], configuration: Configuration, gpu_type: str
     ) -> float:
-        """The expected seconds to run all models once, one by one, in this configuration."""
+        """The expected seconds to run all models once, one by one, in this configuration.
+
+        Its batch is that of the run. Times that were not measured are those of the largest portion
+        of the batch on one part of the GPU.
+        """
+        portion = -(-configuration.batch // max(1, configuration.vgpus))
         total_s = 0.0
         for model in models:
-            total_s += self.configured_s(model, configuration, gpu_type)
+            exact = self.of(model).configured_s.get((configuration, gpu_type))
+            total_s += self.run_s(model, portion, gpu_type) if exact is None else exact
         return total_s
 
     def slowdown(

@@ -1,1 +1,0 @@
-"""What models cost: sizes and times, declared, measured or assumed. Pure."""

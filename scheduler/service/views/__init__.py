@@ -1,1 +1,0 @@
-"""Read-only views of a leader's state for people: reports, explanations, the page's feed."""
