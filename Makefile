@@ -76,7 +76,7 @@ long-cores: compiled
 long-seeds:
 	@$(MAKE) seeds N=1000
 
-# Prints what each feature costs and what is in its way; `make test` in a copy for each that leaves.
+# Prints what each feature costs and what is in its way; `make test` in an unchanged copy, then in one for each that leaves.
 long-leave: setup
 	@nice $(BIN)/python -m hunt.leave $(ARGS)
 

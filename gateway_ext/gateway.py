@@ -28,10 +28,10 @@ from gateway_ext.error_statuses import headers_of, status_of
 from gateway_ext.errors import BadRequest, CrossSite, NotAllowed, WrongHost
 from gateway_ext.features import Feature, Hooks
 from gateway_ext.jobs.callbacks import CallbackRule
-from gateway_ext.jobs.parts import job_families, job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.shared import Store, shared_store
+from gateway_ext.jobs.worker import job_families, job_intake, jobs_of, opened_queue
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options
@@ -258,10 +258,7 @@ class Gateway:
 
     async def _started(self, exits: contextlib.AsyncExitStack) -> App:
         settings = self.settings
-        invocation = InvokeSettings(
-            max_body_bytes=settings.max_body_bytes,
-            wake_s=settings.wake_s,
-        )
+        invocation = InvokeSettings(max_body_bytes=settings.max_body_bytes, wake_s=settings.wake_s)
         pool = None if self.leases is None else LeasePool(self.leases, self.meters)
         client, meters = HttpClient(invocation.client), self.meters
         auth = None if self.credentials is None else Auth(self.credentials)

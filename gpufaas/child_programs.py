@@ -88,25 +88,16 @@ class SignalForwarding:
             if number not in _HARMLESS:
                 self.pending = number
         elif not (number in _FROM_TERMINAL and _in_foreground()):
-            _send(self._program, number)
-
-
-def _send(program: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    try:
-        program.send_signal(number)
-    except ProcessLookupError:
-        return  # the program has just ended
+            with suppress(ProcessLookupError):  # the program has just ended
+                self._program.send_signal(number)
 
 
 def _in_foreground() -> bool:
     """Whether we are in a terminal's foreground, so that the program got the signal as well."""
-    try:
+    with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False

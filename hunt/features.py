@@ -132,7 +132,7 @@ FEATURES = (
         "merging",
         ("gpu_manager/worker/merging",),
         (_WORKER,),
-        r"merg|together",
+        r"merging|merged_calls|generation_together",
         ("tests/unit/gpu_manager/worker/merging",),
     ),
     Feature(
@@ -151,7 +151,7 @@ FEATURES = (
         "streams",
         ("gpu_manager/runtimes/stream",),
         ("gpufaas/embedded_node.py",),
-        r"/test_streams|test_stream_troubles|ChosenRuntime|gpu_wishes|runtime\W{1,6}stream",
+        r"/test_streams(\.|_of_|_on_)|test_stream_troubles|ChosenRuntime",
     ),
     Feature(
         "transfers",

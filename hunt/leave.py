@@ -308,10 +308,9 @@ def _named_tests(tree: Path, feature: Feature) -> Iterator[str]:
     """Tests that name the feature; a file goes if what its tests share names it."""
     word = re.compile(feature.words, re.IGNORECASE)
     for path in _python(tree, ()):
-        text = path.read_text(encoding="utf-8")
-        if not path.name.startswith("test_") or not word.search(text):
+        text, where = path.read_text(encoding="utf-8"), str(path.relative_to(tree))
+        if not path.name.startswith("test_") or not word.search(f"{where}\n{text}"):
             continue
-        where = str(path.relative_to(tree))
         if word.search(where):
             yield where
             continue
@@ -391,9 +390,14 @@ def _told(feature: Feature, left: Left, tests: TestRun) -> Iterator[str]:
     )
     gone, named = len(left.tests_gone), len(left.deselected)
     yield f"  {gone} modules of tests import it, {named} tests name it"
-    yield from (f"  in the way: {place}" for place in left.stops[:_MOST_SHOWN])
-    yield from (f"  failed: {test}" for test in tests.failed[:_MOST_SHOWN])
-    yield from (f"  fails without this too: {test}" for test in tests.known[:_MOST_SHOWN])
+    for words, places in (
+        ("in the way", left.stops),
+        ("failed", tests.failed),
+        ("fails in the unchanged tree too", tests.known),
+    ):
+        yield from (f"  {words}: {place}" for place in places[:_MOST_SHOWN])
+        if len(places) > _MOST_SHOWN:
+            yield f"  {words}: {len(places) - _MOST_SHOWN} more"
 
 
 # -- files ---------------------------------------------------------------------------------------

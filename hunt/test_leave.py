@@ -30,6 +30,7 @@ def tree(tmp_path: Path) -> Path:
         "common/root.py": ROOT_MODULE.replace("COMMANDS = ", "").rpartition("(*")[0],
         "tests/core/test_core.py": "from common.core import run\n\n\ndef test_run() -> None: ...\n",
         "tests/core/test_named.py": "def test_one(): ...\n\n\ndef test_page(): ...\n",
+        "tests/core/test_page_size.py": "def test_it() -> None: ...\n",
         "tests/core/test_through.py": "from tests.kit.world import World\n",
         "tests/kit/world.py": "from common.page import parts\n",
         "tests/page/test_page.py": "def test_it() -> None: ...\n",
@@ -56,7 +57,10 @@ def test_feature_leaves_with_its_folder_its_line_and_its_tests(tree: Path) -> No
         "tests/page/test_page.py",
         "tests/core/test_through.py",
     ]
-    assert left.deselected == ["tests/core/test_named.py::test_page"]
+    assert left.deselected == [
+        "tests/core/test_named.py::test_page",
+        "tests/core/test_page_size.py",
+    ]
 
 
 def test_feature_stays_while_something_else_imports_it(tree: Path) -> None:

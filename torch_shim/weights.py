@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -43,12 +44,12 @@ class StoragePlace(NamedTuple):
 _Found = tuple[write_epochs.WriteMark, torch.UntypedStorage, int]
 
 
+@dataclass(eq=False)
 class ModelImage:
     """The weights under one root module, as they were when the image was created."""
 
-    def __init__(self, digest: str, places: dict[int, StoragePlace]) -> None:
-        self.digest = digest
-        self.places = places
+    digest: str
+    places: dict[int, StoragePlace]
 
     def place_of(self, mark: write_epochs.WriteMark, version: int) -> StoragePlace | None:
         """Return the place of this storage in the image; None if it was written to since."""

@@ -46,7 +46,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "address", "reused", "idle_since_s", "status", "headers", "complete", "headed", "closed",
+        "address", "idle_since_s", "status", "headers", "complete", "headed", "closed",
         "_loop", "_owner", "_transport", "_parser", "_head_only", "_settings",
         "_head_bytes", "_quiet_bytes", "_interim", "_lasts", "_idle", "_spoilt", "_parts",
         "_buffered_bytes", "_paused", "_waiter", "_writable", "_error", "trailers",
@@ -54,7 +54,6 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, owner: "HttpClient", address: str, settings: ClientSettings) -> None:
         self.address = address
-        self.reused = False
         self.closed = False
         self.idle_since_s = 0.0
         self._loop = asyncio.get_running_loop()
@@ -294,7 +293,6 @@ class HttpClient:
         while kept:
             connection = kept.pop()
             if not connection.closed:
-                connection.reused = True
                 return connection
         return None
 

@@ -216,33 +216,32 @@ class Invoke:
 
     async def _respond(self, exchange: Exchange, send: Send) -> None:
         """Make the call, and record how it ends."""
-        call = exchange.call
-        ABOUT.set(call.journey)
+        call, journey = exchange.call, exchange.call.journey
+        status, why = _SERVER_ERROR, ""
+        ABOUT.set(journey)
         try:
             await exchange.respond(send)
+            status = call.sent_status
         except GatewayError as error:
             _log_failure(call, error)
-            status = error_statuses.status_of(error)
+            status, why = error_statuses.status_of(error), error.logged
             if call.sent_status and status != _GONE:
                 status = call.sent_status
-            self._ended(call, status, error.logged)
             raise
         except asyncio.CancelledError:
-            if call.journey.by_gateway:
+            if journey.by_gateway:
                 why = "it was not read to its end" if call.sent_status else "it was broken off"
-                self._ended(call, call.sent_status or _GONE, why)
+                status = call.sent_status or _GONE
             else:  # the server stops, and answers by itself
-                self._ended(call, call.sent_status or _STOPPED, "the gateway stopped")
+                status, why = call.sent_status or _STOPPED, "the gateway stopped"
             raise
         except Exception as error:
-            self._ended(call, call.sent_status or _SERVER_ERROR, f"{type(error).__name__}: {error}")
+            status, why = call.sent_status or _SERVER_ERROR, f"{type(error).__name__}: {error}"
             raise
-        self._ended(call, call.sent_status)
-
-    def _ended(self, call: FunctionCall, status: int, error: str = "") -> None:
-        self.tracer.ended(call.journey, status, error)
-        took_s = call.journey.ended_s - call.journey.began_s
-        self._services.meters.ended(call.function.label, status, took_s)
+        finally:
+            self.tracer.ended(journey, status, why)
+            took_s = journey.ended_s - journey.began_s
+            self._services.meters.ended(call.function.label, status, took_s)
 
     def _confined(
         self, path: bytes, call: FunctionCall, connection: HttpConnection

@@ -336,7 +336,7 @@ class LeasePool:
         if reports:
             self._source.report(reports)
         for lease in unreported:
-            if lease.has_unknown:  # a call has just begun
+            if any(use is not None for use in lease.running.values()):  # a call has just begun
                 self._report_soon(lease)
 
     def _look(self) -> None:
@@ -430,28 +430,24 @@ class CallLease:
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
-        call, function = self.call, self.call.function
-        options, wait_s, part = function.options, function.most_wait_s, call.part
-        wish = Request(
+        call, function, part = self.call, self.call.function, self.call.part
+        options, slo_s, wait_s = function.options, function.options.slo_s, function.most_wait_s
+        if part is not None:
+            slo_s = slo_s if part.slo_s is None else part.slo_s
+            wait_s = part.within_s if part.later else min(wait_s, part.within_s)
+        return Request(
             id=self.request,
             function=function.id.for_scheduler,
             models=function.learned.models,
             deadline_s=call.deadline_s,
             priority=options.priority,
-            slo_s=options.slo_s,
+            slo_s=slo_s,
             near=NodeId(call.asked.near) if call.asked.near else None,
             registered_only=function.learned.reported,
             max_wait_s=wait_s,
             exit_rule=options.exit_rule,
-        )
-        if part is None:
-            return wish
-        return replace(
-            wish,
-            application=part.workflow,
-            stage=part.stage,
-            slo_s=options.slo_s if part.slo_s is None else part.slo_s,
-            max_wait_s=part.within_s if part.later else min(wait_s, part.within_s),
+            application="" if part is None else part.workflow,
+            stage="" if part is None else part.stage,
         )
 
 
@@ -535,11 +531,6 @@ class PooledLease:
         if self.queue.kind.is_shared and self.queue.gathers(now_s):
             most *= 2
         return len(self.running) < most and self.clean and not self.is_spent(now_s)
-
-    @property
-    def has_unknown(self) -> bool:
-        """Whether a call runs that the scheduler has not been told of."""
-        return any(use is not None for use in self.running.values())
 
     def report(self, began_before_s: float) -> LeaseUsed | None:
         """What ran since the last report, with the calls that began before then and still run."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gateway_ext.jobs.queue import BodySpool
+from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.values import CallResult, Job, JobLane
 
 # Statuses that ask for another attempt; every other status is the result.
@@ -67,7 +67,7 @@ class CallAnswered:
 
     outcome: ClassVar[str] = "answered"
     result: CallResult
-    body: BodySpool
+    body: BodyBuffer
     lane: JobLane
 
 
@@ -81,13 +81,6 @@ class JobDead:
 
 
 JobEnding = JobDone | TryAgain | CallAnswered | JobDead
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The limit on attempts or on age is reached."""
-
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +99,11 @@ class RetryPolicy:
 
     def verdict(
         self, tried: AttemptOutcome, job: Job, now_s: float, chance: float
-    ) -> TryAgain | GiveUp | None:
-        """None where the answer is the result; `job` is as it was before this attempt."""
+    ) -> TryAgain | JobDead | None:
+        """None where the answer is the result; dead at the limit on attempts, or on age.
+
+        `job` is as it was before this attempt.
+        """
         if not tried.broken and tried.status not in RETRIED:
             return None
         # An estimate may be far too high by then: calls before this one leave, a GPU returns.
@@ -116,10 +112,10 @@ class RetryPolicy:
         if not tried.taken:
             age_s = now_s - job.call.queued_at_s
             if age_s >= self.most_age_s:
-                return GiveUp(f"not taken for {age_s:.0f} s: {tried.why}")
+                return JobDead(f"not taken for {age_s:.0f} s: {tried.why}")
             wait_s = self.back_off.wait_s(job.deferrals + 1, chance, asked_s)
             return TryAgain(wait_s, tried.why, counts=False)
         made = job.attempts + 1
         if made >= self.attempts:
-            return GiveUp(f"{made} attempts failed, the last one with: {tried.why}")
+            return JobDead(f"{made} attempts failed, the last one with: {tried.why}")
         return TryAgain(self.back_off.wait_s(made, chance, asked_s), tried.why)

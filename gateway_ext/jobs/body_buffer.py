@@ -67,6 +67,10 @@ class BodyBuffer:
         if self._working is not None:
             await asyncio.wait([self._working])
 
+    async def discard(self) -> None:
+        """Forget the body, unless it belongs to a job."""
+        await self.close()
+
     async def close(self) -> bool:
         """Close the file once no thread works on it; return whether there was a file."""
         await self.idle()

@@ -23,15 +23,15 @@ from gateway_ext.errors import (
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
     CallAnswered,
-    GiveUp,
     JobDead,
     JobDone,
     JobEnding,
     RetryPolicy,
     TryAgain,
 )
+from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.callbacks import callback_lane
-from gateway_ext.jobs.queue import BodySpool, JobQueue
+from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.values import AsyncCall, CallResult, Job, StoredBody
 from gateway_ext.model import FunctionId
 
@@ -80,7 +80,7 @@ class JobCaller:
             await spool.discard()
             raise
 
-    async def _answered(self, job: Job, spool: BodySpool, began_s: float) -> JobEnding:
+    async def _answered(self, job: Job, spool: BodyBuffer, began_s: float) -> JobEnding:
         async with self.calls.call(job.call, job.body) as answer:
             tried = _tried(answer, self.queue.now_s())
             verdict = self._verdict(job, tried)
@@ -105,7 +105,7 @@ class JobCaller:
         took_s = time.monotonic() - began_s
         return _ending(job, CallResult(tried.status, _TEXT, took_s, failure), spool)
 
-    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | GiveUp | None:
+    def _verdict(self, job: Job, tried: AttemptOutcome) -> TryAgain | JobDead | None:
         policy = self.policy_of(job.call.function)
         return policy.verdict(tried, job, self.queue.now_s(), self.chance.random())
 
@@ -136,7 +136,7 @@ def _unanswered(error: GatewayError) -> AttemptOutcome:
     )
 
 
-async def _read(answer: StreamedResponse, spool: BodySpool | None) -> QueueFailed | None:
+async def _read(answer: StreamedResponse, spool: BodyBuffer | None) -> QueueFailed | None:
     """Read an answer that nobody wants, too: a function that breaks off has not answered.
 
     Returns why the queue's disk did not take it.
@@ -156,7 +156,7 @@ def _lost(error: QueueFailed) -> AttemptOutcome:
     return AttemptOutcome(status_of(error), f"its answer is lost: {error}", broken=True)
 
 
-def _ending(job: Job, result: CallResult, spool: BodySpool) -> JobEnding:
+def _ending(job: Job, result: CallResult, spool: BodyBuffer) -> JobEnding:
     if job.call.callback_url:
         return CallAnswered(result, spool, callback_lane(job.call.callback_url))
     return JobDead(result.failure, result.status) if result.failure else JobDone()

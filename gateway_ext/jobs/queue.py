@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol, TypeVar
 
 from gateway_ext.errors import Busy, UnknownJob
+from gateway_ext.jobs.body_buffer import BodyBuffer
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -21,22 +21,7 @@ from gateway_ext.jobs.values import (
 )
 from gateway_ext.model import FunctionId
 
-
-class BodySpool(Protocol):
-    """A body on its way into the queue."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    async def write(self, chunk: bytes) -> None:
-        """Raise TooLarge beyond the queue's limit."""
-
-    async def discard(self) -> None:
-        """No effect on a body that belongs to a job."""
-
-
 _RETRY_AFTER_S = 5.0
-_SLACK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +57,6 @@ class JobTally:
         self._limits = limits
         self._alive: dict[int, _Alive] = {}
         self._dead: dict[int, _Dead] = {}
-        # A heap by the time of the request; it also holds numbers of jobs that ended.
-        self._queued: list[tuple[float, int]] = []
         self._coming: Counter[FunctionId] = Counter()
         self._coming_bytes: Counter[FunctionId] = Counter()
         self._bytes_of: Counter[FunctionId] = Counter()
@@ -88,9 +71,7 @@ class JobTally:
 
     @property
     def oldest_queued_at_s(self) -> float | None:
-        while self._queued and self._queued[0][1] not in self._alive:
-            heappop(self._queued)
-        return self._queued[0][0] if self._queued else None
+        return min((job.queued_at_s for job in self._alive.values()), default=None)
 
     @property
     def capacity_bytes(self) -> int:
@@ -143,15 +124,13 @@ class JobTally:
         before = self._alive.get(number)
         if before is not None:
             self._uncount(before)
-        else:
-            self._note(number, queued_at_s)
-        job = self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
+        self._alive[number] = _Alive(function, kind, size_bytes, queued_at_s)
         if kind is JobKind.CALL:
             self.calls[function] += 1
         else:
             self.callbacks += 1
         self._bytes_of[function] += size_bytes
-        self.alive_bytes += job.size_bytes
+        self.alive_bytes += size_bytes
 
     def remove(self, number: int) -> None:
         job = self._alive.pop(number, None)
@@ -189,14 +168,6 @@ class JobTally:
         if all_bytes > most_bytes or own_bytes > most_bytes // 2:
             raise Busy(function, _RETRY_AFTER_S)
         coming[function] += more_bytes
-
-    def _note(self, number: int, queued_at_s: float) -> None:
-        if len(self._queued) > 2 * len(self._alive) + _SLACK:
-            self._queued = [
-                (job.queued_at_s, job_number) for job_number, job in self._alive.items()
-            ]
-            heapify(self._queued)
-        heappush(self._queued, (queued_at_s, number))
 
     def _uncount(self, job: _Alive) -> None:
         if job.kind is JobKind.CALL:
@@ -236,9 +207,9 @@ class JobQueue(Protocol):
     def watch(self, notify: Callable[[], None]) -> None:
         """Call `notify` in the event loop whenever another job waits."""
 
-    def spool(self) -> BodySpool: ...
+    def spool(self) -> BodyBuffer: ...
 
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+    async def put(self, call: AsyncCall, body: BodyBuffer) -> bool:
         """Store a call durably; False where one with the same id and function is stored already.
 
         Busy at a limit.
@@ -254,7 +225,7 @@ class JobQueue(Protocol):
         """End a claim, and try again at `due_at_s`; `counts` says whether this was an attempt."""
 
     async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+        self, job: JobNumber, result: CallResult, body: BodyBuffer, lane: JobLane, due_at_s: float
     ) -> None:
         """End the claim of a call with its result; the callback waits in this lane."""
 

@@ -1,22 +1,28 @@
-"""Runs the jobs of one gateway: calls and callbacks, each with a concurrency of their own."""
+"""The async calls of one gateway: its queue, and the calls and callbacks that run within limits."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heapreplace
 from logging import Logger
+from pathlib import Path
 from random import Random
 from typing import Self, TypeVar, assert_never
 
 import aiohttp
 
 from common.tasks import BackgroundTasks
+from common.telemetry.metrics import BoundedNames, Labels, MetricFamily, gauge
 from common.telemetry.stranger_log import StrangerLog
 from common.time_limits import time_limit
-from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed
+from gateway_ext import metrics
+from gateway_ext.calls.function_table import Functions
+from gateway_ext.calls.invoke import PREFIX, Invoke, Streamed, StreamedResponse, close_body
+from gateway_ext.errors import ClaimLost, GatewayError, QueueFailed, Unknown
 from gateway_ext.jobs.attempts import (
     BackOff,
     CallAnswered,
@@ -28,9 +34,13 @@ from gateway_ext.jobs.attempts import (
 )
 from gateway_ext.jobs.callbacks import CallbackRule, CallbackSender, callback_session
 from gateway_ext.jobs.caller import FunctionCalls, JobCaller
-from gateway_ext.jobs.queue import JobQueue
-from gateway_ext.jobs.values import Job, JobKind, JobLane, LaneHead
+from gateway_ext.jobs.intake import AsyncIntake
+from gateway_ext.jobs.queue import JobQueue, QueueLimits, opened
+from gateway_ext.jobs.shared import SharedStore
+from gateway_ext.jobs.sqlite.queue import SqliteQueue
+from gateway_ext.jobs.values import AsyncCall, Job, JobKind, JobLane, LaneHead, StoredBody, whole
 from gateway_ext.model import FunctionId
+from gateway_ext.settings import GatewaySettings
 from gateway_ext.tracing.tracer import CallTracer
 
 _Value = TypeVar("_Value")
@@ -264,11 +274,15 @@ class JobWorkerSettings:
     callback_s: float = 30.0  # that a receiver has for its answer
     callback_rule: CallbackRule = field(default_factory=CallbackRule)
     defect_s: float = 30.0  # the wait after an attempt that met a defect of the gateway
+    expire_s: float = 60.0  # between two looks for dead letters that have expired
 
 
 @dataclass(slots=True, eq=False)
 class JobWorker:
-    """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue."""
+    """Runs the jobs of a queue until it is closed; jobs under way then go back to the queue.
+
+    Expired dead letters are removed meanwhile.
+    """
 
     queue: JobQueue
     calls: FunctionCalls
@@ -278,6 +292,7 @@ class JobWorker:
     tracer: CallTracer = field(default_factory=CallTracer)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
     _dispatchers: list[JobDispatcher] = field(default_factory=list, init=False)
+    _expiring: BackgroundTasks = field(init=False)
 
     async def __aenter__(self) -> Self:
         settings, chance, rule = self.settings, Random(), self.settings.callback_rule
@@ -297,9 +312,12 @@ class JobWorker:
             )
             self._dispatchers.append(dispatcher)
             dispatcher.start()
+        self._expiring = BackgroundTasks(self.log, "removing expired dead letters")
+        self._expiring.start(self._expire(), name="dead letters")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._expiring.close()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
         if self._session is not None:
             await self._session.close()
@@ -315,5 +333,134 @@ class JobWorker:
     def running(self) -> int:
         return sum(dispatcher.running for dispatcher in self._dispatchers)
 
+    async def _expire(self) -> None:
+        while True:
+            try:
+                count = await self.queue.expire(self.queue.now_s())
+            except QueueFailed as error:
+                self.log.warning("expired dead letters are not removed: %s", error)
+            else:
+                if count:
+                    self.log.info("%d expired dead letters were removed", count)
+            await asyncio.sleep(self.settings.expire_s)
+
     def _policy_of(self, function: FunctionId) -> RetryPolicy:
         return self.settings.patience.of(self.attempts_of(function))
+
+
+def job_families(
+    queue: JobQueue, worker: JobWorker, functions: BoundedNames
+) -> Iterator[MetricFamily]:
+    """Queued calls by function, and how attempts ended; `functions` bounds the label values."""
+    tally = queue.tally
+    queued: list[tuple[Labels, float]] = [((function,), 0.0) for function in functions]
+    for function, count in tally.calls.items():
+        queued.append(((functions.of(str(function)),), count))
+    yield gauge(metrics.JOBS_QUEUED, queued)
+    since_s = tally.oldest_queued_at_s
+    oldest_s = 0.0 if since_s is None else max(0.0, queue.now_s() - since_s)
+    yield gauge(metrics.JOBS_OLDEST, [((), oldest_s)])
+    yield gauge(metrics.JOB_CALLBACKS, [((), tally.callbacks)])
+    yield gauge(metrics.JOBS_DEAD, [((), tally.dead)])
+    yield gauge(metrics.JOBS_AWAY, [((), float(queue.away))])
+    ended = [
+        ((kind.name.lower(), outcome), count) for (kind, outcome), count in worker.endings().items()
+    ]
+    yield gauge(metrics.JOB_ATTEMPTS, ended)
+
+
+def opened_queue(
+    settings: GatewaySettings, shared: SharedStore | None, log: Logger
+) -> AbstractAsyncContextManager[JobQueue]:
+    """The queue, `shared` or of this gateway alone; one that is away is retried meanwhile."""
+    folder = Path(settings.state_dir)
+    limits = QueueLimits(
+        body_bytes=settings.async_max_body_bytes,
+        waiting_per_function=settings.async_max_waiting,
+        waiting_bytes=settings.async_max_waiting_bytes,
+        dead_bytes=settings.async_dead_bytes,
+        dead_age_s=settings.async_dead_days * _DAY_S,
+    )
+    if shared is None:
+        return opened(SqliteQueue(folder / "jobs", limits, log))
+    return opened(shared.queue(folder, limits, log))
+
+
+def job_intake(queue: JobQueue, invoke: Invoke, rule: CallbackRule) -> partial[AsyncIntake]:
+    """What takes async calls: of what `by_path` finds, with bodies of `max_body_bytes`."""
+    return partial(
+        AsyncIntake,
+        queue=queue,
+        callback_rule=rule,
+        is_ours=invoke.guard.is_ours,
+        tracer=invoke.tracer,
+    )
+
+
+def jobs_of(
+    settings: GatewaySettings,
+    functions: Functions,
+    invoke: Invoke,
+    queue: JobQueue,
+    rule: CallbackRule,
+    others: Mapping[str, FunctionCalls],
+    log: Logger,
+) -> JobWorker:
+    """What runs the jobs of an open queue, as a context; see `TargetCalls` for `others`."""
+    overall = settings.async_concurrency
+    worker = JobWorkerSettings(
+        calls=LaneLimits(overall=overall, per_lane=max(1, overall // 2)),
+        patience=RetryPolicy(attempts=settings.async_attempts),
+        callback_rule=rule,
+        callback_s=settings.callback_s,
+    )
+    calls = TargetCalls(invoke, others)
+    return JobWorker(queue, calls, partial(_attempts, functions), worker, log, invoke.tracer)
+
+
+def _attempts(functions: Functions, function: FunctionId) -> int | None:
+    """The attempts in a function's options: the first one and its `retries`; None: the default."""
+    deployed = functions.by_id(function)
+    if deployed is None or deployed.options.retries is None:
+        return None
+    return deployed.options.retries + 1
+
+
+_DAY_S = 24 * 3600.0
+# A body in memory can be sent to another instance if the first one breaks off.
+_HELD_BYTES = 1 << 20
+
+
+class TargetCalls:
+    """See `FunctionCalls`: calls a job's function.
+
+    `others` call what is no function, by the word before the colon in its name.
+    """
+
+    def __init__(self, invoke: Invoke, others: Mapping[str, FunctionCalls]) -> None:
+        self._invoke = invoke
+        self._others = others
+
+    def call(
+        self, call: AsyncCall, body: StoredBody
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        kind, colon, _ = call.function.name.partition(":")
+        if not colon:
+            return self._call(call, body)
+        if kind not in self._others:
+            raise Unknown(f"this gateway calls no {kind}")
+        return self._others[kind].call(call, body)
+
+    @asynccontextmanager
+    async def _call(self, call: AsyncCall, body: StoredBody) -> AsyncIterator[StreamedResponse]:
+        path = PREFIX.encode() + str(call.function).encode() + call.path
+        headers = [*call.headers, (b"x-call-id", call.id.encode("latin-1"))]
+        small = body.size_bytes <= _HELD_BYTES
+        content: bytes | Streamed = (
+            await whole(body) if small else Streamed(body.size_bytes, body.pieces())
+        )
+        answer = await self._invoke.direct(call.method, path, call.query, headers, content)
+        try:
+            yield answer
+        finally:
+            await close_body(answer.body)

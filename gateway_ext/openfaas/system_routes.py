@@ -180,11 +180,7 @@ class _System:
         """Flat for a gateway that asks its provider, nested for faas-cli that asks a gateway."""
         del request
         version = {"sha": self.sha, "release": self.release, "commit_message": ""}
-        flat = {
-            "provider": "gpufaas",
-            "version": version,
-            "orchestration": self.provider.name,
-        }
+        flat = {"provider": "gpufaas", "version": version, "orchestration": self.provider.name}
         if self.settings.role == "provider":
             return shown(flat)
         return shown({"provider": flat, "version": version, "arch": platform.machine()})

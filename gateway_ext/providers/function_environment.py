@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from gateway_ext.model import Deployment, FunctionId
 from gateway_ext.openfaas import function_options, quantities
@@ -29,6 +30,15 @@ def gpu_environment(injection: Injection | None, deployment: Deployment) -> Mapp
 def without_shim_path(injected: Mapping[str, str]) -> dict[str, str]:
     """The injected variables for an image that contains the shim."""
     return {name: value for name, value in injected.items() if name != _SHIM_PATH}
+
+
+def socket_folder(injected: Mapping[str, str]) -> str:
+    """The folder of the GPU manager's socket, empty without one.
+
+    It is mounted whole, as each start of the manager makes a new socket in it.
+    """
+    kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
+    return str(PurePosixPath(path).parent) if kind == "unix" and path.startswith("/") else ""
 
 
 def injected_digest(injected: Mapping[str, str]) -> str:

@@ -1,4 +1,9 @@
-"""What the clients of a cluster, an Engine and another provider share: HTTP with bounds."""
+"""What the clients of a cluster, an Engine and another provider share: HTTP with bounds.
+
+ProviderFailed
+├── ServerAway      it cannot be reached, or the connection broke
+└── ServerRefused   it answered with an error
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -15,8 +20,33 @@ _LONGEST_REFUSAL_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 8 << 20  # etcd stores no object as large
 
 
+class ServerAway(ProviderFailed):
+    """The server cannot be reached, or the connection broke."""
+
+
+class ServerRefused(ProviderFailed):
+    """The server answered with an error; `status` is 0 within a stream."""
+
+    def __init__(self, status: int, message: str, who: str = "") -> None:
+        super().__init__(f"{who}{message}")
+        self.status = status
+        self.message = message
+
+
+class PassingOver:
+    """Goes on after what the server refuses with one of these statuses."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = statuses
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, ServerRefused) and error.status in self._statuses
+
+
 @contextmanager
-def translated(away: Callable[[str], ProviderFailed], late: str) -> Iterator[None]:
+def translated(away: Callable[[str], ServerAway], late: str) -> Iterator[None]:
     """Raise what `away` makes of the reason if a connection breaks; that is `late` after a time."""
     try:
         yield

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from gateway_ext.runtime.calls import (
-    CallDeadline,
-    HandlerCall,
-    HandlerCalls,
-    OtherHandler,
-    seconds_until,
-)
+from gateway_ext.runtime.calls import HandlerCall, HandlerCalls, OtherHandler, seconds_until
 from gateway_ext.runtime.handler_module import HandlerKind
 from gateway_ext.runtime.handler_values import (
     BadResponse,
@@ -111,7 +105,7 @@ class BatchRun:
         self._settings = settings
         self._members = members
         self._ended: Callable[[], None] | None = ended
-        self._deadline: CallDeadline
+        self._due_s = math.inf
         self._stuck = False
         self._coroutine: Future[object] | None = None
         for member in members:
@@ -119,7 +113,7 @@ class BatchRun:
 
     def start(self) -> None:
         """Begin, in the loop: the batch's own time runs from now on."""
-        self._deadline = self._services.deadlines.add(self.time_out)
+        self._due_s = self._services.deadlines.add(self)
         self._services.threads.run(partial(copy_context().run, self._in_thread))
 
     def left(self, call: HandlerCall) -> None:
@@ -193,8 +187,8 @@ class BatchRun:
 
     def _left_s(self, members: Sequence[HandlerCall]) -> float | None:
         """The seconds for which somebody waits for one of these; None without a limit."""
-        awaited = (member.deadline.until_s for member in members if not member.over)
-        until_s = min(self._deadline.due_s, max(awaited, default=-math.inf))
+        awaited = (member.until_s for member in members if not member.over)
+        until_s = min(self._due_s, max(awaited, default=-math.inf))
         return seconds_until(until_s, self._services.loop)
 
     def _called(self, members: Sequence[HandlerCall]) -> object:
@@ -238,7 +232,7 @@ class BatchRun:
 
     def _left_thread(self) -> None:
         self._services.threads.left()
-        self._services.deadlines.remove(self._deadline)
+        self._services.deadlines.remove(self)
         if self._stuck:
             self._services.stuck(-1)
         self._let_next_begin()

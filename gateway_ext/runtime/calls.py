@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from gateway_ext.runtime.connection import ServerConnection
@@ -114,12 +113,14 @@ class HandlerCall:
         self.event = event
         # Called when a call is over that waits for others, or is in a list with them.
         self._leave: Callable[[HandlerCall], None] | None = None
-        awaited_s = calls.gpu.awaited_s(event.headers)
-        self.deadline = calls.deadlines.add(self.time_out, connection.asked_s + awaited_s)
+        # Until then the gateway waits for the answer, if its client does not leave before.
+        self._awaited_until_s = connection.asked_s + calls.gpu.awaited_s(event.headers)
+        self._due_s = calls.deadlines.add(self)
         self._connection = connection
         self.timing = Timing(event.headers, calls.at_a_time)
         self._context = copy_context()
-        self._over = False  # answered, given up or broken off: later results are dropped
+        # Answered, given up or broken off: later results are dropped. Any thread may ask.
+        self.over = False
         self._started = False  # a stream's head is out
         self._head: HandlerResponse | None = None  # of a stream, from its first piece on
         self._stuck = False
@@ -136,7 +137,7 @@ class HandlerCall:
 
     def cancel(self) -> None:
         """The client has left."""
-        self.deadline.nobody_waits()
+        self._awaited_until_s = -math.inf
         self._end(keep_deadline=self in self._calls.in_threads)
         self._stop()
 
@@ -168,17 +169,21 @@ class HandlerCall:
         """True for the first caller, who ends the call; any thread may call this."""
         if not self._calls.live.pop(self, False):
             return False
-        self._over = True
+        self.over = True
         if not keep_deadline:
-            self._calls.deadlines.remove(self.deadline)
+            self._calls.deadlines.remove(self)
         return True
 
-    # --- taken by a handler of another kind -----------------------------------------------------
-
     @property
-    def over(self) -> bool:
-        """Whether the call needs no answer any more; any thread may ask."""
-        return self._over
+    def until_s(self) -> float:
+        """Until when the call may wait; inf without a limit. Any thread may ask."""
+        return min(self._due_s, self._awaited_until_s)
+
+    def left_s(self) -> float | None:
+        """The seconds that the call may still wait; None without a limit. Any thread may ask."""
+        return seconds_until(self.until_s, self._calls.loop)
+
+    # --- taken by a handler of another kind -----------------------------------------------------
 
     def hold(self, leave: Callable[["HandlerCall"], None]) -> None:
         """Call `leave` in the loop, and nobody else, if the call is over before it was answered."""
@@ -198,10 +203,10 @@ class HandlerCall:
         data: bytes | None = None
         self._calls.in_threads.add(self)
         try:
-            if self._over:  # the client left while the call waited for a thread
+            if self.over:  # the client left while the call waited for a thread
                 return
             self.timing.begins()
-            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
+            with self._calls.gpu.given(self.event.headers, self.left_s):
                 answer = self._called_in_thread()
             if answer is not None:
                 data = self._connection.encoded(answer)
@@ -270,7 +275,7 @@ class HandlerCall:
             for piece in pieces:
                 data = piece_of(piece)
                 room.acquire()
-                if self._over:
+                if self.over:
                     return
                 self._calls.mailbox.post(self._send, self._stream_head(answer), data)
         finally:
@@ -291,7 +296,7 @@ class HandlerCall:
     async def _in_loop(self, returned: object) -> None:
         try:
             self.timing.begins()
-            with self._calls.gpu.given(self.event.headers, self.deadline.left_s):
+            with self._calls.gpu.given(self.event.headers, self.left_s):
                 await self._called_in_loop(returned)
         except asyncio.CancelledError as error:
             # The runtime cancels when the client left or the time is up; else the handler failed.
@@ -326,7 +331,7 @@ class HandlerCall:
             async for piece in pieces:
                 data = piece_of(piece)
                 self._send(self._stream_head(answer), data)
-                if self._over:
+                if self.over:
                     return
                 if not self._connection.room.is_set():
                     room = asyncio.Event()
@@ -339,7 +344,7 @@ class HandlerCall:
         self._finish_stream(self._stream_head(answer), self._trailers())
 
     def _send(self, head: HandlerResponse, data: bytes) -> None:
-        if self._over:
+        if self.over:
             return
         self._start(head)
         self._connection.piece(data)
@@ -347,7 +352,7 @@ class HandlerCall:
             self._connection.when_room(self._room.release)
 
     def _finish_stream(self, head: HandlerResponse, trailers: Pairs) -> None:
-        if not self._over:
+        if not self.over:
             self._start(head)
             self._end()
             self._connection.end_stream(trailers)
@@ -375,8 +380,8 @@ class HandlerCall:
             last()
         finally:
             self._calls.threads.left()
-            if self._over:  # the client left before: no thread is held
-                self._calls.deadlines.remove(self.deadline)
+            if self.over:  # the client left before: no thread is held
+                self._calls.deadlines.remove(self)
             if self._stuck:
                 self._stuck = False
                 self._calls.stuck(-1)
@@ -488,7 +493,7 @@ class GpuPlacements:
 
     def __init__(self, *, gpu: bool) -> None:
         self.trailers = (MODELS, LOCAL) if gpu else ()  # what a stream may be followed by
-        self._shim: ModuleType | None = None
+        self._shim: Any = None
         if gpu:
             self._shim = importlib.import_module("torch_shim.leases.request_context")
             self._shim.expect_calls()
@@ -510,18 +515,14 @@ class GpuPlacements:
 
     def used(self) -> Pairs:
         """Headers with the digests of the models, and what ran without a GPU; inside `given`."""
-        headers: Pairs = []
-        if self._shim is not None:
-            if models := ",".join(self._shim.used()):
-                headers.append((MODELS, models))
-            if local := "|".join(self._shim.told()):
-                headers.append((LOCAL, local))
-        return headers
+        if self._shim is None:
+            return []
+        pairs = (MODELS, ",".join(self._shim.used())), (LOCAL, "|".join(self._shim.told()))
+        return [pair for pair in pairs if pair[1]]
 
     def timing_entries(self) -> Sequence[str]:
         """The times of the call's GPU calls, in the format of X-Gpu-Trace; inside `given`."""
-        entries: Sequence[str] = () if self._shim is None else self._shim.timing_entries()
-        return entries
+        return () if self._shim is None else self._shim.timing_entries()
 
 
 class LoopMailbox:
@@ -598,35 +599,16 @@ class HandlerThreads:
             del work  # what it holds is not kept until the next call
 
 
-class CallDeadline:
-    """When a call's time is up, and until when somebody waits for its answer."""
-
-    __slots__ = ("_awaited_until_s", "_loop", "due_s")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, limit_s: float, awaited_until_s: float
-    ) -> None:
-        self.due_s = loop.time() + limit_s
-        self._awaited_until_s = awaited_until_s
-        self._loop = loop
-
-    def nobody_waits(self) -> None:
-        """The client has left."""
-        self._awaited_until_s = -math.inf
-
-    @property
-    def until_s(self) -> float:
-        """Until when the call may wait; inf without a limit. From any thread."""
-        return min(self.due_s, self._awaited_until_s)
-
-    def left_s(self) -> float | None:
-        """The seconds that the call may still wait; None without a limit. From any thread."""
-        return seconds_until(self.until_s, self._loop)
-
-
 def seconds_until(until_s: float, loop: asyncio.AbstractEventLoop) -> float | None:
     """The seconds until then, 0 at least; None if that is never (inf). From any thread."""
     return None if until_s == math.inf else max(0.0, until_s - loop.time())
+
+
+class TimedCall(Protocol):
+    """A call, or several in a list, that may take no longer than the time limit."""
+
+    def time_out(self) -> None:
+        """The time is up."""
 
 
 class CallDeadlines:
@@ -636,30 +618,29 @@ class CallDeadlines:
         """Without a limit (0) no call is ever timed out."""
         self.limit_s = limit_s
         self._loop = loop
-        # What is called when the time is up, the oldest call first.
-        self._time_outs: dict[CallDeadline, Callable[[], None]] = {}
+        self._due_s: dict[TimedCall, float] = {}  # the oldest call first
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, time_out: Callable[[], None], awaited_until_s: float = math.inf) -> CallDeadline:
-        """Let a call's time run from now on; the gateway waits until then for its answer."""
-        deadline = CallDeadline(self._loop, self.limit_s or math.inf, awaited_until_s)
-        if self.limit_s:
-            self._time_outs[deadline] = time_out
-            if self._timer is None:
-                self._timer = self._loop.call_at(deadline.due_s, self._look)
-        return deadline
+    def add(self, call: TimedCall) -> float:
+        """Let a call's time run from now on; until when, inf without a limit."""
+        if not self.limit_s:
+            return math.inf
+        due_s = self._due_s[call] = self._loop.time() + self.limit_s
+        if self._timer is None:
+            self._timer = self._loop.call_at(due_s, self._look)
+        return due_s
 
-    def remove(self, deadline: CallDeadline) -> None:
+    def remove(self, call: TimedCall) -> None:
         """Never time the call out; any thread may call this."""
-        self._time_outs.pop(deadline, None)
+        self._due_s.pop(call, None)
 
     def _look(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        for deadline in list(self._time_outs):  # a copy, as threads remove theirs meanwhile
-            if deadline.due_s > now_s:
-                self._timer = self._loop.call_at(deadline.due_s, self._look)
+        for call in list(self._due_s):  # a copy, as threads remove theirs meanwhile
+            due_s = self._due_s.get(call, now_s)
+            if due_s > now_s:
+                self._timer = self._loop.call_at(due_s, self._look)
                 return
-            time_out = self._time_outs.pop(deadline, None)
-            if time_out is not None:
-                time_out()
+            if self._due_s.pop(call, None) is not None:
+                call.time_out()

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway_ext.runtime.handler_values import HandlerResponse, Headers
@@ -150,8 +151,12 @@ class ServerConnection(asyncio.Protocol):
         sent = 0
         with self._sending:
             self._client_left = None
-            if len(data) <= _MOST_AT_ONCE_BYTES and self._takes_at_once():
-                sent = self._sent_at_once(data)
+            # Past the transport, if that has nothing to send itself.
+            transport, fits = self._transport, len(data) <= _MOST_AT_ONCE_BYTES
+            closes = self.lost or transport.is_closing()
+            if fits and not closes and not transport.get_write_buffer_size():
+                with suppress(OSError):  # the transport will meet the same error
+                    sent = os.write(self._descriptor, data)
         self._unsent = data[sent:]
         return not self._unsent and not self._last
 
@@ -291,17 +296,6 @@ class ServerConnection(asyncio.Protocol):
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         end = "Connection: close\r\n\r\n" if self._last else "\r\n"
         return f"{first}{lines}{framing}{end}".encode("latin-1")
-
-    def _takes_at_once(self) -> bool:
-        """Whether a thread may send past the transport, which has nothing to send itself."""
-        transport = self._transport
-        return not (self.lost or transport.is_closing() or transport.get_write_buffer_size())
-
-    def _sent_at_once(self, data: bytes) -> int:
-        try:
-            return os.write(self._descriptor, data)
-        except OSError:
-            return 0  # the transport will meet the same error
 
     def _watch_slowness(self, *, on: bool) -> None:
         if not on and self._slow is not None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeGuard, TypeVar, overload
+from typing import Any, TypeGuard, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
 _Default = TypeVar("_Default")
@@ -105,17 +105,18 @@ class HandlerData:
         self._gpu = gpu
         self._module: ModuleType | None = None
 
-    def put(self, value: object, lifetime_s: float | None = None, *, wished: bool = False) -> str:
-        """Put a value for other functions, or as the caller wished; return its handle."""
-        handle: str = self._shim().put(value, lifetime_s, wished=wished)
-        return handle
-
-    def get(self, handle: str) -> object:
-        value: object = self._shim().get(handle)
-        return value
-
-    def drop(self, handle: str) -> None:
-        self._shim().drop(handle)
+    @property
+    def shim(self) -> Any:
+        """The shim's `put`, `get` and `drop`; NoPassedData where there is none."""
+        if not self._gpu:
+            raise NoPassedData("this function has no GPU")
+        if self._module is None:
+            try:
+                importlib.import_module("torch")  # the shim is installed with it
+                self._module = importlib.import_module("torch_shim.data.put_and_get")
+            except ImportError as error:
+                raise NoPassedData(str(error)) from error
+        return self._module
 
     def settle(self) -> None:
         """A call has ended: tell the manager what of its data is needed no more."""
@@ -127,7 +128,7 @@ class HandlerData:
         handles = [item for item in _items(headers) if item != _WISH]
         if not handles:
             return None
-        values = [self.get(handle) for handle in handles]
+        values = [self.shim.get(handle) for handle in handles]
         return values[0] if len(values) == 1 else values
 
     def wanted(self, headers: Headers) -> bool:
@@ -144,7 +145,7 @@ class HandlerData:
         return self._answer(status, returned.get("headers"), returned.get("body"))
 
     def _answer(self, status: int, headers: object, body: object) -> object:
-        handle = self.put(body, wished=True)
+        handle = self.shim.put(body, None, wished=True)
         given = headers.items() if isinstance(headers, Mapping) else headers
         pairs = list(given) if isinstance(given, Iterable) else []
         kept = [pair for pair in pairs if str(pair[0]).lower() not in _REPLACED]
@@ -154,17 +155,6 @@ class HandlerData:
             "headers": kept + more,
             "body": json.dumps({"data": handle}),
         }
-
-    def _shim(self) -> ModuleType:
-        if not self._gpu:
-            raise NoPassedData("this function has no GPU")
-        if self._module is None:
-            try:
-                importlib.import_module("torch")  # the shim is installed with it
-                self._module = importlib.import_module("torch_shim.data.put_and_get")
-            except ImportError as error:
-                raise NoPassedData(str(error)) from error
-        return self._module
 
 
 def _items(headers: Headers) -> list[str]:
@@ -230,15 +220,16 @@ class HandlerContext:
         A value is a tensor, bytes, text, a number, None, or a list, tuple or dictionary of values.
         It is put as it is now, and ends after its lifetime: five minutes, if none is given.
         """
-        return self._data.put(value, lifetime_s)
+        handle: str = self._data.shim.put(value, lifetime_s, wished=False)
+        return handle
 
     def get(self, handle: str) -> object:
         """Return the value of a handle: bytes as a read-only memoryview, all else as it was put."""
-        return self._data.get(handle)
+        return self._data.shim.get(handle)
 
     def drop(self, handle: str) -> None:
         """End data before its time is over."""
-        self._data.drop(handle)
+        self._data.shim.drop(handle)
 
 
 # Makes a response of a handler's result: a status, headers and a body or a stream. Pure.

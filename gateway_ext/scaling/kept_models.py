@@ -39,8 +39,7 @@ class _KeptModel:
     """One model: whether a function's options ask to keep it, and whether it is pinned."""
 
     wanted: bool = True
-    pinned: bool = False
-    perhaps_pinned: bool = False
+    pinned: bool | None = False  # None: perhaps, as the last order was not answered
     failures: int = 0
     not_before_s: float = 0.0
 
@@ -95,8 +94,7 @@ class KeptModels:
             self._hands[model] = _KeptModel()
         for model, hand in list(self._hands.items()):
             if (model in wanted) != hand.wanted:
-                perhaps = hand.perhaps_pinned
-                self._hands[model] = _KeptModel(model in wanted, perhaps_pinned=perhaps)
+                self._hands[model] = _KeptModel(model in wanted, hand.pinned)
 
     async def _carry_out(self) -> None:
         """Send every order that is due; pause when no scheduler answers."""
@@ -128,20 +126,19 @@ class KeptModels:
                 self._hands[model] = _KeptModel()
 
     async def _order(self, model: ModelId, hand: _KeptModel) -> None:
-        if hand.wanted and hand.pinned:
+        if hand.pinned is hand.wanted:
+            if not hand.wanted:
+                del self._hands[model]
             return
-        if not hand.wanted and not hand.perhaps_pinned:
-            del self._hands[model]
-            return
-        hand.perhaps_pinned = True
+        hand.pinned = None
         try:
             async with time_limit(ANSWERED_WITHIN_S):
                 await (self._pinning.pin if hand.wanted else self._pinning.unpin)(model)
         except EventRefused as error:
             self._refused(model, hand, error)
-            hand.perhaps_pinned = not hand.wanted and hand.failures < MOST_UNPINS
+            hand.pinned = False if hand.wanted or hand.failures >= MOST_UNPINS else None
         else:
-            hand.pinned = hand.perhaps_pinned = hand.wanted
+            hand.pinned = hand.wanted
             log.info("%s is %s", model, "kept in GPU memory" if hand.wanted else "no longer kept")
 
     def _refused(self, model: ModelId, hand: _KeptModel, error: EventRefused) -> None:

@@ -148,11 +148,7 @@ def _is_idle(seen: Observed, options: FunctionOptions, past: Past, now_s: float)
 
 
 def _up(
-    seen: Observed,
-    needed: int,
-    options: FunctionOptions,
-    past: Past,
-    now_s: float,
+    seen: Observed, needed: int, options: FunctionOptions, past: Past, now_s: float
 ) -> Decision:
     past = replace(past, fewer_since_s=math.inf)
     if seen.wanted < options.scale_min:

@@ -77,9 +77,6 @@ class ScratchSpool(BodyBuffer):
             yield piece
             at_bytes += len(piece)
 
-    async def discard(self) -> None:
-        await self.close()
-
 
 def _read(file: BinaryIO, at_bytes: int, size_bytes: int) -> bytes:
     file.seek(at_bytes)

@@ -21,7 +21,10 @@ _ALIVE = frozenset({RecordState.WAITING, RecordState.CLAIMED})
 
 @dataclass(slots=True)
 class IndexEntry:
-    """The record at a subject, its sequence number, and the last full reading that saw it."""
+    """The record at a subject, its sequence number, and the last full reading that saw it.
+
+    That of a job that is gone is a mark.
+    """
 
     subject: str
     seq: int
@@ -31,6 +34,10 @@ class IndexEntry:
     @property
     def alive(self) -> bool:
         return self.record.state in _ALIVE
+
+    @property
+    def gone(self) -> bool:
+        return self.record.state is RecordState.GONE
 
 
 class LaneCandidate(NamedTuple):
@@ -63,7 +70,6 @@ class JobIndex:
         self._dead: dict[JobNumber, str] = {}
         self._claimed: defaultdict[str, set[str]] = defaultdict(set)
         self._reserved: set[str] = set()
-        self._gone: dict[str, tuple[int, int]] = {}  # sequence number and reading of each mark
         self._lanes: dict[JobLane, list[LaneCandidate]] = {}  # heaps
         self._reading = 0
         self._is_reading = False
@@ -105,14 +111,15 @@ class JobIndex:
 
     def mark_of(self, subject: str) -> int:
         """The sequence number of the mark at a subject; 0 where there is none."""
-        return self._gone.get(subject, (0, 0))[0]
+        entry = self._entries.get(subject)
+        return entry.seq if entry is not None and entry.gone else 0
 
     def seq_of(self, subject: str) -> int:
         entry = self._entries.get(subject)
-        return entry.seq if entry is not None else self.mark_of(subject)
+        return 0 if entry is None else entry.seq
 
     def uids(self) -> set[str]:
-        return {entry.record.uid for entry in self._entries.values()}
+        return {entry.record.uid for entry in self._entries.values() if not entry.gone}
 
     def halves(self) -> list[IndexEntry]:
         """Letters whose move or replay was interrupted by the end of a gateway."""
@@ -132,23 +139,22 @@ class JobIndex:
     # -- changes ---------------------------------------------------------------------------------
 
     def apply(self, subject: str, seq: int, record: JobRecord) -> None:
-        known_seq = self.seq_of(subject)
-        # A full reading wins: servers that lost their power may have lost newer messages.
-        if seq < known_seq and not self._is_unseen(subject):
-            return
-        if seq == known_seq and not self._is_other(subject, record):
-            self._see(subject)
-            return
-        if known_seq and self._is_reading and not self._is_unseen(subject):
-            self.outdated.append((subject, known_seq))
-        if record.state is RecordState.GONE:
-            self._drop(subject)
-            self._gone[subject] = (seq, self._reading)
-            self.marks.append((subject, seq, record.ended))
-            return
-        self._gone.pop(subject, None)
+        known = self._entries.get(subject)
+        if known is not None:
+            # A full reading wins: servers that lost their power may have lost newer messages.
+            is_unseen = known.reading != self._reading
+            if seq < known.seq and not is_unseen:
+                return
+            if seq == known.seq and not (is_unseen and known.record != record):
+                known.reading = self._reading
+                return
+            if self._is_reading and not is_unseen:
+                self.outdated.append((subject, known.seq))
         self._put(IndexEntry(subject, seq, record, self._reading))
-        self._offer(subject)
+        if record.state is RecordState.GONE:
+            self.marks.append((subject, seq, record.ended))
+        else:
+            self._offer(subject)
 
     def passed(self, seq: int) -> None:
         """Note that the stream has delivered everything up to this number."""
@@ -157,11 +163,10 @@ class JobIndex:
     def forget_mark(self, subject: str, seq: int) -> None:
         """Drop a mark, once no older message can arrive any more."""
         if self.mark_of(subject) == seq:
-            self._gone.pop(subject, None)
+            del self._entries[subject]
 
     def vanished(self, subject: str) -> None:
         self._drop(subject)
-        self._gone.pop(subject, None)
 
     def begin_reading(self) -> None:
         self._reading += 1
@@ -176,15 +181,11 @@ class JobIndex:
         for subject, entry in list(self._entries.items()):
             if entry.reading != self._reading:
                 self._drop(subject)
-        self._gone = {
-            subject: mark for subject, mark in self._gone.items() if mark[1] == self._reading
-        }
 
     def clear(self) -> None:
         """Drop everything, as the stream is a new one."""
         for subject in list(self._entries):
             self._drop(subject)
-        self._gone.clear()
         self.unread.clear()
         self.outdated.clear()
         self.marks.clear()
@@ -199,27 +200,6 @@ class JobIndex:
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _is_unseen(self, subject: str) -> bool:
-        entry = self._entries.get(subject)
-        reading = (
-            entry.reading if entry is not None else self._gone.get(subject, (0, self._reading))[1]
-        )
-        return reading != self._reading
-
-    def _is_other(self, subject: str, record: JobRecord) -> bool:
-        """Whether a full reading found another record with the sequence number of the known one."""
-        if not self._is_unseen(subject):
-            return False
-        entry = self._entries.get(subject)
-        return entry.record != record if entry is not None else record.state is not RecordState.GONE
-
-    def _see(self, subject: str) -> None:
-        entry = self._entries.get(subject)
-        if entry is not None:
-            entry.reading = self._reading
-        elif subject in self._gone:
-            self._gone[subject] = (self._gone[subject][0], self._reading)
-
     def _put(self, entry: IndexEntry) -> None:
         record, before = entry.record, self._entries.get(entry.subject)
         stays = before is not None and before.alive and before.record.number == record.number
@@ -228,6 +208,8 @@ class JobIndex:
         else:
             self._drop(entry.subject)
         self._entries[entry.subject] = entry
+        if entry.gone:
+            return
         if not entry.alive:
             self._dead[record.number] = entry.subject
             self.tally.add_dead(record.number, record.size_bytes, record.died_at_s)

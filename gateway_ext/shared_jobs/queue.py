@@ -8,19 +8,16 @@ True once the servers have acknowledged both; docs/async.md says what that prote
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice, takewhile
+from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
 from random import SystemRandom
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from common.tasks import BackgroundTasks
 from common.time_limits import time_limit
 from gateway_ext.errors import (
     BodyLost,
@@ -31,7 +28,8 @@ from gateway_ext.errors import (
     QueueFailed,
     UnknownJob,
 )
-from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
+from gateway_ext.jobs.body_buffer import BodyBuffer
+from gateway_ext.jobs.queue import JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.values import (
     AsyncCall,
     CallResult,
@@ -60,11 +58,15 @@ from gateway_ext.shared_jobs.requests import (
     NatsRequests,
     RecordConflict,
     StreamsFull,
-    bounded,
 )
-from gateway_ext.shared_jobs.session import GatewayIdentity, GatewayPresence, GatewaySession
+from gateway_ext.shared_jobs.session import (
+    GatewayIdentity,
+    GatewayPresence,
+    GatewaySession,
+    beat,
+)
 from gateway_ext.shared_jobs.settings import JetStreamSettings
-from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames, is_mark
+from gateway_ext.shared_jobs.streams import RecordWriter, StreamNames
 
 _RETRY_AFTER_S = 5.0
 # How many letters of a page are read at the same time.
@@ -95,18 +97,15 @@ class JetStreamQueue(JobQueue):
         presence = GatewayPresence(settings.lease_s, time.monotonic)
         self.tally = JobTally(limits)
         self._index = JobIndex(self.tally, self._identity.session, presence.lives)
-        self._session = GatewaySession(
-            settings, self._names, self._identity, presence, self._index, log
-        )
         self._link = NatsLink(settings, self._serve, log)
         self._parts = BodyParts(self._link, self._names, job_numbers(time.time, SystemRandom()))
         self._writer = RecordWriter(self._link, self._names, self._index, self._identity.session)
-        self._cleanup = StreamCleanup(
-            settings, self._parts, self._writer, presence, self._index, log
+        self._session = GatewaySession(
+            settings, self._identity, presence, self._parts, self._writer, log
         )
         self._claims: dict[JobNumber, _Claim] = {}
         self._count = 0
-        self._removing: set[asyncio.Task[None]] = set()
+        self._removing = BackgroundTasks(log, "removing parts of jobs")
 
     @property
     def away(self) -> bool:
@@ -131,7 +130,7 @@ class JetStreamQueue(JobQueue):
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+    async def put(self, call: AsyncCall, body: BodyBuffer) -> bool:
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         self._link.wire()
         subject = self._names.call(key_of(call.function, call.id))
@@ -179,7 +178,7 @@ class JetStreamQueue(JobQueue):
         await self._end(job, replace(tried, state=RecordState.WAITING, due_at_s=due_at_s))
 
     async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+        self, job: JobNumber, result: CallResult, body: BodyBuffer, lane: JobLane, due_at_s: float
     ) -> None:
         assert isinstance(body, ScratchSpool)  # a queue accepts its own spools only
         claim = self._claim(job)
@@ -206,7 +205,7 @@ class JetStreamQueue(JobQueue):
         record = self._claim(job).entry.record
         dead = replace(record, state=RecordState.DEAD, why=why, died_at_s=at_s, last_status=status)
         await self._end(job, replace(dead, attempts=record.attempts + 1))
-        # The record says that the job is dead; `StreamCleanup` repeats a move that fails here.
+        # The record says that the job is dead; the clean-up repeats a move that fails here.
         with suppress(QueueFailed):
             await self._writer.finish(job)
 
@@ -235,7 +234,7 @@ class JetStreamQueue(JobQueue):
             alive = replace(alive, lane=call_lane(dead.function), result=None, failed=False)
         if not await self._writer.write_new(self._names.call(dead.key), alive):
             raise JobExists(dead.function, dead.call_id)
-        with suppress(RecordConflict, QueueFailed):  # `StreamCleanup` repeats it otherwise
+        with suppress(RecordConflict, QueueFailed):  # the clean-up repeats it otherwise
             await self._writer.remove(entry)
             if not only_callback and dead.result is not None:
                 await self._parts.remove(dead.uid, dead.result.names())
@@ -251,9 +250,10 @@ class JetStreamQueue(JobQueue):
             await self._parts.remove_all(entry.record)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._removing, return_exceptions=True)
+        await self._removing.wait()
         with suppress(QueueFailed):
-            await self._session.announce_close(self._link.wire())
+            gateway = self._names.gateway(self._identity.gateway)
+            await self._link.wire().publish(gateway, beat(""))
         await self._link.close()
         self._identity.close()
 
@@ -330,7 +330,7 @@ class JetStreamQueue(JobQueue):
             return
         self._log.error("call %s: it cannot be read: %s", before.call_id, error)
         if not await self._parts.has_call(before):
-            # Otherwise `StreamCleanup` would treat the letter as one that was discarded.
+            # Otherwise the clean-up would treat the letter as one that was discarded.
             claim = self._claim(before.number)
             lost = replace(claim.entry.record, call=before.call._replace(head=0))
             claim.entry.record = lost
@@ -391,123 +391,13 @@ class JetStreamQueue(JobQueue):
         return letter, body
 
     async def _serve(self, wire: NatsRequests, usable: Callable[[], None]) -> None:
-        await self._session.serve(wire, usable, self._cleanup.go_on)
+        await self._session.serve(wire, usable)
 
     def _remove(self, work: Coroutine[None, None, None]) -> None:
-        """Remove parts in the background; `StreamCleanup` finds what remains."""
+        """Remove parts in the background; the clean-up finds what remains."""
 
         async def tried() -> None:
             with suppress(QueueFailed):
                 await work
 
-        task = asyncio.create_task(tried())
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
-
-
-_ROUNDS_PER_MARK = 4
-# How many marks are removed at the same time, and how many are considered at once.
-_MARKS_TOGETHER, _AT_ONCE = 8, 256
-
-
-class _Mark(NamedTuple):
-    """The mark of a job that ended, and the time from which it is no longer needed."""
-
-    due_s: float
-    subject: str
-    seq: int
-    left_by: str
-
-
-@dataclass(slots=True)
-class StreamCleanup:
-    """Cleans up regularly while there is a connection; a later round finds what one missed."""
-
-    settings: JetStreamSettings
-    parts: BodyParts
-    writer: RecordWriter
-    presence: GatewayPresence
-    index: JobIndex
-    log: Logger
-    _marks: deque[_Mark] = field(default_factory=deque)
-    _suspects: dict[str, float] = field(default_factory=dict)
-    _orphans_due_s: float = 0.0
-
-    async def go_on(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.mark_s / _ROUNDS_PER_MARK)
-            try:
-                await self.once(time.monotonic())
-            except (QueueFailed, RecordConflict) as error:
-                self.log.warning("job queue: the clean-up failed: %r", error)
-
-    async def once(self, now_s: float) -> None:
-        for entry in self.index.halves():
-            await self.writer.finish(entry.record.number)
-        await self._remove_outdated()
-        await self._remove_marks(now_s)
-        for gateway, seq in self.presence.old():
-            await self.writer.delete(self.writer.names.gateway(gateway), seq)
-            self.presence.forget(gateway)
-        if now_s >= self._orphans_due_s:
-            self._orphans_due_s = now_s + self.settings.orphan_s / 2
-            await self._remove_orphans(now_s)
-
-    async def _remove_outdated(self) -> None:
-        """Remove records that a killed nats-server has beside those that replaced them.
-
-        With the removal of a mark, the record of a job that had ended would be the last one of its
-        subject, and the job would be made once more. So this comes before the marks.
-        """
-        outdated = self.index.outdated
-        while outdated:
-            await self.writer.delete(*outdated[-1])
-            outdated.pop()
-
-    async def _remove_marks(self, now_s: float) -> None:
-        """Remove marks that all gateways have read; the session that left a mark removes it."""
-        due_s = now_s + self.settings.mark_s
-        self._marks.extend(_Mark(due_s, *mark) for mark in self.index.marks)
-        self.index.marks.clear()
-        while due := self._due_marks(now_s):
-            await bounded((partial(self._remove_mark, mark) for mark in due), _MARKS_TOGETHER)
-            for mark in due:  # after all of them, so that a failed one is tried again
-                self.index.forget_mark(mark.subject, mark.seq)
-                self._marks.popleft()
-
-    def _due_marks(self, now_s: float) -> list[_Mark]:
-        """The next marks that are due, where no older message can arrive any more."""
-        first = islice(self._marks, _AT_ONCE)
-        position = self.index.position
-        return list(takewhile(lambda mark: mark.due_s <= now_s and mark.seq <= position, first))
-
-    async def _remove_mark(self, mark: _Mark) -> None:
-        session = ".".join(mark.left_by.split(".")[:2])
-        if session == self.writer.me or not self.presence.lives(session):
-            await self.writer.delete(mark.subject, mark.seq, is_mark)
-
-    async def _remove_orphans(self, now_s: float) -> None:
-        """Remove parts without a job: of calls that were not stored, or of gateways that died."""
-        if self.index.unread:
-            return  # it is unknown which parts are needed
-        letters = self.index.letters()
-        present = await self.parts.uids()
-        needed = self.index.uids()  # read after `present`, as jobs may arrive in between
-        seen = {uid: self._suspects.get(uid, now_s) for uid in present - needed}
-        for uid, first_s in seen.items():
-            if now_s - first_s >= self.settings.orphan_s:
-                await self.parts.purge(uid)
-                self.log.info("job queue: the orphaned parts %s are removed", uid)
-        self._suspects = {
-            uid: at for uid, at in seen.items() if now_s - at < self.settings.orphan_s
-        }
-        for letter in letters:
-            # A letter whose call is known to be lost stays.
-            if letter.record.uid not in present and letter.record.call.head:
-                await self._remove_discarded(letter)
-
-    async def _remove_discarded(self, letter: IndexEntry) -> None:
-        """Remove a letter that was discarded, and whose record returned."""
-        if not await self.parts.has_call(letter.record):
-            self.log.warning("dead letter %d had been discarded", letter.record.number)
-            await self.writer.remove(letter)
+        self._removing.start(tried())

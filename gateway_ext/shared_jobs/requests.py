@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js import errors as js_errors
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RawStreamMsg
 
@@ -24,7 +23,7 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 # What the client raises: errors of its own, of sockets and TLS, of malformed answers, and of uvloop
 # where a connection is closed already.
 FAILURES = (nats_errors.Error, TimeoutError, OSError, ValueError, RuntimeError)
-
+_NOT_HERE = (js_errors.NotFoundError, nats_errors.NoRespondersError)
 
 _Value = TypeVar("_Value")
 
@@ -76,8 +75,7 @@ class NatsRequests:
 
         No message has the number 0.
         """
-        message = await self._get(stream, seq, None) if seq else None
-        return _content(message, subject)
+        return _content(await self._get(stream, seq=seq), subject) if seq else None
 
     async def immutable_message(self, stream: str, seq: int, subject: str) -> bytes | None:
         """Like `message`, for a message that is written once: any replica may answer.
@@ -85,20 +83,12 @@ class NatsRequests:
         A replica sends the content as it is, where the leader sends base64 in JSON. The leader is
         asked where a replica lags behind, or the stream was created without `allow_direct`.
         """
-        if not seq:
-            return None
-        try:
-            message = await self._answer(self._js.get_msg(stream, seq=seq, direct=True))
-        except (js_errors.NotFoundError, nats_errors.NoRespondersError):
-            return await self.message(stream, seq, subject)
-        except FAILURES as error:
-            raise _refused(error) from error
-        content = _content(message, subject)
+        content = _content(await self._get(stream, seq=seq, direct=True), subject) if seq else None
         return await self.message(stream, seq, subject) if content is None else content
 
     async def last(self, stream: str, subject: str) -> tuple[int, bytes] | None:
         """The last message of a subject and its number, read from the leader."""
-        message = await self._get(stream, None, subject)
+        message = await self._get(stream, subject=subject)
         return None if message is None else (message.seq or 0, message.data or b"")
 
     async def delete(
@@ -130,11 +120,21 @@ class NatsRequests:
             raise _refused(error) from error
         return content
 
-    async def _get(self, stream: str, seq: int | None, subject: str | None) -> RawStreamMsg | None:
+    async def _get(
+        self,
+        stream: str,
+        *,
+        seq: int | None = None,
+        subject: str | None = None,
+        direct: bool = False,
+    ) -> RawStreamMsg | None:
+        """None where there is no such message, or nobody who answers `direct`."""
         try:
-            return await self._answer(self._js.get_msg(stream, seq=seq, subject=subject))
+            return await self._answer(
+                self._js.get_msg(stream, seq=seq, subject=subject, direct=direct)
+            )
         except FAILURES as error:
-            if _is_gone(error):
+            if _is_gone(error) or (direct and isinstance(error, _NOT_HERE)):
                 return None
             raise _refused(error) from error
 
@@ -236,14 +236,13 @@ class StreamWatch:
         self._arrived = asyncio.Event()
         self._read = 0
         self._broken: str | None = None
-        self._subscription: Subscription | None = None
 
     async def begin(self, until: int) -> None:
         """Read up to the message `until`, which still exists: this gateway's heartbeat."""
         client = self._wire.client
         inbox = client.new_inbox()
         try:
-            self._subscription = await client.subscribe(inbox, cb=self._on_message)
+            await client.subscribe(inbox, cb=self._on_message)
             await client.jetstream().add_consumer(
                 self._stream,
                 ConsumerConfig(

@@ -214,6 +214,10 @@ def _read(path: Path) -> str:
         return ""
 
 
+# Each text has one message, the last one at a subject of its own: the text, or a mark that it was
+# removed, which stays until all gateways have read it.
+
+
 class _Message(msgspec.Struct):
     v: Literal[1]  # another version's message stays untouched
     text: str | None

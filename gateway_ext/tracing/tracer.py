@@ -374,11 +374,8 @@ class TracedStep:
     """A step of work for a call, outside the call itself; its caller sets `facts` and `error`."""
 
     call_id: str
-    name: str
     trace: TraceContext
-    parent: str
-    kind: SpanKind
-    begin_ns: int
+    begun: Span  # it has no end yet
     began_s: float
     end_ns: int = 0
     facts: Facts = field(default_factory=dict)
@@ -386,18 +383,8 @@ class TracedStep:
 
     def span(self) -> Span:
         """A step in progress ends now."""
-        return Span(
-            trace_id=self.trace.trace_id,
-            span_id=self.trace.span_id,
-            parent_id=self.parent,
-            name=self.name,
-            service=GATEWAY,
-            begin_ns=self.begin_ns,
-            end_ns=self.end_ns or time.time_ns(),
-            kind=self.kind,
-            attributes={"gpufaas.call_id": self.call_id} | self.facts,
-            error=self.error,
-        )
+        end_ns, facts = self.end_ns or time.time_ns(), {"gpufaas.call_id": self.call_id}
+        return self.begun._replace(end_ns=end_ns, attributes=facts | self.facts, error=self.error)
 
 
 class CallTracer:
@@ -457,7 +444,9 @@ class CallTracer:
             parent = ""
         else:
             trace, parent = context._replace(span_id=span_id), context.span_id
-        step = TracedStep(call_id, name, trace, parent, kind, time.time_ns(), time.monotonic())
+        begin_ns, began_s = time.time_ns(), time.monotonic()
+        begun = Span(trace.trace_id, span_id, parent, name, GATEWAY, begin_ns, 0, kind)
+        step = TracedStep(call_id, trace, begun, began_s)
         self._others.append(step)
         before = ABOUT.set(Work(step.trace, call_id))
         try:
@@ -467,7 +456,7 @@ class CallTracer:
             raise
         finally:
             ABOUT.reset(before)
-            step.end_ns = step.begin_ns + round((time.monotonic() - step.began_s) * 1e9)
+            step.end_ns = begin_ns + round((time.monotonic() - began_s) * 1e9)
             if step.trace.sampled and self._sink is not None:
                 self._sink.add(lambda: [step.span()])
 

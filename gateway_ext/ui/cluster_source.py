@@ -358,10 +358,7 @@ _CODES: Mapping[str, tuple[str, str]] = {
     "not-warm": ("warning", "mend its example.json, and deploy it again"),
     "jobs-away": ("warning", "see docs/async.md"),
     "dead-letters": ("warning", "see why, then replay or delete: dead letters"),
-    "more-alerts": (
-        "warning",
-        "mend those above, or see the lists of functions and workflows",
-    ),
+    "more-alerts": ("warning", "mend those above, or see the lists of functions and workflows"),
 }
 
 

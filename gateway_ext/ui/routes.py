@@ -135,11 +135,7 @@ class WatcherFeed:
     """
 
     def __init__(
-        self,
-        source: PageSource,
-        pace: PagePace | None = None,
-        *,
-        series: Series | None = None,
+        self, source: PageSource, pace: PagePace | None = None, *, series: Series | None = None
     ) -> None:
         self._source = source
         self._pace = pace or PagePace()

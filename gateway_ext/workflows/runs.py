@@ -87,8 +87,7 @@ class WorkflowCalls:
             name = f"workflow {plan.id}"
             with self._tracer.step(call_id, name, parent, SpanKind.SERVER) as step:
                 try:
-                    calls = StageCalls(self._services, plan, share, record, step.trace)
-                    run = LiveRun(plan, request, record, calls)
+                    run = LiveRun(self._services, plan, request, share, record, step.trace)
                     answer = await _answered(run, record, step)
                     if answer.status >= _FAILURES:
                         record.end(answer.status, step.error)
@@ -134,13 +133,17 @@ class RunServices:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class StageCalls:
-    """Calls the stages of one run; every failure is raised as StageFailed."""
+class LiveRun:
+    """A run in progress: calls its stages; every failure of them is raised as StageFailed.
+
+    Cancelling the task that waits for its answer ends all of its calls.
+    """
 
     def __init__(
         self,
         services: RunServices,
         plan: WorkflowPlan,
+        request: WorkflowRequest,
         share: RunShare,
         record: RunRecord,
         trace: TraceContext,
@@ -148,6 +151,8 @@ class StageCalls:
         """`trace` is the trace, with the parent, of all calls."""
         self._services = services
         self._plan = plan
+        self._request = request
+        self._answers: dict[str, StageAnswer] = {REQUEST: request.answer}
         self._share = share
         self._record = record
         self._own_headers: list[Header] = [
@@ -158,6 +163,102 @@ class StageCalls:
             self._own_headers.append((TRACESTATE.encode(), trace.state.encode("latin-1")))
         self._deadline_s = record.began_s + plan.timeout_s
         self._budgets = stage_budgets(plan, services.mean_s(plan))
+
+    async def answer(self) -> StreamedResponse:
+        """Run all stages; the answer of a single last one is passed on while it arrives.
+
+        StageFailed has the answer if a stage failed.
+        """
+        await self.check(REQUEST, self._request.answer)
+        last = self._plan.last
+        if len(last) > 1:
+            await self._run(self._plan.graph.order)
+            answers = {name: self._answers[name] for name in last if name in self._answers}
+            size_bytes = sum(len(answer.body) for answer in answers.values())
+            body = await self.computed(last[0], size_bytes, lambda: joined(answers))
+            return StreamedResponse(200, [JSON_TYPE], whole_body(body))
+        (name,) = last
+        await self._run([stage_name for stage_name in self._plan.graph.order if stage_name != name])
+        stage = self._plan.stages[name]
+        if not await self._is_due(stage):
+            return StreamedResponse(_NOTHING, [(STAGE_HEADER, name.encode())], whole_body(b""))
+        if stage.each:
+            whole = await self.called_for_each(stage, await self._begun(stage))
+            self._record.stage(name).ended_s = time.monotonic()
+            return listed_answer(name, whole)
+        response = await self.called(stage, await self._begun(stage), self.streamed)
+        headers = [header for header in response.headers if header[0] != STAGE_HEADER]
+        return StreamedResponse(
+            response.status,
+            [*headers, (STAGE_HEADER, name.encode())],
+            response.body,
+            called=stage.is_later,
+        )
+
+    async def _run(self, stages: Sequence[str]) -> None:
+        """Run these stages; of several failures the first one counts, and ends the others."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+
+        async def run(name: str) -> None:
+            await asyncio.gather(*(tasks[before] for before in self._plan.graph.before(name)))
+            await self._stage(name)
+
+        for name in stages:  # each comes after those that it waits for
+            tasks[name] = asyncio.create_task(run(name), name=f"stage {name}")
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _stage(self, name: str) -> None:
+        stage = self._plan.stages[name]
+        if not await self._is_due(stage):
+            return
+        try:
+            sent = await self._begun(stage)
+            if stage.each:
+                self._answers[name] = await self.called_for_each(stage, sent)
+            else:
+                self._answers[name] = await self.called(stage, sent, self.whole_answer)
+        except StageFailed as failure:
+            if not stage.optional:
+                raise
+            kinds = [value for key, value in failure.headers if key == CONTENT_TYPE]
+            body = str(failure).encode() if failure.body is None else failure.body
+            answer = StageAnswer(failure.status, body, kinds[0] if kinds else b"")
+            await self.read(name, answer)
+            self._answers[name] = answer
+        finally:
+            self._record.stage(name).ended_s = time.monotonic()
+
+    async def _is_due(self, stage: PlannedStage) -> bool:
+        present = {name: self._answers[name] for name in stage.sources if name in self._answers}
+        due = bool(present)
+        if due and stage.when is not None:
+            condition = stage.when
+            due = await self.computed(stage.name, 0, lambda: condition.holds(present))
+        if not due:
+            self._record.stage(stage.name).skipped = True
+        return due
+
+    async def _begun(self, stage: PlannedStage) -> StageInput:
+        self._record.stage(stage.name).began_s = time.monotonic()
+        wants_handle = self._request.wants_handle and stage.name in self._plan.last
+
+        def made() -> StageInput:
+            return stage_input(stage, self._request, self._answers, wants_handle=wants_handle)
+
+        if len(stage.sources) == 1:  # it is the body of an answer that is held
+            return made()
+        sources = [self._answers[name] for name in stage.sources if name in self._answers]
+        size_bytes = sum(len(answer.body) for answer in sources)
+        sent = await self.computed(stage.name, size_bytes, made)
+        self.hold(stage, len(sent.body))
+        return sent
+
+    # -- calls of stages --------------------------------------------------------------------------
 
     async def called(
         self, stage: PlannedStage, sent: StageInput, finish: Callable[..., Awaitable[Result]]
@@ -415,115 +516,6 @@ def listed_answer(stage: str, whole: StageAnswer) -> StreamedResponse:
 async def whole_body(body: bytes) -> Body:
     if body:
         yield body
-
-
-class LiveRun:
-    """A run in progress. Cancelling the task that waits for its answer ends all of its calls."""
-
-    def __init__(
-        self, plan: WorkflowPlan, request: WorkflowRequest, record: RunRecord, calls: StageCalls
-    ) -> None:
-        self._plan = plan
-        self._request = request
-        self._record = record
-        self._calls = calls
-        self._answers: dict[str, StageAnswer] = {REQUEST: request.answer}
-
-    async def answer(self) -> StreamedResponse:
-        """Run all stages; the answer of a single last one is passed on while it arrives.
-
-        StageFailed has the answer if a stage failed.
-        """
-        await self._calls.check(REQUEST, self._request.answer)
-        last = self._plan.last
-        if len(last) > 1:
-            await self._run(self._plan.graph.order)
-            answers = {name: self._answers[name] for name in last if name in self._answers}
-            size_bytes = sum(len(answer.body) for answer in answers.values())
-            body = await self._calls.computed(last[0], size_bytes, lambda: joined(answers))
-            return StreamedResponse(200, [JSON_TYPE], whole_body(body))
-        (name,) = last
-        await self._run([stage_name for stage_name in self._plan.graph.order if stage_name != name])
-        stage = self._plan.stages[name]
-        if not await self._is_due(stage):
-            return StreamedResponse(_NOTHING, [(STAGE_HEADER, name.encode())], whole_body(b""))
-        if stage.each:
-            whole = await self._calls.called_for_each(stage, await self._begun(stage))
-            self._record.stage(name).ended_s = time.monotonic()
-            return listed_answer(name, whole)
-        response = await self._calls.called(stage, await self._begun(stage), self._calls.streamed)
-        headers = [header for header in response.headers if header[0] != STAGE_HEADER]
-        return StreamedResponse(
-            response.status,
-            [*headers, (STAGE_HEADER, name.encode())],
-            response.body,
-            called=stage.is_later,
-        )
-
-    async def _run(self, stages: Sequence[str]) -> None:
-        """Run these stages; of several failures the first one counts, and ends the others."""
-        tasks: dict[str, asyncio.Task[None]] = {}
-
-        async def run(name: str) -> None:
-            await asyncio.gather(*(tasks[before] for before in self._plan.graph.before(name)))
-            await self._stage(name)
-
-        for name in stages:  # each comes after those that it waits for
-            tasks[name] = asyncio.create_task(run(name), name=f"stage {name}")
-        try:
-            await asyncio.gather(*tasks.values())
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-
-    async def _stage(self, name: str) -> None:
-        stage = self._plan.stages[name]
-        if not await self._is_due(stage):
-            return
-        try:
-            sent = await self._begun(stage)
-            if stage.each:
-                self._answers[name] = await self._calls.called_for_each(stage, sent)
-            else:
-                self._answers[name] = await self._calls.called(
-                    stage, sent, self._calls.whole_answer
-                )
-        except StageFailed as failure:
-            if not stage.optional:
-                raise
-            kinds = [value for key, value in failure.headers if key == CONTENT_TYPE]
-            body = str(failure).encode() if failure.body is None else failure.body
-            answer = StageAnswer(failure.status, body, kinds[0] if kinds else b"")
-            await self._calls.read(name, answer)
-            self._answers[name] = answer
-        finally:
-            self._record.stage(name).ended_s = time.monotonic()
-
-    async def _is_due(self, stage: PlannedStage) -> bool:
-        present = {name: self._answers[name] for name in stage.sources if name in self._answers}
-        due = bool(present)
-        if due and stage.when is not None:
-            condition = stage.when
-            due = await self._calls.computed(stage.name, 0, lambda: condition.holds(present))
-        if not due:
-            self._record.stage(stage.name).skipped = True
-        return due
-
-    async def _begun(self, stage: PlannedStage) -> StageInput:
-        self._record.stage(stage.name).began_s = time.monotonic()
-        wants_handle = self._request.wants_handle and stage.name in self._plan.last
-
-        def made() -> StageInput:
-            return stage_input(stage, self._request, self._answers, wants_handle=wants_handle)
-
-        if len(stage.sources) == 1:  # it is the body of an answer that is held
-            return made()
-        sources = [self._answers[name] for name in stage.sources if name in self._answers]
-        size_bytes = sum(len(answer.body) for answer in sources)
-        sent = await self._calls.computed(stage.name, size_bytes, made)
-        self._calls.hold(stage, len(sent.body))
-        return sent
 
 
 async def _answered(run: LiveRun, record: RunRecord, step: TracedStep) -> StreamedResponse:

@@ -104,44 +104,40 @@ class Workflows:
         """Store a workflow, and replace one of that name, which must exist with `update`."""
         async with self._changing:
             self.check_new(plan, update=update)
-            await asyncio.to_thread(self._write, plan)
-            self._keep(plan)
+            await asyncio.to_thread(self._store, plan.id, plan)
+            self._put(plan.id, plan)
 
     async def remove(self, workflow: WorkflowId) -> None:
         """Remove a workflow; its runs under way go on."""
         async with self._changing:
             self.check_stored(workflow)
-            await asyncio.to_thread(self._unlink, workflow)
-            self._drop(workflow)
+            await asyncio.to_thread(self._store, workflow, None)
+            self._put(workflow, None)
 
     async def follow(self, key: TextKey, text: str | None) -> None:
         """See `TextCopy`: first this table has the workflow, then the disk."""
         workflow = WorkflowId(*key)
+        known, plan = self._plans.get(workflow), None
         if text is None:
-            await self._follow_removal(workflow)
+            if known is None and str(workflow) not in self.refused:
+                return
+        elif known is not None and known.text == text:
             return
-        known = self._plans.get(workflow)
-        if known is not None and known.text == text:
-            return
-        plan = await asyncio.to_thread(read_workflow, text)
-        if plan.id != workflow:
-            raise BadWorkflowFile(f"it is the file of {plan.id}")
-        _log.info("the workflow %s is deployed, by this gateway or another", workflow)
+        else:
+            plan = await asyncio.to_thread(read_workflow, text)
+            if plan.id != workflow:
+                raise BadWorkflowFile(f"it is the file of {plan.id}")
+            _log.info("the workflow %s is deployed, by this gateway or another", workflow)
         async with self._changing:
-            self._keep(plan)
-            await asyncio.to_thread(self._write, plan)
-
-    async def _follow_removal(self, workflow: WorkflowId) -> None:
-        async with self._changing:
-            if workflow in self._plans or str(workflow) in self.refused:
-                self._drop(workflow)
-                await asyncio.to_thread(self._unlink, workflow)
+            self._put(workflow, plan)
+            await asyncio.to_thread(self._store, workflow, plan)
 
     def _read(self, path: Path) -> None:
         text = ""
         try:
             text = path.read_text(encoding="utf-8")
-            self._keep(read_workflow(text))
+            plan = read_workflow(text)
+            self._put(plan.id, plan)
         except (BadWorkflowFile, UnicodeDecodeError) as error:
             why = f"{'; '.join(str(error).splitlines())} ({path})"
             self.refused[path.stem] = why
@@ -150,28 +146,22 @@ class Workflows:
             if workflow is not None and 0 < len(text.encode()) <= MOST_BYTES:
                 self._refused_texts[workflow] = text
 
-    def _keep(self, plan: WorkflowPlan) -> None:
-        self._plans[plan.id] = plan
-        self._forget_refused(plan.id)
-        self.changes += 1
-        self._on_change(plan.id)
-
-    def _drop(self, workflow: WorkflowId) -> None:
-        self._plans.pop(workflow, None)
-        self._forget_refused(workflow)
+    def _put(self, workflow: WorkflowId, plan: WorkflowPlan | None) -> None:
+        if plan is None:
+            self._plans.pop(workflow, None)
+        else:
+            self._plans[workflow] = plan
+        self.refused.pop(str(workflow), None)
+        self._refused_texts.pop(workflow, None)
         self.changes += 1
         self._on_change(workflow)
 
-    def _forget_refused(self, workflow: WorkflowId) -> None:
-        self.refused.pop(str(workflow), None)
-        self._refused_texts.pop(workflow, None)
-
-    def _write(self, plan: WorkflowPlan) -> None:
+    def _store(self, workflow: WorkflowId, plan: WorkflowPlan | None) -> None:
+        if plan is None:
+            self._path(workflow).unlink(missing_ok=True)
+            return
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        put_file(self._path(plan.id), plan.text.encode(), 0o600)
-
-    def _unlink(self, workflow: WorkflowId) -> None:
-        self._path(workflow).unlink(missing_ok=True)
+        put_file(self._path(workflow), plan.text.encode(), 0o600)
 
     def _path(self, workflow: WorkflowId) -> Path:
         return self._folder / f"{workflow}{_SUFFIX}"

@@ -145,16 +145,11 @@ def _plan(
     host, port = host_and_port(settings.gateway.listen)
     shown = "127.0.0.1" if host in _ANYWHERE else host
     usual = AllSettings()
-    scheduler = free_address(
-        settings.scheduler.listen,
-        usual.scheduler.listen,
-        "the scheduler",
-        ports,
-        folder.kept_port("scheduler"),
-    )
-    metrics = settings.node.metrics and free_address(
-        settings.node.metrics, usual.node.metrics, "metrics", ports, folder.kept_port("metrics")
-    )
+    kept, named = folder.kept_port("scheduler"), settings.scheduler.listen
+    scheduler = free_address(named, usual.scheduler.listen, "the scheduler", ports, kept)
+    kept, metrics = folder.kept_port("metrics"), settings.node.metrics
+    if metrics:
+        metrics = free_address(metrics, usual.node.metrics, "metrics", ports, kept)
     return StackPlan(
         settings=settings,
         folder=folder,

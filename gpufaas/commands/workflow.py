@@ -57,10 +57,7 @@ def _add_options(parser: argparse.ArgumentParser, namespace: str) -> None:
 
 
 def _deploy(options: argparse.Namespace) -> int:
-    try:
-        text = Path(options.file).read_bytes()
-    except OSError as error:
-        raise CommandError(f"{options.file}: {error.strerror}") from error
+    text = _content(options.file, options.file)
     gateway = gateway_api(options)
     with gateway.call("POST", _ALL, text) as response:
         status, said = response.status, response.read().decode("utf-8", "replace")
@@ -141,10 +138,14 @@ def _body(option: str | None) -> bytes:
         return option.encode()
     if option == "@-":
         return sys.stdin.buffer.read()
+    return _content(option[1:], f"--body {option}")
+
+
+def _content(path: str, shown: str) -> bytes:
     try:
-        return Path(option[1:]).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
-        raise CommandError(f"--body {option}: {error.strerror}") from error
+        raise CommandError(f"{shown}: {error.strerror}") from error
 
 
 def _kind(body: bytes) -> str:

@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,21 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 def request_admin(address: str, credential: str, **fields: str | None) -> dict[str, Any]:
     """The answer to one administrative request; CommandError says why there is none."""
-    hello = {"credential": credential, "session": secrets.token_hex(16)}
     try:
-        wire = FrameSocket(connect(str(parse_address(address))))
-        try:
-            wire.send(FrameKind.HELLO, [1, hello | {"pid": os.getpid(), "role": "admin"}])
+        with closing(FrameSocket(connect(str(parse_address(address))))) as wire:
+            wire.send(FrameKind.HELLO, [1, _hello(credential, "admin")])
             _answer(wire.receive())
             wire.send(FrameKind.ADMIN, [2, fields])
             return _answer(wire.receive())
-        finally:
-            wire.close()
     except OtherVersion as error:
         raise CommandError(f"the GPU manager at {address}: {error}") from error
     except (OSError, ShimError) as error:
         raise CommandError(f"no GPU manager answers at {address}: {error}") from error
+
+
+def _hello(credential: str, role: str) -> dict[str, str | int]:
+    session = secrets.token_hex(16)
+    return {"credential": credential, "session": session, "pid": os.getpid(), "role": role}
 
 
 def _answer(frame: Frame) -> dict[str, Any]:
@@ -58,8 +60,7 @@ def announce_start(address: str, credential: str) -> None:
     manager = parse_address(address)
     if not isinstance(manager, UnixAddress):
         return
-    hello = {"credential": credential, "session": secrets.token_hex(16)}
-    frame = pack_frame(FrameKind.HELLO, [0, hello | {"pid": os.getpid(), "role": "shim"}])
+    frame = pack_frame(FrameKind.HELLO, [0, _hello(credential, "shim")])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
         try:
             connection.connect(manager.bound)

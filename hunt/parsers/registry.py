@@ -48,7 +48,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gateway_ext/providers/process/environment_program.py": _OURS,
     "gateway_ext/providers/process/launcher_program.py": _OURS,
     "gateway_ext/providers/upstream/client.py": _ADDRESS,
-    "gateway_ext/workflows/routes.py": _PASSES,
+    "gateway_ext/workflows/parts.py": _PASSES,
     "gpufaas/commands/workflow.py": _ANSWER,
     "gpufaas/stack/etcd_login.py": _ANSWER,
     "gpufaas/shim_counts.py": _OURS,

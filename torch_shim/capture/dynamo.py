@@ -43,9 +43,10 @@ from torch.utils import _pytree as pytree
 from torch_shim.capture.encode import numpy_draws
 from torch_shim.capture.local_run import ON_GPU, example_of, on_gpu, without_gpu
 from torch_shim.capture.roots import pauses
-from torch_shim.capture.traces import dynamo_settings, snapshots
+from torch_shim.capture.traces import dynamo_settings
 from torch_shim.capture.traces.background import ReadsChanged
 from torch_shim.capture.traces.dynamo_settings import end_graph, traces
+from torch_shim.capture.traces.snapshots import TraceReads
 from torch_shim.cuda_api.cuda_module import hidden
 from torch_shim.kernels import substitution
 from torch_shim.patching import (
@@ -225,8 +226,8 @@ def _marked(result: Any, *, is_gpu: bool, instead_of: Any = ()) -> Any:
 
 
 def _note_read(native: Native, self: Any, value: Any) -> Any:
-    if snapshots.current.reads is not None:
-        snapshots.current.reads.note(value)
+    if traces.reads is not None:
+        traces.reads.note(value)
     return native(self, value)
 
 
@@ -236,9 +237,9 @@ def _compile(native: Native, *args: Any, **kwargs: Any) -> Any:
     Nothing is compiled if what the trace has read has changed meanwhile.
     """
     start_s = time.perf_counter()
-    reads = snapshots.TraceReads()
+    reads = TraceReads()
     try:
-        with assigned(hidden, accelerator=True), assigned(snapshots.current, reads=reads):
+        with assigned(hidden, accelerator=True), assigned(traces, reads=reads):
             result = native(*args, **kwargs)
     except Exception as error:
         # Dynamo fails in many ways over what is no longer as it was, the guards' own check is one.

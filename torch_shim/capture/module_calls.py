@@ -54,12 +54,8 @@ class ModuleCalls:
 
     def install(self) -> Callable[[], Nodes] | None:
         """Return what the process's sessions are had from, which a fork and a reset make anew."""
-        native, local, is_tracing = (
-            self._native,
-            self.roots.local,
-            torch.compiler.is_dynamo_compiling,
-        )
-        call_root = self._call_root
+        native, call_root, local = self._native, self._call_root, self.roots.local
+        is_tracing = torch.compiler.is_dynamo_compiling
         jit_state = torch._C._get_tracing_state  # noqa: SLF001 - torch.jit.is_tracing, at a tenth
 
         def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is that
@@ -82,14 +78,13 @@ class ModuleCalls:
         pause = nullcontext() if self._in_background else without_collections()
         with self._import_lock, at_imports(), pause:
             capture = importlib.import_module("torch_shim.capture.root_calls")
-            self._made = self._made or capture.Capture(
-                self.roots, self._native, self._tracer, in_background=self._in_background
-            )
+            self._made = self._made or capture.Capture(self.roots, self._native, self._tracer)
 
     def trace_in_background(self) -> None:
+        """Trace in the background from now on; what was traced before answers as it did."""
         self._in_background = True
         if self._made is not None:
-            self._made.trace_in_background()
+            self._made.functions.keep_traces()
 
     def _compile(self, native: Callable[..., Any], model: Any = None, **options: Any) -> Any:
         """Act as torch.compile; graphs over GPU tensors run on the GPU."""
@@ -124,7 +119,7 @@ class ModuleCalls:
             capture = self._capture()
             call = RootCall(root, module, args, kwargs)
             if capture is not None:
-                return capture.call(call)
+                return capture.call(call, in_background=self._in_background)
             request_context.note_tracing()
             return call.run_locally(self._native, "Dynamo is being imported")
         finally:
@@ -220,7 +215,7 @@ class ModuleCalls:
         for root in list(self._known.values()):
             root.lock = threading.Lock()
         if self._made is not None:
-            self._made.after_fork()
+            self._made.functions.after_fork()
         self.roots.after_fork()
         self._tracer.after_fork()
         self._importing = False
@@ -237,6 +232,11 @@ def install(settings: ShimSettings) -> Callable[[], Nodes] | None:
     """Intercept calls of modules, unless the settings disable capture; return the sessions."""
     return ModuleCalls(settings).install() if settings.capture else None
 
+
+# What a process does that instances are forked from.
+#
+# It waits for its traces, since it has one thread when it is forked, and no connection: no fork may
+# share a session. An instance then traces in the background, as any does.
 
 _installed: list[ModuleCalls] = []
 
@@ -257,6 +257,12 @@ def trace_in_background() -> None:
     """Let calls run locally while a new graph is traced, and be answered by the known ones."""
     for calls in _installed:
         calls.trace_in_background()
+
+
+# Activation checkpointing: the backward pass repeats a region exactly as the forward pass ran it.
+#
+# Torch compares what both passes save. A graph saves other tensors than the same operators on
+# handles, and which of the two runs changes with every trace and with the first backward pass.
 
 
 def _install_checkpoints(roots: Roots) -> None:

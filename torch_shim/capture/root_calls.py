@@ -393,35 +393,29 @@ class Capture:
     in_users_region = staticmethod(in_users_region)
 
     def __init__(
-        self,
-        roots: Roots,
-        call_module: Callable[..., Any],
-        tracer: BackgroundTracer,
-        *,
-        in_background: bool,
+        self, roots: Roots, call_module: Callable[..., Any], tracer: BackgroundTracer
     ) -> None:
         self._roots = roots
         self._call_module = call_module
-        self._in_background = in_background
         self._tracer = tracer
-        self._functions = CompiledFunctions(call_module, self.backend)
+        self.functions = CompiledFunctions(call_module, self.backend)
         # By the identity of the user's callable, which its wrapper keeps alive: Dynamo compares the
         # wrappers, to find out whether two regions have the same backend.
         self._users_backends: dict[int, Callable[..., Any]] = {}
         configure()
 
-    def call(self, call: RootCall) -> Any:
-        """Answer a call of the thread's current root."""
+    def call(self, call: RootCall, *, in_background: bool) -> Any:
+        """Answer a call of the current root; what lacks a graph is traced first, or meanwhile."""
         given = (*call.args, *call.kwargs.values())
         if any(has_operators(value) for value in given if type(value) is not CudaTensor):
             return call.run_locally(self._call_module, _OWN_OPERATORS)
-        function = self._functions.of(call.root, call.module)
+        function = self.functions.of(call.root, call.module)
         if function.stage is Stage.SKIPPED:
             report.local_call(_PASSED_OVER, 0, call.root.name)
             with self._roots.parts_are_roots():
                 return call.run(self._call_module)
         is_full = function.is_full()
-        if not is_full and (not self._in_background or function.stage is Stage.BROKEN):
+        if not is_full and (not in_background or function.stage is Stage.BROKEN):
             return self._call_tracing(call, function)
         if is_full or function.stage is Stage.TRACED:
             return self._call_traced(call, function)
@@ -430,7 +424,7 @@ class Capture:
         try:
             return call.run_locally(self._call_module, "its graph is being traced")
         except BaseException:
-            self._functions.note_refusal(function)
+            self.functions.note_refusal(function)
             raise
 
     def _call_traced(self, call: RootCall, function: CompiledFunction) -> Any:
@@ -446,7 +440,7 @@ class Capture:
         report.local_call("a graph for this way of calling it is being traced", 0, root.name)
         request_context.note_tracing()
         if function.is_full():
-            self._functions.separate(root, module)
+            self.functions.separate(root, module)
         elif not (copied or is_plain(args, kwargs)):
             ways.add(args, kwargs)
         elif self._trace(RootCall(root, module, *copies), function):
@@ -459,24 +453,16 @@ class Capture:
         answer, graph_ran = self._roots.run(call, function.traced)
         function.note_trace_end(module)
         if function.graphs != graphs:
-            self._functions.note_trace(root, function)
+            self.functions.note_trace(root, function)
             if not graph_ran:
                 report.local_call("what it reads changed while it was traced", 0, root.name)
         # Dynamo marks code that it could not trace, for all roots that share the code.
-        elif not (graph_ran or self._functions.separate(root, module) or function.graphs):
+        elif not (graph_ran or self.functions.separate(root, module) or function.graphs):
             function.stage = Stage.SKIPPED
             report.local_call(_PASSED_OVER, 0, root.name)
             for reason in Counter(counters["graph_break"]) - breaks:
                 report.graph_break(GraphBreak(*users_line(), reason.partition("\n")[0]))
         return answer
-
-    def trace_in_background(self) -> None:
-        """Trace in the background from now on; what was traced before answers as it did."""
-        self._in_background = True
-        self._functions.keep_traces()
-
-    def after_fork(self) -> None:
-        self._functions.after_fork()
 
     def backend(self, module: fx.GraphModule, examples: Sequence[Any]) -> Graph:
         """Turn a graph that Dynamo has captured into a callable; Dynamo calls this method."""
@@ -525,7 +511,7 @@ class Capture:
     def _trace(self, call: RootCall, function: CompiledFunction) -> bool:
         """Return whether a trace in the background begins."""
         root, module, args, kwargs = call
-        if not self._functions.begin_trace(root, function):
+        if not self.functions.begin_trace(root, function):
             return False
         state = CallState()
         args, kwargs = snapshot(module, args, kwargs)
@@ -534,7 +520,7 @@ class Capture:
             in_background = assigned(traces, in_background=True)
             with in_background, self._roots.tracing(root), state.restored():
                 stage = trace(function.whole, (module, *args), kwargs)
-            self._functions.end_trace(function, module, stage)
+            self.functions.end_trace(function, module, stage)
             if stage is Stage.TRACED:
                 self._roots.prepare(root.owner)
 

@@ -338,7 +338,9 @@ class ProcessLeases:
                     raise
                 log.warning("lease %d on node %s is unusable: %s", lease.number, lease.node, error)
                 if attempt == _ATTEMPTS:
-                    raise _unusable(lease, error) from error
+                    why = f"granted on node {lease.node} is unusable: {error}"
+                    message, facts = f"the lease that the scheduler {why}", {"node": lease.node}
+                    raise RemoteFailure(FailureKind.LOST, message, facts) from error
             time.sleep(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
 
@@ -402,8 +404,3 @@ def _follow(
         raise
     session.report_claimed(elsewhere.number, request)
     return SessionLease(there, model, lease)
-
-
-def _unusable(elsewhere: LeaseElsewhere, error: Exception) -> RemoteFailure:
-    message = f"the lease that the scheduler granted on node {elsewhere.node} is unusable: {error}"
-    return RemoteFailure(FailureKind.LOST, message, {"node": elsewhere.node})

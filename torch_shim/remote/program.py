@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -26,7 +27,6 @@ from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
 from torch_shim.remote.values import (
     LEAST_BYTES,
     AnswerLayout,
-    Bindings,
     Bound,
     OutputHabits,
     OutputView,
@@ -43,6 +43,7 @@ from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_to_send, turns
 from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
@@ -56,7 +57,7 @@ from torch_shim.wire.programs import (
     Tuple,
     digest_of,
 )
-from torch_shim.wire.protocol import FailureKind, FrameKind
+from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
@@ -78,14 +79,16 @@ class RemoteProgram:
         self.digest = digest_of(self.packed)
         self.random = program.random
         self.operators = operators
-        self.never_bound: frozenset[int] = frozenset()
+        self._never_bound: frozenset[int] = frozenset()
         self.written: frozenset[int] = frozenset()  # large inputs that it writes to
         self.whole: frozenset[int] = frozenset()  # inputs that outputs lie in
         self.habits = OutputHabits()
         self.result_bytes = 0
         self.worth_keeping: list[bool] = []
-        self.bindings = Bindings()
         self.layout: AnswerLayout | None = None  # of the last answer
+        # The latest for each model, of which all of one structure share the program. What is bound
+        # lasts as long as the model's image, since it keeps the weights.
+        self._bound: WeakKeyDictionary[ModelImage, list[Bound]] = WeakKeyDictionary()
 
     def run(self, args: Sequence[Any], leases: ModelLeases) -> list[Any]:
         """Return the outputs that a worker computes.
@@ -113,10 +116,20 @@ class RemoteProgram:
                             timing.answered(call.held.lease.number, digest, batch, times)
                         return outputs
 
+    def bind(self, args: Sequence[Any], model: ModelImage) -> Bound:
+        """Return the binding that holds for these arguments."""
+        bindings = self._bound.get(model, [])
+        for bound in bindings:
+            if bound.holds(args):
+                return bound
+        bound = Bound(args, model, self._never_bound)
+        self._bound[model] = [bound, *bindings][:MOST_BINDINGS]
+        return bound
+
     def unbind(self, position: int) -> None:
         """Send this input with every call from now on: the program writes to it."""
-        self.never_bound |= {position}
-        self.bindings = Bindings()
+        self._never_bound |= {position}
+        self._bound = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -152,7 +165,7 @@ def _bind(
 ) -> RemoteCall | None:
     """Return a call on a channel of a lease's worker; None if the lease has ended."""
     held = leases.lease_for(batch)
-    bound = program.bindings.find(args, held.model, program.never_bound)
+    bound = program.bind(args, held.model)
     _bring_from_others(args, bound, held.lease.peer)
     rng = ends.enter_context(turns.state(drawn_from=program.random))
     channel = held.session.channel(held.lease, batch)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -37,7 +36,7 @@ from torch_shim.wire.messages import (
     SentOutput,
     SentTensor,
 )
-from torch_shim.wire.protocol import ALIGNMENT, MOST_BINDINGS, aligned, places_behind
+from torch_shim.wire.protocol import ALIGNMENT, aligned, places_behind
 from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,
@@ -239,28 +238,11 @@ class Shipment:
 _numbers = itertools.count(1)
 
 
-class Bindings:
-    """The latest bindings of one program, which all models of one structure share.
-
-    What is bound for a model lasts as long as the model's image, since it keeps the weights.
-    """
-
-    def __init__(self) -> None:
-        self._of: WeakKeyDictionary[ModelImage, list[Bound]] = WeakKeyDictionary()
-
-    def find(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> "Bound":
-        """Return the binding that holds for these arguments; the positions in `never` are free."""
-        bindings = self._of.get(model, [])
-        for bound in bindings:
-            if bound.holds(args):
-                return bound
-        bound = Bound(args, model, never)
-        self._of[model] = [bound, *bindings][:MOST_BINDINGS]
-        return bound
-
-
 class Bound:
-    """The inputs of a graph that are a model's weights; valid until one of them is written to."""
+    """The inputs of a graph that are a model's weights; valid until one of them is written to.
+
+    Those at the positions in `never` are sent instead.
+    """
 
     def __init__(self, args: Sequence[Any], model: ModelImage, never: frozenset[int]) -> None:
         self.number = next(_numbers)
@@ -335,12 +317,13 @@ class OutputView(NamedTuple):
 
 
 class AnswerLayout(NamedTuple):
-    """The layout of an answer that was checked: it holds for every answer that says the same.
+    """The layout of an answer that was checked.
 
-    It does not depend on the inputs: no output lies in one, none was written to, and all outputs
-    are tensors.
+    It `holds` for every answer that says the same if it does not depend on the inputs: no output
+    lies in one, none was written to, and all outputs are tensors.
     """
 
+    holds: bool
     storages: list[OutputPart]
     sent: list[SentOutput | Number]
     views: list[Any]
@@ -349,7 +332,7 @@ class AnswerLayout(NamedTuple):
 
     def is_of(self, result: CallResult) -> bool:
         same = result.storages == self.storages and result.views == self.sent
-        return same and not result.changed and result.rng is None
+        return self.holds and same and not result.changed and result.rng is None
 
 
 class Results:
@@ -372,12 +355,10 @@ class Results:
             result: CallResult = frame.meta
             self.storages, self.changed = result.storages, result.changed
             self.rng, self.times = result.rng, result.times
-            self.layout = known if known is not None and known.is_of(result) else None
-            if self.layout is None:
-                self.layout = self._checked(result, args)
-            else:
-                _, _, self.views, self._places_of_parts, self.size_bytes = self.layout
-            places = self._places_of_parts
+            if known is None or not known.is_of(result):
+                known = _layout_of(result, args)
+            self.layout = known
+            _, _, _, self.views, places, self.size_bytes = known
             self.lent = peer.lent(result.file)
             arena = None if frame.descriptors or frame.body else channel.arena
             if arena is not None and any(part.offset == BEHIND for part in self.storages):
@@ -406,37 +387,6 @@ class Results:
             return copy_of_bytes(self._area, start, size)
         return flat(self._area, torch.uint8, start, size).untyped_storage()
 
-    def _checked(self, result: CallResult, args: Sequence[Any]) -> AnswerLayout | None:
-        """Take the fields of an answer; return its layout if it holds for other inputs too."""
-        parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
-        sizes = [part.size_bytes for part in parts if part.offset != STAYS]
-        for change in result.changed:
-            written = _input(args, change.position)
-            if change.size_bytes > write_epochs.storage_of(written).nbytes():
-                size = change.size_bytes
-                raise BadFrame(f"{size} bytes were written to an input that is smaller")
-        self.views = [
-            self._view(output, args) if isinstance(output, SentOutput) else output
-            for output in result.views
-        ]
-        self._places_of_parts, self.size_bytes = places_behind(0, sizes)
-        own = all(isinstance(view, OutputView) and view.source >= 0 for view in self.views)
-        if not own or result.changed or result.rng is not None:
-            return None
-        places = self._places_of_parts
-        return AnswerLayout(result.storages, result.views, self.views, places, self.size_bytes)
-
-    def _view(self, sent: SentOutput, args: Sequence[Any]) -> OutputView:
-        output = read_view(sent, "an output:")
-        if output.source < 0:
-            _input(args, -1 - output.source)
-        elif output.source >= len(self.storages):
-            raise BadFrame(f"an output in storage {output.source} of {len(self.storages)}")
-        elif output.end_bytes > self.storages[output.source].size_bytes:
-            size = self.storages[output.source].size_bytes
-            raise BadFrame(f"an output up to byte {output.end_bytes} of {size}")
-        return output
-
     def aliased_copies(self, shipment: Shipment) -> frozenset[int]:
         """Return the inputs that outputs lie in, and of which the worker has a compact copy."""
         views = [view for view in self.views if isinstance(view, OutputView)]
@@ -449,6 +399,35 @@ class Results:
     def note_origin(self, output: torch.Tensor, source: int) -> None:
         if self.lent is not None and source in self._mapped:
             note_origin(output, self.lent, self._mapped[source])
+
+
+def _layout_of(result: CallResult, args: Sequence[Any]) -> AnswerLayout:
+    parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
+    sizes = [part.size_bytes for part in parts if part.offset != STAYS]
+    for change in result.changed:
+        written = _input(args, change.position)
+        if change.size_bytes > write_epochs.storage_of(written).nbytes():
+            size = change.size_bytes
+            raise BadFrame(f"{size} bytes were written to an input that is smaller")
+    views = [
+        _view(output, result.storages, args) if isinstance(output, SentOutput) else output
+        for output in result.views
+    ]
+    own = all(isinstance(view, OutputView) and view.source >= 0 for view in views)
+    holds = own and not result.changed and result.rng is None
+    return AnswerLayout(holds, result.storages, result.views, views, *places_behind(0, sizes))
+
+
+def _view(sent: SentOutput, storages: Sequence[OutputPart], args: Sequence[Any]) -> OutputView:
+    output = read_view(sent, "an output:")
+    if output.source < 0:
+        _input(args, -1 - output.source)
+    elif output.source >= len(storages):
+        raise BadFrame(f"an output in storage {output.source} of {len(storages)}")
+    elif output.end_bytes > storages[output.source].size_bytes:
+        size = storages[output.source].size_bytes
+        raise BadFrame(f"an output up to byte {output.end_bytes} of {size}")
+    return output
 
 
 def body_of(frame: Frame, size_bytes: int, lent: LentPages | None = None) -> Buffer:
@@ -500,6 +479,8 @@ def read_view(sent: SentOutput, what: str) -> OutputView:
     end_bytes = (sent.offset + span) * dtype.itemsize if span else 0
     return OutputView(sent.source, dtype, sent.shape, sent.strides, sent.offset, end_bytes)
 
+
+# Which outputs of a program stay with the worker until the function looks at them.
 
 # A smaller output is sent: asking for it later would cost more than its bytes.
 LEAST_BYTES = 64 << 10

@@ -483,6 +483,10 @@ def _needs_torch(tensor: torch.Tensor, keywords: dict[str, Any]) -> bool:
     )
 
 
+# Copies of results that lie in a worker's file: both map the file, and writes take own pages.
+#
+# So `.cpu()` of a large result that nobody has written to copies nothing.
+
 LEAST_MAPPED_BYTES = 1 << 20
 _ORIGIN = "_gpufaas_origin"
 

@@ -3,8 +3,8 @@
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, cast
 
 import torch
 
@@ -89,11 +89,9 @@ class GeneratorTurns:
             sent = self._of_thread.sent = _state()
             yield sent
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[Any]:
         """A turn without a call: the generator is another call's meanwhile."""
-        with self._lock:
-            yield
+        return self._lock
 
     def drawn(self, sent: bytes | None, after: bytes) -> None:
         """Go on from where the worker came to.

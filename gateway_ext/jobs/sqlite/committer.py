@@ -167,7 +167,10 @@ class Committer:
 
     def _commit(self, db: sqlite3.Connection, works: Sequence[_Work[object]]) -> None:
         try:
-            self._synchronous(db, full=any(work.durable for work in works))
+            full = any(work.durable for work in works)
+            if full != self._full:
+                db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+                self._full = full
             db.execute("BEGIN IMMEDIATE")
             for work in works:
                 _do(db, work)
@@ -191,11 +194,6 @@ class Committer:
             _sync(self._path.with_name(f"{self._path.name}-wal"))
             _remove(self._owed)
             self._owed.clear()
-
-    def _synchronous(self, db: sqlite3.Connection, *, full: bool) -> None:
-        if full != self._full:
-            db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-            self._full = full
 
     def _publish(self, works: Sequence[_Work[object]]) -> None:
         assert self._loop is not None

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from gateway_ext.errors import BodyLost, ClaimLost, JobExists, QueueFailed, UnknownJob
-from gateway_ext.jobs.queue import BodySpool, JobQueue, JobTally, QueueLimits
+from gateway_ext.jobs.body_buffer import BodyBuffer
+from gateway_ext.jobs.queue import JobQueue, JobTally, QueueLimits
 from gateway_ext.jobs.sqlite.body_files import FileBody, FileSpool, KeptBody, sync_folder
 from gateway_ext.jobs.sqlite.committer import Committer, Transaction
 from gateway_ext.jobs.values import (
@@ -155,7 +156,7 @@ class SqliteQueue(JobQueue):
 
     # -- jobs ------------------------------------------------------------------------------------
 
-    async def put(self, call: AsyncCall, body: BodySpool) -> bool:
+    async def put(self, call: AsyncCall, body: BodyBuffer) -> bool:
         with self.tally.reserve(call.function, call.head_bytes + body.size_bytes):
             kept = await _kept(body)
             store, file = partial(self._store, call, kept), self._file(kept)
@@ -187,7 +188,7 @@ class SqliteQueue(JobQueue):
         await self._end(job, lambda turn: _change(turn, job, change, due_at_s, why))
 
     async def store_result(
-        self, job: JobNumber, result: CallResult, body: BodySpool, lane: JobLane, due_at_s: float
+        self, job: JobNumber, result: CallResult, body: BodyBuffer, lane: JobLane, due_at_s: float
     ) -> None:
         kept = await _kept(body)  # it stays where this fails, as the caller repeats it
 
@@ -369,7 +370,7 @@ class SqliteQueue(JobQueue):
         turn.db.execute("DELETE FROM bodies WHERE job = ? AND kind = ?", (number, kind))
 
 
-async def _kept(body: BodySpool) -> KeptBody:
+async def _kept(body: BodyBuffer) -> KeptBody:
     assert isinstance(body, FileSpool)  # a queue accepts its own spools only
     return await body.keep()
 

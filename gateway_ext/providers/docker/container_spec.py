@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from gateway_ext.errors import BadDeployment
 from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options, quantities
 from gateway_ext.providers.docker.engine import FUNCTION, RELEASE, EngineImage
-from gateway_ext.providers.function_environment import container_environment
+from gateway_ext.providers.function_environment import container_environment, socket_folder
 from gateway_ext.settings import GatewaySettings
 
 SECRETS = "/var/openfaas/secrets"
@@ -162,10 +162,7 @@ def _mounts(
     mounts = []
     if secrets_volume:
         mounts.append(_mount("volume", secrets_volume, SECRETS))
-    kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
-    if kind == "unix" and path.startswith("/"):
-        # The folder is mounted, as each start of the GPU manager makes a new socket in it.
-        folder = str(PurePosixPath(path).parent)
+    if folder := socket_folder(injected):
         source = settings.docker_gpu_mount or folder
         mounts.append(_mount("bind" if source.startswith("/") else "volume", source, folder))
     return mounts

@@ -19,7 +19,16 @@ from common.liveness import signal_name
 from common.numerals import natural
 from common.time_limits import time_limit
 from gateway_ext.errors import BadRequest, ProviderFailed
-from gateway_ext.providers.http_api import BAD, CONNECT_S, lines, refusal, translated
+from gateway_ext.providers.http_api import (
+    BAD,
+    CONNECT_S,
+    PassingOver,
+    ServerAway,
+    ServerRefused,
+    lines,
+    refusal,
+    translated,
+)
 from gateway_ext.providers.managed.function import InstanceUsage
 from gateway_ext.providers.managed.replicas import exited_with
 
@@ -66,22 +75,6 @@ class ContainerState(NamedTuple):
     running: bool
     address: str
     why: str
-
-
-class EngineAway(ProviderFailed):
-    """The Engine cannot be reached, or the connection broke."""
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"the Docker Engine at {url} cannot be reached: {why}")
-
-
-class EngineRefused(ProviderFailed):
-    """The Engine answered with an error; `status` is 0 within a stream."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class EngineClient:
@@ -148,11 +141,8 @@ class EngineClient:
 
     async def remove(self, name: str) -> None:
         """Remove a container and its anonymous volumes, running or not; none is fine too."""
-        try:
+        with PassingOver(_GONE, _CONFLICT):  # a conflict: it is being removed already
             await self.call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
-        except EngineRefused as refused:
-            if refused.status not in {_GONE, _CONFLICT}:
-                raise  # a conflict: it is being removed already
 
     async def inspect(self, name: str, network: str) -> ContainerState | None:
         """None if there is none of this name."""
@@ -165,13 +155,9 @@ class EngineClient:
 
     async def usage(self, name: str) -> InstanceUsage:
         """Resources of a container; zero if it has ended."""
-        query = {"stream": "0", "one-shot": "1"}
-        try:
+        query, stats = {"stream": "0", "one-shot": "1"}, {}
+        with PassingOver(_GONE, _CONFLICT):
             stats = await self.call("GET", f"/containers/{name}/stats", query)
-        except EngineRefused as refused:
-            if refused.status in {_GONE, _CONFLICT}:
-                return InstanceUsage(0.0, 0)
-            raise
         return _usage(stats)
 
     # -- images ---------------------------------------------------------------------------------
@@ -185,7 +171,7 @@ class EngineClient:
         return EngineImage(image["Id"], TEMPLATE in labels)
 
     async def pull(self, name: str, credentials: str) -> None:
-        """Pull an image from its registry; EngineRefused has the reason of a failure."""
+        """Pull an image from its registry; ServerRefused has the reason of a failure."""
         headers = {"X-Registry-Auth": credentials} if credentials else {}
         has_tag = ":" in name.rpartition("/")[2]
         query = {"fromImage": name if has_tag else f"{name}:latest"}
@@ -195,7 +181,7 @@ class EngineClient:
         async with begun as content, _progress_within(self._pull_quiet_s) as until:
             async for step in json_objects(content):
                 if "error" in step:
-                    raise EngineRefused(0, str(step["error"]).strip())
+                    raise ServerRefused(0, str(step["error"]).strip())
                 until.reschedule(asyncio.get_running_loop().time() + self._pull_quiet_s)
 
     async def usual_registry(self) -> str:
@@ -215,19 +201,13 @@ class EngineClient:
         network = await self._found(f"/networks/{name}")
         if network is None or not (self.labels.items() <= (network.get("Labels") or {}).items()):
             return
-        try:
+        with PassingOver(_GONE, _FORBIDDEN, _CONFLICT):
             await self.call("DELETE", f"/networks/{name}")
-        except EngineRefused as refused:
-            if refused.status not in {_GONE, _FORBIDDEN, _CONFLICT}:
-                raise
 
     async def make_network(self, body: Mapping[str, object]) -> None:
         """Nothing happens if one of its name was made meanwhile."""
-        try:
+        with PassingOver(_CONFLICT):
             await self.call("POST", "/networks/create", None, {**body, "CheckDuplicate": True})
-        except EngineRefused as refused:
-            if refused.status != _CONFLICT:
-                raise
 
     async def volumes(self) -> Mapping[str, Mapping[str, str]]:
         """Names and labels of this gateway's volumes."""
@@ -241,15 +221,10 @@ class EngineClient:
         """Nothing happens if it exists."""
         await self.call("POST", "/volumes/create", None, {"Name": name, "Labels": dict(labels)})
 
-    async def remove_volume(self, name: str) -> bool:
-        """Delete a volume; False if a container still has it."""
-        try:
+    async def remove_volume(self, name: str) -> None:
+        """Delete a volume, unless a container still has it."""
+        with PassingOver(_GONE, _CONFLICT):
             await self.call("DELETE", f"/volumes/{name}")
-        except EngineRefused as refused:
-            if refused.status not in {_GONE, _CONFLICT}:
-                raise
-            return refused.status == _GONE
-        return True
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -273,13 +248,9 @@ class EngineClient:
                 yield data
 
     async def _found(self, path: str) -> dict[str, Any] | None:
-        try:
-            answer = await self.call("GET", path)
-        except EngineRefused as refused:
-            if refused.status == _GONE:
-                return None
-            raise
-        return dict(answer)
+        with PassingOver(_GONE):
+            return dict(await self.call("GET", path))
+        return None
 
     # -- the connection -------------------------------------------------------------------------
 
@@ -335,13 +306,13 @@ class EngineClient:
         self, method: str, path: str, within_s: float, **sent: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         assert self._session is not None, "opened before"
-        with translated(self._away, f"no answer within {within_s:g} s"):
+        with translated(self.away, f"no answer within {within_s:g} s"):
             async with contextlib.AsyncExitStack() as exits:
                 request = self._session.request(method, f"{self._base}{path}", **sent)
                 async with time_limit(within_s):
                     answer = await exits.enter_async_context(request)
                     if answer.status >= BAD:
-                        raise EngineRefused(answer.status, _message(await refusal(answer)))
+                        raise ServerRefused(answer.status, _message(await refusal(answer)))
                 yield answer
 
     def _negotiated(self, version: str) -> str:
@@ -358,9 +329,10 @@ class EngineClient:
             )
         return ".".join(map(str, min(theirs, _NEWEST)))
 
-    def _away(self, why: str) -> EngineAway:
+    def away(self, why: str) -> ServerAway:
+        """The error of an Engine that cannot be reached."""
         self._version = ""  # it may come back as another release
-        return EngineAway(self.url, why)
+        return ServerAway(f"the Docker Engine at {self.url} cannot be reached: {why}")
 
 
 def _secured(folder: Path) -> ssl.SSLContext:
@@ -391,12 +363,12 @@ def _message(body: bytes) -> str:
 
 @contextlib.asynccontextmanager
 async def _progress_within(quiet_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise EngineRefused after `quiet_s`, unless the time-out is rescheduled before."""
+    """Raise ServerRefused after `quiet_s`, unless the time-out is rescheduled before."""
     try:
         async with time_limit(quiet_s) as until:
             yield until
     except TimeoutError as error:
-        raise EngineRefused(0, f"no progress for {quiet_s:g} s") from error
+        raise ServerRefused(0, f"no progress for {quiet_s:g} s") from error
 
 
 def _container(answer: Mapping[str, Any]) -> ListedContainer:

@@ -13,16 +13,15 @@ from gateway_ext.model import Endpoint, LogLine
 from gateway_ext.providers.docker.container_spec import Release, network
 from gateway_ext.providers.docker.engine import (
     ContainerState,
-    EngineAway,
     EngineClient,
-    EngineRefused,
     ListedContainer,
     OutputFrames,
     OutputLine,
     ended_with,
 )
+from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from gateway_ext.providers.managed.logs import MAX_LINE_BYTES, FunctionLog, LimitedOutput
-from gateway_ext.providers.managed.replicas import answers, wait_until_ready
+from gateway_ext.providers.managed.replicas import ManagedInstance, answers
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -37,24 +36,21 @@ Reconcile = Callable[[Sequence[ListedContainer]], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class ContainerInstance:
+class ContainerInstance(ManagedInstance):
     """A container from its start to its removal; `removed` is called with its name at the end."""
 
-    name: str
     engine: EngineClient
     log: FunctionLog
     removed: Callable[[str], None]
     port: int
     has_our_runtime: bool
-    ready: bool = field(default=False, init=False)
     started: bool = field(default=False, init=False)
     _address: str = field(default="", init=False)
-    _why: str = field(default="", init=False)
     _newest_at: datetime | None = field(default=None, init=False)  # of the lines that were read
     _killing: asyncio.Task[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        super().__post_init__()
         self._limited = LimitedOutput[OutputLine](self._store, self._write)
 
     @property
@@ -69,11 +65,6 @@ class ContainerInstance:
     def set_started(self, address: str) -> None:
         self.started = True
         self._address = address
-
-    def set_ended(self, why: str) -> None:
-        self.ready = False
-        if not self.exited.done():
-            self.exited.set_result(self._why or why)
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then remove the container."""
@@ -100,10 +91,6 @@ class ContainerInstance:
         finally:
             self.removed(self.name)
 
-    async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
-        return self.ready
-
     async def stop(self, within_s: float) -> None:
         """Ask it to end; the Engine kills it after `within_s`.
 
@@ -115,9 +102,9 @@ class ContainerInstance:
             return
         try:
             await self.engine.stop(self.name, within_s)
-        except EngineAway as error:
+        except ServerAway as error:
             self.set_ended(str(error))
-        except EngineRefused as refused:
+        except ServerRefused as refused:
             self.set_ended(refused.message)
         await self._wait_for_end()
 
@@ -149,10 +136,10 @@ class ContainerInstance:
             try:
                 await self._read_output()
                 pause_s = _RETRY_S
-            except EngineAway:
+            except ServerAway:
                 pause_s = _RETRY_S
             except ProviderFailed as error:
-                if isinstance(error, EngineRefused) and error.status == _GONE:
+                if isinstance(error, ServerRefused) and error.status == _GONE:
                     return
                 if pause_s == _RETRY_S:  # the first failure of several
                     self._write(f"its output cannot be read: {error}")
@@ -292,7 +279,7 @@ class ContainerFleet:
                     while not (await asyncio.wait([events], timeout=_COMPARE_EVERY_S))[0]:
                         await self._compare(reconcile)  # also notices what events did not report
                     await events
-            except EngineAway as error:
+            except ServerAway as error:
                 if not away:
                     log.error("%s; retrying", error)
                 away = True
@@ -327,7 +314,7 @@ class ContainerFleet:
             async for name, status in endings:
                 if (instance := self._instances.get(name)) is not None:
                     await self._handle_end(instance, ended_with(status))
-        raise EngineAway(self._engine.url, "it closed the stream of events")
+        raise self._engine.away("it closed the stream of events")
 
     async def _handle_end(self, instance: ContainerInstance, why: str) -> None:
         """An event has the exit status alone: ask whether memory was lacking."""

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from common.tasks import error_of
 from gateway_ext.errors import BadDeployment, ProviderFailed
-from gateway_ext.providers.docker.engine import EngineClient, EngineImage, EngineRefused
+from gateway_ext.providers.docker.engine import EngineClient, EngineImage
+from gateway_ext.providers.http_api import ServerRefused
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class ImagePulls:
             raise BadDeployment(f"image {name} is not on the Engine, and none is to be pulled")
         try:
             await self._engine.pull(name, await self._credentials(name))
-        except EngineRefused as refused:
+        except ServerRefused as refused:
             if present is None:
                 raise _pull_error(name, refused) from refused
             log.warning("image %s: the one on the Engine is used: %s", name, refused)
@@ -77,7 +78,7 @@ class ImagePulls:
         return await asyncio.to_thread(credentials_for, name, self._registries, usual)
 
 
-def _pull_error(name: str, refused: EngineRefused) -> BadDeployment | ProviderFailed:
+def _pull_error(name: str, refused: ServerRefused) -> BadDeployment | ProviderFailed:
     """BadDeployment if the name or the credentials are wrong, ProviderFailed otherwise."""
     text = f"image {name} cannot be pulled: {refused.message}"
     words = ("denied", "not found", "unauthorized", "no basic auth", "manifest unknown")

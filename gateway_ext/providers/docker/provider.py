@@ -15,33 +15,26 @@ from typing import Any
 
 from common.tasks import BackgroundTasks
 from gateway_ext.errors import BadDeployment, BadRequest, ProviderFailed
-from gateway_ext.model import Deployment, FunctionId
+from gateway_ext.model import Deployment
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection
 from gateway_ext.providers.docker import container_spec
 from gateway_ext.providers.docker.container_spec import Release, ReleaseRecord
-from gateway_ext.providers.docker.engine import (
-    RELEASE,
-    EngineAway,
-    EngineClient,
-    EngineImage,
-    EngineRefused,
-    ListedContainer,
-)
+from gateway_ext.providers.docker.engine import RELEASE, EngineClient, EngineImage, ListedContainer
 from gateway_ext.providers.docker.fleet import ContainerFleet, ContainerInstance
 from gateway_ext.providers.docker.images import ImagePulls
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
+from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.provider import ManagedProvider
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaContext, ReplicaSet
+from gateway_ext.providers.managed.replicas import ManagedSettings, ReplicaSet
 from gateway_ext.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 _NO_IMAGE = "no such image"
-_STARTS = "its container takes no calls yet"
 _FILE_MODE = 0o444  # of secrets
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,30}")
 _PULLS = frozenset({"missing", "always", "never"})
@@ -168,6 +161,8 @@ class DockerParts:
 class ContainerVersion(ReplicaSet[ContainerInstance]):
     """Replicas of one release, whose image is on the Engine."""
 
+    starting = "its container takes no calls yet"
+
     def __init__(
         self,
         release: Release,
@@ -176,19 +171,18 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         changed: Callable[[], None],
         running: Iterable[ContainerInstance] = (),
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.bounds, _STARTS), running)
+        super().__init__(changed, log, parts.bounds, running)
         self.release = release
         self._parts = parts
-        self._log = log
 
     @property
     def deployment(self) -> Deployment:
         return self.release.deployment
 
-    async def _make(self) -> ContainerInstance:
+    async def make(self) -> ContainerInstance:
         try:
             return await self._start()
-        except EngineRefused as refused:
+        except ServerRefused as refused:
             if _NO_IMAGE not in refused.message.lower() or self.release.image is None:
                 raise
         # The image was deleted while no container of it existed.
@@ -206,7 +200,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
         body = container_spec.container(
             self.release, parts.settings, parts.engine.labels, injected, volume, cores
         )
-        return await parts.fleet.start(body, self.release, self._log)
+        return await parts.fleet.start(body, self.release, self.log)
 
 
 class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
@@ -224,13 +218,13 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
     ) -> None:
         super().__init__(record, store, parts.bounds, listener)
         self._parts = parts
-        self._resumed = False  # before that its containers are not known
+        self.resumed = False  # before that its containers are not known
         self._tidying = BackgroundTasks(log, "deleting secrets")
 
     async def resume(self, containers: Sequence[ListedContainer]) -> None:
         """Adopt its running containers, and start the missing ones."""
         running = await self._adopted(containers)
-        self._resumed = True
+        self.resumed = True
         record = self.record
         serving = record.before if record.before is not None else record.release
         if serving.image is not None:
@@ -242,13 +236,13 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
 
     def begin(self) -> None:
         """Store the record and start its release; the current release serves until it is ready."""
-        self._resumed = True
+        self.resumed = True
         self._store.save(self.record)
         release = self.record.release
         self.replace_version(lambda: self._make(release))
 
     def update(self, release: Release, wanted: int) -> None:
-        if not self._resumed:
+        if not self.resumed:
             serving = self.record.before or self.record.release
             before = serving if serving.image is not None else None
             self.record = replace(self.record, release=release, before=before, wanted=wanted)
@@ -321,7 +315,7 @@ class ContainerFunction(ManagedFunction[ReleaseRecord, ContainerVersion]):
             return None
         try:
             return await self._parts.fleet.adopt(container.name, release, self.log)
-        except EngineAway:
+        except ServerAway:
             raise
         except ProviderFailed as error:
             log.warning("container %s is not adopted: %s", container.name, error)
@@ -394,7 +388,6 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             SecretVolumes(engine, name, self._secrets.value),
             injection,
         )
-        self._resuming: dict[FunctionId, ContainerFunction] = {}  # their containers are not known
         self._background = BackgroundTasks(log, "watching containers")
         self._clearing: asyncio.Task[None] | None = None
 
@@ -403,9 +396,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         records = await self._opened(listener)
         self._parts.engine.open()
         for record in records:
-            function = self._add(self._renewed(record))
-            self._resuming[function.deployment.id] = function
-            function.notify()
+            self._add(self._renewed(record)).notify()
         self._background.start(self._parts.fleet.watch(self._reconcile))
         await self._parts.fleet.first_comparison()
 
@@ -454,7 +445,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Store a value, and write it to the volumes of all releases that mount the secret."""
-        self._secrets.update(namespace, name, value)
+        self._secrets.put(namespace, name, value, new=False)
         functions = self._using(namespace, name)
         releases = {release.id: release for one in functions for release in one.releases}
         failed: list[ProviderFailed] = []
@@ -475,9 +466,9 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         for container in unclaimed:
             by_function[container.function].append(container)
         async with self._deploying:
-            for function_id, function in list(self._resuming.items()):
-                await function.resume(by_function.get(str(function_id), []))
-                del self._resuming[function_id]
+            for function_id, function in list(self._functions.items()):
+                if not function.resumed:
+                    await function.resume(by_function.get(str(function_id), []))
         if self._clearing is None or self._clearing.done():  # else at the next comparison
             self._clearing = self._background.start(self._clear(unclaimed))
 
@@ -517,10 +508,6 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         function = ContainerFunction(record, self._parts, self._store, self._listener)
         self._functions[record.deployment.id] = function
         return function
-
-    def _forget(self, function: ContainerFunction) -> None:
-        self._resuming.pop(function.deployment.id, None)
-        super()._forget(function)
 
     async def _take_down(self, function: ContainerFunction) -> None:
         try:

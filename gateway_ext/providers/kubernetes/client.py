@@ -1,9 +1,4 @@
-"""HTTP to a Kubernetes API server; a list of all objects of a kind, and a watch of their changes.
-
-ProviderFailed
-├── ClusterAway      it cannot be reached, or the connection broke
-└── ClusterRefused   it answered with an error
-"""
+"""HTTP to a Kubernetes API server; a list of all objects of a kind, a watch of their changes."""
 
 import asyncio
 import contextlib
@@ -19,7 +14,15 @@ import aiohttp
 
 from common.time_limits import time_limit
 from gateway_ext.errors import GatewayError, ProviderFailed
-from gateway_ext.providers.http_api import BAD, CONNECT_S, all_lines, refusal, translated
+from gateway_ext.providers.http_api import (
+    BAD,
+    CONNECT_S,
+    ServerAway,
+    ServerRefused,
+    all_lines,
+    refusal,
+    translated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +34,7 @@ ANSWER_S = 30.0
 _GOODBYE_S = 0.25
 _ABSENT, _CONFLICT, _INVALID = 404, 409, 422
 _LONGEST_MESSAGE = 1000
-
-
-class ClusterAway(ProviderFailed):
-    """The API server cannot be reached, or the connection broke."""
-
-    def __init__(self, url: str, why: str) -> None:
-        super().__init__(f"the Kubernetes API at {url} cannot be reached: {why}")
-
-
-class ClusterRefused(ProviderFailed):
-    """The API server answered with an error; `reason` is its word for the kind of error."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"Kubernetes refuses: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
+_REFUSES = "Kubernetes refuses: "
 
 
 class ClusterClient:
@@ -95,13 +82,13 @@ class ClusterClient:
     ) -> Json:
         """The object in the answer; 404 raises `missing`, 409 `exists`, if they are given.
 
-        422 raises what `invalid` makes of the reason; ClusterRefused and ClusterAway say why else
+        422 raises what `invalid` makes of the reason; ServerRefused and ServerAway say why else
         there is none.
         """
         try:
             async with self._answer(method, path, query, body, kind, within_s=ANSWER_S) as answer:
                 text = await answer.read()
-        except ClusterRefused as refused:
+        except ServerRefused as refused:
             meaning = {_ABSENT: missing, _CONFLICT: exists}.get(refused.status)
             if refused.status == _INVALID and invalid is not None:
                 meaning = invalid(refused.message)
@@ -113,7 +100,7 @@ class ClusterClient:
     def lines(
         self, path: str, query: Mapping[str, str], quiet_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """ClusterAway if nothing arrives for `quiet_s`."""
+        """ServerAway if nothing arrives for `quiet_s`."""
         return all_lines(self._answer("GET", path, query, quiet_s=quiet_s), path)
 
     @contextlib.asynccontextmanager
@@ -144,11 +131,14 @@ class ClusterClient:
             allow_redirects=False,
             timeout=timeout,
         )
-        with translated(lambda why: ClusterAway(self.url, why), "no answer in time"):
+        with translated(self._away, "no answer in time"):
             async with time_limit(within_s), request as answer:
                 if answer.status >= BAD:
                     raise _refusal(answer.status, await refusal(answer))
                 yield answer
+
+    def _away(self, why: str) -> ServerAway:
+        return ServerAway(f"the Kubernetes API at {self.url} cannot be reached: {why}")
 
     def _token_now(self) -> str:
         """The kubelet replaces the file before its token ends."""
@@ -168,13 +158,12 @@ class ClusterClient:
         return value
 
 
-def _refusal(status: int, body: bytes) -> ClusterRefused:
+def _refusal(status: int, body: bytes) -> ServerRefused:
     try:
-        refusal = json.loads(body)
-        reason, message = str(refusal.get("reason", "")), str(refusal.get("message", ""))
+        message = str(json.loads(body).get("message", ""))
     except (ValueError, AttributeError, RecursionError):
-        reason, message = "", body.decode(errors="replace").strip()
-    return ClusterRefused(status, reason, message[:_LONGEST_MESSAGE] or f"status {status}")
+        message = body.decode(errors="replace").strip()
+    return ServerRefused(status, message[:_LONGEST_MESSAGE] or f"status {status}", _REFUSES)
 
 
 _GONE = 410
@@ -233,13 +222,13 @@ class ObjectWatch(Generic[T]):
                     await self.list()
                 await self._watch()
                 self._heard()
-            except ClusterAway as error:
+            except ServerAway as error:
                 if not self._away:
                     log.warning("%s; retrying", error)
                 self._away = True
             except ProviderFailed as error:
                 # After `_GONE` the changes since the version that was seen last are forgotten.
-                if not (isinstance(error, ClusterRefused) and error.status == _GONE):
+                if not (isinstance(error, ServerRefused) and error.status == _GONE):
                     log.error("%s: %s", self.path, error)
                 self._version = ""
             await asyncio.sleep(self._pause_s)
@@ -264,7 +253,8 @@ class ObjectWatch(Generic[T]):
         try:
             kind, raw = event["type"], event["object"]
             if kind == "ERROR":
-                raise ClusterRefused(raw.get("code"), "", f"its watch failed: {raw.get('message')}")
+                why = f"its watch failed: {raw.get('message')}"
+                raise ServerRefused(raw.get("code"), why, _REFUSES)
             version = str(raw["metadata"]["resourceVersion"])
             uid = "" if kind == "BOOKMARK" else _uid(raw)
             value = self.read(raw) if uid and kind != "DELETED" else None

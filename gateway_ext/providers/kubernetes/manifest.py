@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +13,11 @@ import msgspec
 from gateway_ext.errors import BadDeployment, BadRequest
 from gateway_ext.model import Deployment, FunctionId, Resources
 from gateway_ext.openfaas import function_options, quantities
-from gateway_ext.providers.function_environment import container_environment, injected_digest
+from gateway_ext.providers.function_environment import (
+    container_environment,
+    injected_digest,
+    socket_folder,
+)
 from gateway_ext.providers.kubernetes.client import Json
 from gateway_ext.settings import GatewaySettings
 
@@ -230,10 +233,7 @@ def _volumes(deployment: Deployment, injected: Mapping[str, str]) -> tuple[list[
     if deployment.read_only:
         volumes.append({"name": "tmp", "emptyDir": {}})
         mounts.append({"name": "tmp", "mountPath": "/tmp"})
-    kind, _, path = injected.get("GPUFAAS_ADDRESS", "").partition(":")
-    if kind == "unix" and path.startswith("/"):
-        # The folder is mounted, as each start of the GPU manager makes a new socket in it.
-        folder = str(PurePosixPath(path).parent)
+    if folder := socket_folder(injected):
         volumes.append({"name": "gpus", "hostPath": {"path": folder, "type": "Directory"}})
         mounts.append({"name": "gpus", "mountPath": folder, "readOnly": True})
     return mounts, volumes

@@ -36,14 +36,9 @@ from gateway_ext.model import (
 from gateway_ext.openfaas import function_options
 from gateway_ext.ports import FunctionListener, Injection, LogQuery
 from gateway_ext.providers.function_environment import gpu_environment, injected_digest
+from gateway_ext.providers.http_api import PassingOver, ServerRefused
 from gateway_ext.providers.kubernetes import manifest
-from gateway_ext.providers.kubernetes.client import (
-    MERGE,
-    ClusterClient,
-    ClusterRefused,
-    Json,
-    ObjectWatch,
-)
+from gateway_ext.providers.kubernetes.client import MERGE, ClusterClient, Json, ObjectWatch
 from gateway_ext.providers.kubernetes.manifest import (
     FUNCTION,
     GATEWAY,
@@ -265,7 +260,7 @@ class KubernetesProvider:
             else:
                 body["metadata"]["resourceVersion"] = raw["metadata"]["resourceVersion"]
                 await self._client.call("PUT", _path(id_), body=body)
-        except ClusterRefused as refused:
+        except ServerRefused as refused:
             if refused.status in _CHANGED:
                 return False
             if refused.status in _REFUSED_BODY:
@@ -274,12 +269,9 @@ class KubernetesProvider:
         return True
 
     async def _raw(self, function: FunctionId) -> Json | None:
-        try:
+        with PassingOver(_ABSENT):
             return await self._client.get(_path(function))
-        except ClusterRefused as refused:
-            if refused.status == _ABSENT:
-                return None
-            raise
+        return None
 
     async def _owned(self, function: FunctionId) -> None:
         """UnknownFunction if there is none of that name; what is not ours is not touched."""

@@ -14,12 +14,8 @@ from common.time_limits import time_limit
 from gateway_ext.errors import BadDeployment, ProviderFailed, UnknownFunction
 from gateway_ext.model import Deployment, Endpoint, FunctionId, FunctionStatus, LogLine, Troubles
 from gateway_ext.ports import FunctionListener, LogQuery
-from gateway_ext.providers.kubernetes.client import (
-    ANSWER_S,
-    ClusterClient,
-    ClusterRefused,
-    Json,
-)
+from gateway_ext.providers.http_api import ServerRefused
+from gateway_ext.providers.kubernetes.client import ANSWER_S, ClusterClient, Json
 from gateway_ext.providers.kubernetes.manifest import FUNCTION, LIFE, PORT, StoredFunction
 
 log = logging.getLogger(__name__)
@@ -314,11 +310,7 @@ class PodLogs:
                 await self._view.until(lambda: self._has_news(query, followed), _AGAIN_S)
 
     async def _follow(
-        self,
-        pod: PodState,
-        query: LogQuery,
-        since: datetime | None,
-        into: asyncio.Queue[LogLine],
+        self, pod: PodState, query: LogQuery, since: datetime | None, into: asyncio.Queue[LogLine]
     ) -> None:
         """Lines of one pod, also of a container that replaces its first one."""
         while pod.name in {each.name for each in self._pods(query)}:
@@ -362,7 +354,7 @@ class PodLogs:
                     line = _line(pod, raw)
                     if line is not None and (since is None or line.at >= since):
                         yield line
-        except ClusterRefused as refused:  # its container has not started, or it has just ended
+        except ServerRefused as refused:  # its container has not started, or it has just ended
             log.debug("no log of %s: %s", pod.name, refused)
 
 

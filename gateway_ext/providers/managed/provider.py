@@ -82,7 +82,7 @@ class ManagedProvider(ABC, Generic[F, R]):
 
     async def create_secret(self, namespace: str, name: str, value: bytes) -> None:
         self._namespaces.check(namespace)
-        self._secrets.create(namespace, name, value)
+        self._secrets.put(namespace, name, value, new=True)
 
     async def remove_secret(self, namespace: str, name: str) -> None:
         if name not in self._secrets.names(namespace):
@@ -95,10 +95,10 @@ class ManagedProvider(ABC, Generic[F, R]):
         return self._namespaces.all()
 
     async def create_namespace(self, namespace: Namespace) -> None:
-        self._namespaces.create(namespace)
+        self._namespaces.put(namespace, new=True)
 
     async def update_namespace(self, namespace: Namespace) -> None:
-        self._namespaces.update(namespace)
+        self._namespaces.put(namespace, new=False)
 
     async def remove_namespace(self, name: str) -> None:
         async with self._deploying:  # else a function whose deployment is under way would stay
@@ -121,14 +121,11 @@ class ManagedProvider(ABC, Generic[F, R]):
         removed = self._functions.pop(function, None)
         if removed is None:
             raise UnknownFunction(function)
-        self._forget(removed)
+        self._store.forget(removed.record)
         self._listener.function_gone(function)
         task = asyncio.create_task(self._take_down(removed))
         self._leaving[task] = removed
         task.add_done_callback(self._taken_down)
-
-    def _forget(self, function: F) -> None:
-        self._store.forget(function.record)
 
     def _found(self, function: FunctionId) -> F:
         deployed = self._functions.get(function)
@@ -186,27 +183,21 @@ class NamespaceFile:
         if name not in self._made and name != DEFAULT_NAMESPACE:
             raise UnknownNamespace(name)
 
-    def create(self, namespace: Namespace) -> None:
-        if namespace.name in self._made or namespace.name == DEFAULT_NAMESPACE:
+    def put(self, namespace: Namespace, *, new: bool) -> None:
+        if not new:
+            self.check(namespace.name)
+        elif namespace.name in self._made or namespace.name == DEFAULT_NAMESPACE:
             raise NamespaceExists(namespace.name)
-        self._set(namespace)
-
-    def update(self, namespace: Namespace) -> None:
-        self.check(namespace.name)
-        self._set(namespace)
+        self._save({**self._made, namespace.name: namespace})
 
     def remove(self, name: str) -> None:
         """Remove a namespace other than the default one."""
-        del self._made[name]
-        self._save()
+        self._save({other: self._made[other] for other in self._made if other != name})
 
-    def _set(self, namespace: Namespace) -> None:
-        self._made[namespace.name] = namespace
-        self._save()
-
-    def _save(self) -> None:
-        maps = {one.name: [dict(one.labels), dict(one.annotations)] for one in self._made.values()}
+    def _save(self, made: dict[str, Namespace]) -> None:
+        maps = {name: [dict(one.labels), dict(one.annotations)] for name, one in made.items()}
         put_file(self._path, json.dumps(maps).encode(), 0o600)
+        self._made = made
 
 
 class SecretFiles:
@@ -223,22 +214,20 @@ class SecretFiles:
 
     def value(self, namespace: str, name: str) -> bytes:
         try:
-            return self._path(namespace, name).read_bytes()
+            return (self._folder / namespace / name).read_bytes()
         except FileNotFoundError as error:
             raise UnknownSecret(namespace, name) from error
 
-    def create(self, namespace: str, name: str, value: bytes) -> None:
-        if name in self.names(namespace):
-            raise SecretExists(namespace, name)
-        self._put(namespace, name, value)
-
-    def update(self, namespace: str, name: str, value: bytes) -> None:
-        self._require(namespace, name)
-        self._put(namespace, name, value)
+    def put(self, namespace: str, name: str, value: bytes, *, new: bool) -> None:
+        """SecretExists of a `new` one that is there, UnknownSecret of another that is not."""
+        if (name in self.names(namespace)) is new:
+            raise SecretExists(namespace, name) if new else UnknownSecret(namespace, name)
+        folder = self._folder / namespace
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        put_file(folder / name, value, 0o600)
 
     def remove(self, namespace: str, name: str) -> None:
-        self._require(namespace, name)
-        self._path(namespace, name).unlink()
+        (self._folder / namespace / name).unlink()
 
     def show(self, namespace: str, names: Iterable[str], folder: Path, gid: int | None) -> None:
         """Write these secrets, and no others, to a function's folder, for its group to read."""
@@ -252,15 +241,3 @@ class SecretFiles:
                 path.unlink()
         for name in sorted(wanted):
             put_file(folder / name, self.value(namespace, name), 0o440, gid)
-
-    def _require(self, namespace: str, name: str) -> None:
-        if name not in self.names(namespace):
-            raise UnknownSecret(namespace, name)
-
-    def _put(self, namespace: str, name: str, value: bytes) -> None:
-        folder = self._folder / namespace
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        put_file(folder / name, value, 0o600)
-
-    def _path(self, namespace: str, name: str) -> Path:
-        return self._folder / namespace / name

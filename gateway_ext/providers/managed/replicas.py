@@ -7,8 +7,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from common.foreign_text import plain
 from common.tasks import error_of
@@ -41,30 +41,54 @@ def chose_its_end(why: str) -> bool:
     return why.startswith(_EXITED)
 
 
-class ManagedInstance(Protocol):
+@dataclass(eq=False)
+class ManagedInstance(ABC):
     """One container or process that serves a function, from its start to its end."""
 
-    ready: bool
-    exited: asyncio.Future[str]  # resolves to the reason of its end
+    name: str  # in log lines and endpoints
+
+    def __post_init__(self) -> None:
+        self.ready = False
+        self._why = ""  # it was killed
+        # Resolves to the reason of its end.
+        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
-    def name(self) -> str:
-        """Its name in log lines and endpoints."""
-
-    @property
+    @abstractmethod
     def endpoint(self) -> Endpoint: ...
 
+    @abstractmethod
     async def collect_output(self) -> None:
         """Store its output until it has ended and nothing is left of it."""
 
-    async def until_ready(self, within_s: float) -> bool:
-        """True once it can be called; False if it ends first or `within_s` passes."""
-
+    @abstractmethod
     async def stop(self, within_s: float) -> None:
         """Ask it to end; kill it after `within_s`."""
 
+    @abstractmethod
     def kill(self, why: str) -> None:
         """Kill it at once; `why` is the reason that `exited` resolves to."""
+
+    @abstractmethod
+    async def _is_ready(self) -> bool:
+        """Whether it can be called now."""
+
+    async def until_ready(self, within_s: float) -> bool:
+        """True once it can be called; False if it ends first or `within_s` passes."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        while not self.exited.done() and loop.time() < started_s + within_s:
+            if await self._is_ready():
+                self.ready = not self.exited.done()
+                return self.ready
+            await asyncio.sleep(_OFTEN_S if loop.time() < started_s + _FIRST_S else _LATER_S)
+        return False
+
+    def set_ended(self, why: str) -> None:
+        """It has ended, for this reason unless it was killed for another."""
+        self.ready = False
+        if not self.exited.done():
+            self.exited.set_result(self._why or why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +117,6 @@ _FIRST_S, _OFTEN_S, _LATER_S = 2.0, 0.02, 0.2
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def wait_until_ready(
-    is_ready: Callable[[], Awaitable[bool]], exited: asyncio.Future[str], within_s: float
-) -> bool:
-    """True once the instance is ready; False if it exits first or `within_s` passes."""
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    while not exited.done() and loop.time() < started_s + within_s:
-        if await is_ready():
-            return not exited.done()
-        await asyncio.sleep(_OFTEN_S if loop.time() < started_s + _FIRST_S else _LATER_S)
-    return False
-
-
 async def answers(connecting: Awaitable[Connection], route: bytes) -> bool:
     """Whether our runtime answers well at `route`, `ready` or `health`.
 
@@ -128,38 +139,21 @@ async def answers(connecting: Awaitable[Connection], route: bytes) -> bool:
 I = TypeVar("I", bound=ManagedInstance)  # noqa: E741 - an instance
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaContext:
-    """What all replicas of a version share; `changed` is called when readiness changes.
-
-    `starting` is what a start takes its time for. Strangers cause `deaths`.
-    """
-
-    changed: Callable[[], None]
-    log: FunctionLog
-    settings: ManagedSettings
-    starting: str = "its module is still being imported"
-    deaths: StrangerLog = field(default_factory=lambda: StrangerLog(log))
-
-
 class Replica(Generic[I]):
     """Keeps one instance alive until it is stopped; `running` is an instance to begin with."""
 
-    def __init__(
-        self, context: ReplicaContext, make: Callable[[], Awaitable[I]], running: I | None = None
-    ) -> None:
+    def __init__(self, version: "ReplicaSet[I]", running: I | None = None) -> None:
         self.instance: I | None = running
         self.trouble = ""
         self.broken = ""  # why no instance need be waited for; empty while one may become ready
         self.slow: SlowStart | None = None
         self._running = running
         self._detached = False
-        self._context = context
-        self._make = make
+        self._version = version
         self._deaths = 0
         self._was_ready = False  # the instance, whatever became of it
         self._failed_starts = 0
-        self._name = self._start_name = f"{context.log.function.name}-start"
+        self._name = self._start_name = f"{version.log.function.name}-start"
         self._last_line = ""
         self._output: list[str] = []  # of the start that failed last
         self._repeats = False  # the start that failed last, what the one before it wrote
@@ -188,7 +182,7 @@ class Replica(Generic[I]):
         """End its instance, which gets `stop_s` to finish calls in flight."""
         self.leave()
         if self.instance is not None:
-            await self.instance.stop(self._context.settings.stop_s)
+            await self.instance.stop(self._version.settings.stop_s)
         await asyncio.wait([self._task])
 
     async def detach(self) -> None:
@@ -198,7 +192,7 @@ class Replica(Generic[I]):
         await asyncio.wait([self._task])
 
     async def _keep_alive(self) -> None:
-        settings = self._context.settings
+        settings = self._version.settings
         pause_s = settings.first_pause_s
         loop = asyncio.get_running_loop()
         while self._running is not None or not self._leaving.is_set():
@@ -211,7 +205,7 @@ class Replica(Generic[I]):
             if self._was_ready:
                 pause_s = min(pause_s, _MOST_AFTER_CALLS_S)
             self._note_death(why, pause_s)
-            self._context.changed()
+            self._version.changed()
             await asyncio.sleep(pause_s)
             pause_s = min(max(2 * pause_s, settings.first_pause_s), settings.longest_pause_s)
 
@@ -224,7 +218,7 @@ class Replica(Generic[I]):
             try:
                 instance, self._running = self._running, None
                 if instance is None:
-                    instance = await self._make()
+                    instance = await self._version.make()
             except (GatewayError, OSError) as error:
                 self._name, self._last_line, self._repeats = self._start_name, "", False
                 return f"cannot be started: {error}"
@@ -235,16 +229,16 @@ class Replica(Generic[I]):
 
     async def _run_started(self, instance: I) -> str:
         self.instance, self._name = instance, instance.name
-        self._context.log.begin_start(instance.name, self._output)
+        self._version.log.begin_start(instance.name, self._output)
         output = asyncio.create_task(instance.collect_output())
         try:
-            within_s = self._context.settings.start_timeout_s
+            within_s = self._version.settings.start_timeout_s
             if await instance.until_ready(within_s):
                 self._note_ready(instance)
             else:
                 instance.kill(f"was not ready within {within_s:g} s")
             why = await asyncio.shield(instance.exited)
-            self._context.changed()  # before the clean-up: no call may go there any more
+            self._version.changed()  # before the clean-up: no call may go there any more
         except asyncio.CancelledError:
             if self._detached:
                 output.cancel()
@@ -265,12 +259,12 @@ class Replica(Generic[I]):
             try:
                 await output
             finally:
-                start = self._context.log.end_start(instance.name)
+                start = self._version.log.end_start(instance.name)
                 self._repeats = start is not None and start.repeats
                 if start is not None:
                     self._output = start.texts
             if not self._repeats:  # in a thread: the log may be full of another instance's lines
-                last_line = self._context.log.last_line
+                last_line = self._version.log.last_line
                 self._last_line = await asyncio.to_thread(last_line, instance.name)
         except OSError as error:  # such as too many open files
             log.warning("what %s left was not cleaned up: %s", instance.name, error)
@@ -283,22 +277,22 @@ class Replica(Generic[I]):
         self._told_slow = False
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_LIVED_LONG_S, self._forget_deaths)
-        self._context.log.end_start(instance.name)
-        self._context.changed()
+        self._version.log.end_start(instance.name)
+        self._version.changed()
 
     def _forget_deaths(self) -> None:
         """The instance has lived long."""
         self._deaths, self.trouble = 0, ""
-        self._context.changed()
+        self._version.changed()
 
     def _note_slow(self, began_s: float) -> None:
-        self.slow = SlowStart(self._context.starting, began_s)
+        self.slow = SlowStart(self._version.starting, began_s)
         if not self._told_slow:
             self._told_slow = True
-            text = f"{self._context.starting} after {_SLOW_S:g} s"
-            self._context.log.write(self._start_name, text)
+            text = f"{self._version.starting} after {_SLOW_S:g} s"
+            self._version.log.write(self._start_name, text)
             self.trouble = self.trouble or text
-        self._context.changed()
+        self._version.changed()
 
     def _note_death(self, why: str, pause_s: float) -> None:
         self._deaths += 1
@@ -313,9 +307,9 @@ class Replica(Generic[I]):
                 self.broken = last if last.startswith(_IMPORT_FAILED) else f"it {why}{words}"
         told = f"{why}{times}" + (f", in the same way as before{words}" if self._repeats else "")
         follows = f"the next one starts in {pause_s:g} s"
-        self._context.log.write(self._name, f"this instance {told}; {follows}")
-        function, text = self._context.log.function, "%s: an instance %s; %s"
-        self._context.deaths.warn(text, function, self.trouble, follows)
+        self._version.log.write(self._name, f"this instance {told}; {follows}")
+        function, text = self._version.log.function, "%s: an instance %s; %s"
+        self._version.deaths.warn(text, function, self.trouble, follows)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
@@ -326,19 +320,32 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 class ReplicaSet(ABC, Generic[I]):
     """Replicas that run the same; `running` are instances to begin with."""
 
-    def __init__(self, context: ReplicaContext, running: Iterable[I] = ()) -> None:
-        self._context = context
-        self.replicas = [Replica(context, self._make, instance) for instance in running]
+    starting = "its module is still being imported"  # what a start takes its time for
+
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        output: FunctionLog,
+        settings: ManagedSettings,
+        running: Iterable[I] = (),
+    ) -> None:
+        """`changed` is called when readiness changes."""
+        self.changed = changed
+        self.log = output
+        self.settings = settings
+        self.deaths = StrangerLog(log)  # strangers cause deaths
+        self.replicas = [Replica(self, instance) for instance in running]
 
     @property
     @abstractmethod
     def deployment(self) -> Deployment: ...
 
     @abstractmethod
-    async def _make(self) -> I: ...
+    async def make(self) -> I:
+        """Start another instance."""
 
     def add(self) -> Replica[I]:
-        self.replicas.append(Replica(self._context, self._make))
+        self.replicas.append(Replica(self))
         return self.replicas[-1]
 
     @property

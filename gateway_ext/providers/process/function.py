@@ -25,12 +25,11 @@ from gateway_ext.providers.function_environment import (
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
 from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import (
+    ManagedInstance,
     Replica,
-    ReplicaContext,
     ReplicaSet,
     answers,
     exited_with,
-    wait_until_ready,
 )
 from gateway_ext.providers.process import builds, processes
 from gateway_ext.providers.process.builds import BuildRecord, BuildStore
@@ -76,31 +75,22 @@ LIVENESS = LivenessTimes(look_s=0.75, ask_s=10.0)
 _BLOCKED_S = 600.0
 
 
-class ChildInstance:
+@dataclass(eq=False)
+class ChildInstance(ManagedInstance):
     """A process from its start to its end, with all processes that descend from it."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        process: InstanceProcess,
-        place: ProcessPlace,
-        template: FunctionTemplate | None,
-    ) -> None:
-        """`template` is what the process is a fork of."""
-        self.name = name
-        self._template = template
-        self.ready = False
-        self.memory_bytes = place.memory_bytes
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._place = place
-        self._why = ""
+    path: Path
+    process: InstanceProcess
+    place: ProcessPlace
+    template: FunctionTemplate | None  # what the process is a fork of
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.memory_bytes = self.place.memory_bytes
         self._stopping = False
-        self._path = path
-        self._process = process
-        place.leaders.add(process.pid)
-        process.gone.add_done_callback(self._leave)
-        process.exited.add_done_callback(self._handle_exit)
+        self.place.leaders.add(self.process.pid)
+        self.process.gone.add_done_callback(self._leave)
+        self.process.exited.add_done_callback(self._handle_exit)
 
     @classmethod
     async def start(
@@ -125,30 +115,30 @@ class ChildInstance:
     @property
     def pid(self) -> int:
         """The leader of its session."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_warm(self) -> bool:
         """Whether it began with what the example calls had traced."""
-        return self._process.is_warm
+        return self.process.is_warm
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(self.name, f"unix:{self._path}", exited=self.exited)
+        return Endpoint(self.name, f"unix:{self.path}", exited=self.exited)
 
     async def collect_output(self) -> None:
         """Store its output until it has ended; then kill all processes that it has started."""
         watching = asyncio.create_task(self._kill_if_frozen())
         try:
-            await live(self._process, self.name, self._place)
+            await live(self.process, self.name, self.place)
         finally:
             watching.cancel()
 
     async def until_ready(self, within_s: float) -> bool:
-        self.ready = await wait_until_ready(self._is_ready, self.exited, within_s)
-        if self._template is not None and not self._stopping:
-            self._template.fork_ended_up(ready=self.ready)
-        return self.ready
+        ready = await super().until_ready(within_s)
+        if self.template is not None and not self._stopping:
+            self.template.fork_ended_up(ready=ready)
+        return ready
 
     async def stop(self, within_s: float) -> None:
         self.ready = False
@@ -158,7 +148,7 @@ class ChildInstance:
             await asyncio.wait_for(asyncio.shield(self.exited), within_s)
         except TimeoutError:
             why = f"was killed: it did not end within {within_s:g} s"
-            self._place.log.write(self.name, why)
+            self.place.log.write(self.name, why)
             self.kill(why)
             await asyncio.shield(self.exited)
 
@@ -167,7 +157,7 @@ class ChildInstance:
         if not self.exited.done() and not self._why:
             self._why = why
         if not self.exited.done():
-            processes.kill_session(self._process.pid)
+            processes.kill_session(self.process.pid)
             self._signal(signal.SIGKILL)
 
     def enforce_memory_limit(self, usage: processes.ProcessUsage) -> None:
@@ -186,22 +176,21 @@ class ChildInstance:
 
     def _signal(self, number: int) -> None:
         if not self.exited.done():
-            self._process.send_signal(number)
+            self.process.send_signal(number)
 
     def _leave(self, _: asyncio.Future[None]) -> None:
         """Take no call any more: callers notice the end of a process as soon as it is there."""
         if self.ready:
             self.ready = False
-            self._place.changed()
+            self.place.changed()
 
     def _handle_exit(self, ended: asyncio.Future[int]) -> None:
-        self._place.leaders.discard(self.pid)
-        self.ready = False
-        self._path.unlink(missing_ok=True)
-        self.exited.set_result(self._why or _described(ended.result()))
+        self.place.leaders.discard(self.pid)
+        self.path.unlink(missing_ok=True)
+        self.set_ended(_described(ended.result()))
 
     async def _kill_if_frozen(self) -> None:
-        blocked_s = self._place.timeout_s + _BLOCKED_S
+        blocked_s = self.place.timeout_s + _BLOCKED_S
         times = replace(LIVENESS, blocked_s=blocked_s, start_s=math.inf)
         why = await until_frozen(self.pid, self._answers, times)
         self.kill(f"was killed: it {why}")
@@ -213,7 +202,7 @@ class ChildInstance:
         return await self._answers_at(b"ready")
 
     async def _answers_at(self, route: bytes) -> bool:
-        return await answers(asyncio.open_unix_connection(str(self._path)), route)
+        return await answers(asyncio.open_unix_connection(str(self.path)), route)
 
 
 def _started(
@@ -253,7 +242,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
         log: FunctionLog,
         changed: Callable[[], None],
     ) -> None:
-        super().__init__(ReplicaContext(changed, log, parts.bounds))
+        super().__init__(changed, log, parts.bounds)
         self.record = record
         self._orders = _orders(record, python, parts)
         options = function_options.of(record.deployment)
@@ -288,7 +277,7 @@ class ProcessVersion(ReplicaSet[ChildInstance]):
             if replica.ready and replica.instance is not None and not replica.instance.is_warm
         ]
 
-    async def _make(self) -> ChildInstance:
+    async def make(self) -> ChildInstance:
         return await ChildInstance.start(self._orders, self.template, self._place)
 
 

@@ -124,7 +124,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
 
     async def update_secret(self, namespace: str, name: str, value: bytes) -> None:
         """Store a value, and write it to the files of all functions that mount the secret."""
-        self._secrets.update(namespace, name, value)
+        self._secrets.put(namespace, name, value, new=False)
         for function in self._using(namespace, name):
             self._show_secrets(function.record, function.secrets)
             function.renew_templates(f"the secret {name} has changed")
@@ -232,9 +232,7 @@ class ProcessProvider(ManagedProvider[ProcessFunction, BuildRecord]):
         if limited or templates:
             await self._enforce_memory_limits(functions)
         enforce_bounds(
-            templates,
-            most_bytes=self._settings.template_bytes,
-            idle_s=self._bounds.template_idle_s,
+            templates, most_bytes=self._settings.template_bytes, idle_s=self._bounds.template_idle_s
         )
 
     async def _enforce_memory_limits(self, functions: Iterable[ProcessFunction]) -> None:

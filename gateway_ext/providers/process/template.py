@@ -15,11 +15,7 @@ from typing import NamedTuple
 from common.tasks import BackgroundTasks
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import InstanceProcess, LaunchOrders
-from gateway_ext.providers.process.template_run import (
-    ProcessPlace,
-    TemplateKeeper,
-    TemplateRun,
-)
+from gateway_ext.providers.process.template_run import ProcessPlace, TemplateKeeper, TemplateRun
 from gateway_ext.runtime.template.fork_line import TemplateBroken
 
 log = logging.getLogger(__name__)

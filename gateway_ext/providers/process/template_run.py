@@ -15,12 +15,7 @@ from common.liveness import LivenessTimes, until_frozen
 from gateway_ext.providers.managed.logs import FunctionLog, OutputPipe
 from gateway_ext.providers.process import processes
 from gateway_ext.providers.process.launch import MARK, InstanceProcess, LaunchOrders, launch
-from gateway_ext.runtime.template.fork_line import (
-    VARIABLE,
-    ForkReport,
-    OrderLine,
-    TemplateBroken,
-)
+from gateway_ext.runtime.template.fork_line import VARIABLE, ForkReport, OrderLine, TemplateBroken
 
 _REPORT = struct.Struct("=ii")
 _AT_ONCE = 512 * _REPORT.size

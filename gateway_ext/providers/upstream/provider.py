@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -486,18 +486,15 @@ def _password(settings: GatewaySettings) -> str:
 _SOON_S, _PATIENCE_S = 0.2, 60.0
 
 
+@dataclass(eq=False)
 class FunctionPoll:
     """Keeps one listener up to date about all functions; polls never overlap."""
 
-    def __init__(
-        self,
-        site: ProviderSite,
-        everything: Callable[[], Awaitable[Sequence[FunctionStatus]]],
-        every_s: float,
-    ) -> None:
-        self._site = site
-        self._everything = everything
-        self._every_s = every_s
+    site: ProviderSite
+    everything: Callable[[], Awaitable[Sequence[FunctionStatus]]]
+    every_s: float
+
+    def __post_init__(self) -> None:
         self._listener: FunctionListener | None = None
         self._reported: dict[FunctionId, tuple[Deployment, int, int]] = {}
         self._unsettled = False
@@ -527,7 +524,7 @@ class FunctionPoll:
         while True:
             near = self._unsettled and asyncio.get_running_loop().time() < self._short_until_s
             with contextlib.suppress(TimeoutError):
-                async with time_limit(min(_SOON_S, self._every_s) if near else self._every_s):
+                async with time_limit(min(_SOON_S, self.every_s) if near else self.every_s):
                     await self._wake.wait()
             self._wake.clear()
             await self._try_to_poll()
@@ -547,7 +544,7 @@ class FunctionPoll:
 
     async def _poll(self) -> None:
         async with self._polling:
-            statuses = {status.deployment.id: status for status in await self._everything()}
+            statuses = {status.deployment.id: status for status in await self.everything()}
             assert self._listener is not None, "polled only after the start"
             for function in [id_ for id_ in self._reported if id_ not in statuses]:
                 del self._reported[function]
@@ -575,8 +572,8 @@ class FunctionPoll:
 
         The endpoints differ in their names only: the other provider chooses the replica of a call.
         """
-        prefix = f"{self._site.path}/function/{function}"
-        return Endpoint(f"{function}/{number}", f"tcp:{self._site.address}", prefix)
+        prefix = f"{self.site.path}/function/{function}"
+        return Endpoint(f"{function}/{number}", f"tcp:{self.site.address}", prefix)
 
     def _shorten_interval(self) -> None:
         self._short_until_s = asyncio.get_running_loop().time() + _PATIENCE_S

@@ -17,10 +17,10 @@ from gateway_ext.errors import QueueFailed
 from gateway_ext.features import Hooks
 from gateway_ext.gateway import FEATURES, STORES, GatewayApp
 from gateway_ext.jobs.callbacks import CallbackRule
-from gateway_ext.jobs.parts import job_intake, jobs_of, opened_queue
 from gateway_ext.jobs.queue import JobQueue
 from gateway_ext.jobs.routes import make_job_routes
 from gateway_ext.jobs.shared import TextCopy, TextKey, shared_store
+from gateway_ext.jobs.worker import job_intake, jobs_of, opened_queue
 from gateway_ext.metrics import ApiMeters, GatewayMeters
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.openfaas import function_options

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.errors import BadRequest, ProviderFailed
-from gateway_ext.providers.docker.engine import (
-    EngineAway,
-    EngineClient,
-    EngineRefused,
-)
+from gateway_ext.providers.docker.engine import EngineClient
+from gateway_ext.providers.http_api import ServerAway, ServerRefused
 from tests.kit import needs
 from tests.kit.fakes.fake_engine import FakeEngine
 
@@ -77,11 +74,11 @@ async def test_engine_that_does_not_answer_is_away(tmp_path: Path) -> None:
 
     server = await asyncio.start_unix_server(silent, tmp_path / "s")
     async with opened(f"unix://{tmp_path / 's'}") as client:
-        with pytest.raises(EngineAway, match="no answer within"):
+        with pytest.raises(ServerAway, match="no answer within"):
             await client.call("GET", "/info", within_s=0.1)
     server.close()
     async with opened(f"unix://{tmp_path / 'nothing'}") as client:
-        with pytest.raises(EngineAway, match="cannot be reached"):
+        with pytest.raises(ServerAway, match="cannot be reached"):
             await client.call("GET", "/info")
 
 
@@ -93,7 +90,7 @@ async def test_server_that_is_no_engine_is_reported(tmp_path: Path) -> None:
         with pytest.raises(ProviderFailed, match="is no Docker Engine"):
             await client.call("GET", "/info")
         engine.version = "1.41"
-        with pytest.raises(EngineRefused, match="page not found") as refused:
+        with pytest.raises(ServerRefused, match="page not found") as refused:
             await client.call("GET", "/nothing/there")
         assert refused.value.status == 404
     await engine.stop()

@@ -8,9 +8,9 @@ import pytest
 
 from gateway_ext.calls.invoke import Invoke, StreamedResponse
 from gateway_ext.errors import BadRequest, Unknown
-from gateway_ext.jobs.parts import TargetCalls
 from gateway_ext.jobs.shared import SharedStore, shared_store
 from gateway_ext.jobs.values import AsyncCall, MemoryBody, StoredBody
+from gateway_ext.jobs.worker import TargetCalls
 from gateway_ext.model import FunctionId
 from gateway_ext.settings import GatewaySettings
 

@@ -8,16 +8,14 @@ into several graphs cannot be traced without being run; its next call traces in 
 import atexit
 import contextlib
 import contextvars
-import importlib.abc
 import logging
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from torch_shim.capture.roots import Abandoned, pauses
@@ -121,22 +119,10 @@ def frequent_switches() -> Iterator[None]:
         sys.setswitchinterval(before_s)
 
 
-class _PausingFinder(importlib.abc.MetaPathFinder):
-    """Finds no module, but lets the tracing thread pause before each module that it imports."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return None, after a pause perhaps."""
-        del fullname, path, target
-        pauses.step()
-        return None
-
-
 @contextmanager
 def at_imports() -> Iterator[None]:
     """Let the tracing thread pause at each module that it imports inside the `with` block."""
-    finder = _PausingFinder()
+    finder: Any = SimpleNamespace(find_spec=lambda *_: pauses.step())  # which finds none
     sys.meta_path.insert(0, finder)
     try:
         yield

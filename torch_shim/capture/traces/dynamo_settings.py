@@ -27,6 +27,7 @@ from torch._dynamo.exc import (
 )
 from torch.distributions import Distribution
 
+from torch_shim.capture.traces.snapshots import TraceReads
 from torch_shim.patching import assigned, redirect, replace
 
 # A module may be called in many ways: at torch's limit of 8 it would run locally from then on.
@@ -40,10 +41,13 @@ Backend = TypeVar("Backend", bound=Callable[..., Any])
 
 
 class _Traces(threading.local):
-    """What this thread traces: for one of the shim's backends, and beside its caller's thread."""
+    """What this thread traces."""
 
-    ours = False
-    in_background = False
+    ours = False  # for one of the shim's backends
+    in_background = False  # beside its caller's thread
+    reads: TraceReads | None = None  # what the trace has read
+    # What its call of what Dynamo compiled could not trace; None where Dynamo has to raise.
+    failed: list[CodeType] | None = None
 
 
 traces = _Traces()
@@ -126,26 +130,17 @@ def _is_marked(callback: Any, mark: str) -> bool:
 _ALWAYS_RAISED = (ResumePrologueTracingError, UncapturedHigherOrderOpError)
 
 
-class _Call(threading.local):
-    """What this thread calls of what Dynamo compiled."""
-
-    failed: list[CodeType] | None = None  # what it could not trace; None where Dynamo has to raise
-
-
-_call = _Call()
-
-
 def begin_call(*, is_one_graph: bool) -> Callable[[], None]:
     """Begin a call of what Dynamo compiled; return what ends it.
 
     Only then Dynamo passes over the code whose trace failed, unless the call fails as well. Of
     what has to be one graph the trace itself fails.
     """
-    before, handled = _call.failed, sys.exception()
-    failed = _call.failed = None if is_one_graph else []
+    before, handled = traces.failed, sys.exception()
+    failed = traces.failed = None if is_one_graph else []
 
     def end() -> None:
-        _call.failed = before
+        traces.failed = before
         if sys.exception() is handled:
             for code in failed or ():
                 skip_code(code)
@@ -155,9 +150,9 @@ def begin_call(*, is_one_graph: bool) -> Callable[[], None]:
 
 def is_undecided(code: CodeType, error: Exception) -> bool:
     """Whether the call has to show if code can be traced; not if it went on after this code."""
-    if _call.failed is None or code in _call.failed or _says_what_follows(error):
+    if traces.failed is None or code in traces.failed or _says_what_follows(error):
         return False
-    _call.failed.append(code)
+    traces.failed.append(code)
     return True
 
 

@@ -6,7 +6,6 @@ stay as they were in the call. Tensors and modules are not copied.
 
 import contextlib
 import operator
-import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -178,15 +177,6 @@ class TraceReads:
 
     def have_changed(self) -> bool:
         return any(not _are_same(_state_of(value), state) for value, state in self._states.values())
-
-
-class _Current(threading.local):
-    """What this thread's trace has read, if it traces."""
-
-    reads: TraceReads | None = None
-
-
-current = _Current()
 
 
 def _state_of(value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from gateway_ext.calls.passed_headers import asked_wait_s
 from gateway_ext.jobs.attempts import (
     AttemptOutcome,
     BackOff,
-    GiveUp,
+    JobDead,
     RetryPolicy,
     TryAgain,
 )
@@ -27,7 +27,7 @@ PATIENCE = RetryPolicy(
 
 def verdict(
     tried: AttemptOutcome, attempts: int = 0, deferrals: int = 0, age_s: float = 1.0
-) -> TryAgain | GiveUp | None:
+) -> TryAgain | JobDead | None:
     return PATIENCE.verdict(tried, _job(attempts, deferrals), 100.0 + age_s, chance=1.0)
 
 
@@ -59,7 +59,7 @@ def test_waits_grow_up_to_the_most() -> None:
 
 def test_attempts_end_in_a_dead_letter() -> None:
     assert isinstance(verdict(AttemptOutcome(503, "no"), attempts=1), TryAgain)
-    assert verdict(AttemptOutcome(503, "no"), attempts=2) == GiveUp(
+    assert verdict(AttemptOutcome(503, "no"), attempts=2) == JobDead(
         "3 attempts failed, the last one with: no"
     )
 
@@ -67,11 +67,11 @@ def test_attempts_end_in_a_dead_letter() -> None:
 def test_call_that_was_not_taken_costs_no_attempt_but_time() -> None:
     busy = AttemptOutcome(429, "busy", taken=False)
     assert verdict(busy, attempts=2, deferrals=50) == TryAgain(10.0, "busy", counts=False)
-    assert verdict(busy, age_s=100.0) == GiveUp("not taken for 100 s: busy")
+    assert verdict(busy, age_s=100.0) == JobDead("not taken for 100 s: busy")
 
 
 def test_retry_after_is_honoured_beyond_the_most_wait_but_not_for_ever() -> None:
-    def asked(seconds: float) -> TryAgain | GiveUp | None:
+    def asked(seconds: float) -> TryAgain | JobDead | None:
         tried = AttemptOutcome(503, "no", retry_after_s=seconds)
         return PATIENCE.verdict(tried, _job(), 100.0, chance=0.0)
 

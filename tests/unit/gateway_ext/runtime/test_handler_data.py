@@ -41,6 +41,11 @@ class Kept(HandlerData):
     def drop(self, handle: str) -> None:
         self.values.pop(handle, None)
 
+    @property
+    def shim(self) -> "Kept":
+        """It keeps them itself."""
+        return self
+
     def wanted(self, headers: Headers) -> bool:
         del headers
         return True

@@ -94,17 +94,16 @@ async def test_each_call_is_timed_out_at_its_own_time_unless_it_has_ended() -> N
     loop = asyncio.get_running_loop()
     deadlines, began_s = CallDeadlines(loop, 10.0), loop.time()
     calls = [Call() for _ in range(4)]
-    running = []
     for call in calls:
-        running.append(deadlines.add(call.time_out))
+        deadlines.add(call)
         await asyncio.sleep(1)
-    deadlines.remove(running[0])
-    deadlines.remove(running[2])
+    deadlines.remove(calls[0])
+    deadlines.remove(calls[2])
     await asyncio.sleep(30)
     passed = [[round(at_s - began_s, 3) for at_s in call.timed_out_s] for call in calls]
     assert passed == [[], [11.0], [], [13.0]]
     late = Call()  # after a time without calls
-    deadlines.add(late.time_out)
+    deadlines.add(late)
     await asyncio.sleep(9.9)
     assert not late.timed_out_s
     await asyncio.sleep(0.2)
@@ -114,6 +113,6 @@ async def test_each_call_is_timed_out_at_its_own_time_unless_it_has_ended() -> N
 @virtually
 async def test_no_call_is_timed_out_without_a_limit() -> None:
     call = Call()
-    CallDeadlines(asyncio.get_running_loop(), 0.0).add(call.time_out)
+    CallDeadlines(asyncio.get_running_loop(), 0.0).add(call)
     await asyncio.sleep(3000)
     assert not call.timed_out_s

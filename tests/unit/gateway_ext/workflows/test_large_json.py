@@ -15,7 +15,7 @@ from gateway_ext.workflows.errors import StageFailed
 from gateway_ext.workflows.history import RunRecord
 from gateway_ext.workflows.limits import RunLimits, RunShare
 from gateway_ext.workflows.plan import PlannedStage, read_workflow
-from gateway_ext.workflows.runs import LiveRun, RunServices, StageCalls
+from gateway_ext.workflows.runs import LiveRun, RunServices
 from gateway_ext.workflows.stage_inputs import StageAnswer, StageInput, workflow_request
 from tests.kit.fakes.fake_function import says
 from tests.kit.waiting import eventually
@@ -109,8 +109,7 @@ async def test_client_that_leaves_ends_the_wait_for_its_json_to_be_read() -> Non
     services = RunServices(cast(Invoke, None), limits)
     request = workflow_request("c", [], b"", b'"' + b"x" * 100_000 + b'"')
     record = RunRecord(plan.id, "c")
-    calls = StageCalls(services, plan, RunShare(limits), record, TRACE)
-    run = LiveRun(plan, request, record, calls)
+    run = LiveRun(services, plan, request, RunShare(limits), record, TRACE)
     async with services.reading:  # as another run does, for as long as it decodes
         answering = asyncio.create_task(run.answer())
         done, _ = await asyncio.wait({answering}, timeout=0)
@@ -145,8 +144,8 @@ async def test_bodies_are_read_one_at_a_time_when_clients_leave(
     assert not caplog.records
 
 
-class AnsweredCalls(StageCalls):
-    """Calls that are all answered the same."""
+class AnsweredRun(LiveRun):
+    """Calls of stages that are all answered the same."""
 
     async def called(self, stage: PlannedStage, sent: StageInput, finish: Any) -> Any:
         del stage, sent, finish
@@ -163,9 +162,10 @@ async def test_nothing_is_held_of_answers_to_elements_when_their_array_cannot_be
     assert share.held_bytes == 0
 
 
-def a_run(stages: str, json_bytes: int = 1 << 20) -> tuple[StageCalls, RunServices, RunShare]:
-    """The calls of one run of a workflow with these stages."""
+def a_run(stages: str, json_bytes: int = 1 << 20) -> tuple[LiveRun, RunServices, RunShare]:
+    """One run of a workflow with these stages."""
     plan = read_workflow("workflow: w\nstages:\n" + stages)
     limits = RunLimits(9, 1 << 30, 1 << 30, json_bytes)
     services, share = RunServices(cast(Invoke, None), limits), RunShare(limits)
-    return AnsweredCalls(services, plan, share, RunRecord(plan.id, "c"), TRACE), services, share
+    request, record = workflow_request("c", [], b"", b""), RunRecord(plan.id, "c")
+    return AnsweredRun(services, plan, request, share, record, TRACE), services, share

@@ -9,8 +9,8 @@ import pytest
 
 from gateway_ext.errors import QueueAway
 from gateway_ext.model import FunctionId
+from gateway_ext.workflows.parts import LEAST_CALLS, fastest_s, least_times
 from gateway_ext.workflows.plan import WorkflowId, read_workflow
-from gateway_ext.workflows.routes import LEAST_CALLS, fastest_s, least_times
 from gateway_ext.workflows.table import Workflows
 from tests.kit.fakes.fake_function import Got, says
 from tests.kit.waiting import eventually

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway_ext.workflows.history import RunHistory
-from gateway_ext.workflows.parts import left_out
+from gateway_ext.workflows.parts import WorkflowRows, left_out
 from gateway_ext.workflows.plan import read_workflow
-from gateway_ext.workflows.routes import WorkflowRows
 from gateway_ext.workflows.table import Workflows
 
 TEXT = """

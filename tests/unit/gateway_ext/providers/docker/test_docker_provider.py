@@ -12,7 +12,7 @@ from gateway_ext.errors import (
 )
 from gateway_ext.model import Deployment, FunctionId, Namespace
 from gateway_ext.ports import LogQuery
-from gateway_ext.providers.docker.engine import EngineAway
+from gateway_ext.providers.http_api import ServerAway
 from tests.kit.processes.process_functions import store_otherwise
 from tests.kit.waiting import eventually
 from tests.unit.gateway_ext.providers.docker.docker_world import F, Told, world
@@ -65,7 +65,7 @@ async def test_engine_away_is_reported_and_functions_are_there_when_it_is_back(
         await there.deploy()
         (first,) = await there.ready()
         await there.engine.stop()
-        with pytest.raises(EngineAway, match="the Docker Engine at unix://"):
+        with pytest.raises(ServerAway, match="the Docker Engine at unix://"):
             await there.deploy(update=True)
         await there.provider.scale(F, 2)
         assert await there.ready() == [first]  # it may run still

@@ -1,7 +1,7 @@
 """A function of a managed provider, and an instance of it, without processes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,22 +10,22 @@ from typing import Any
 from gateway_ext.model import Deployment, Endpoint, FunctionId
 from gateway_ext.ports import FunctionListener
 from gateway_ext.providers.managed.function import InstanceUsage, ManagedFunction
+from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.records import RecordStore
-from gateway_ext.providers.managed.replicas import ManagedSettings
+from gateway_ext.providers.managed.replicas import ManagedInstance, ManagedSettings, ReplicaSet
 
 F = FunctionId("n", "f")
 DEPLOYMENT = Deployment(F, "reg/f:1")
 
 
-class MortalInstance:
+class MortalInstance(ManagedInstance):
     """An instance that is ready at once, and dies of itself after a time."""
 
-    name = "f-1"
     endpoint = Endpoint("f-1", "unix:/nowhere")
 
     def __init__(self, lives_s: float) -> None:
+        super().__init__("f-1")
         self.ready = True
-        self.exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(lives_s, self.kill, "died")
 
     async def collect_output(self) -> None:
@@ -40,8 +40,29 @@ class MortalInstance:
         self.kill("was stopped")
 
     def kill(self, why: str) -> None:
-        if not self.exited.done():
-            self.exited.set_result(why)
+        self.set_ended(why)
+
+    async def _is_ready(self) -> bool:
+        return self.ready
+
+
+class MadeVersion(ReplicaSet[Any]):
+    """A version whose instances come from a test."""
+
+    deployment = DEPLOYMENT
+
+    def __init__(
+        self,
+        output: FunctionLog,
+        make: Callable[[], Awaitable[MortalInstance]],
+        settings: ManagedSettings,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(changed, output, settings)
+        self._made = make
+
+    async def make(self) -> MortalInstance:
+        return await self._made()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class StillVersion(ReplicaSet[Any]):
     def __init__(self, *states: str) -> None:
         self.replicas = [StillReplica(state) for state in states]
 
-    async def _make(self) -> Any:
+    async def make(self) -> Any:
         raise NotImplementedError
 
     def resize(self, wanted: int) -> list[Replica[Any]]:

@@ -8,7 +8,6 @@ from gateway_ext.providers.managed.logs import FunctionLog
 from gateway_ext.providers.managed.replicas import (
     ManagedSettings,
     Replica,
-    ReplicaContext,
     ReplicaSet,
 )
 from tests.kit.processes.process_functions import Heard
@@ -31,8 +30,7 @@ class AgingVersion(ReplicaSet[MortalInstance]):
 
     def __init__(self, world: "World") -> None:
         log = FunctionLog(F, world.folder, 1 << 20)
-        super().__init__(ReplicaContext(world.function.changed, log, ManagedSettings()))
-        self.log = log
+        super().__init__(world.function.changed, log, ManagedSettings())
         self.made: list[MortalInstance] = []
         self.old: list[MortalInstance] = []
         self.fails = False
@@ -46,7 +44,7 @@ class AgingVersion(ReplicaSet[MortalInstance]):
     def outdated(self) -> list[Replica[MortalInstance]]:
         return [one for one in self.replicas if one.ready and one.instance in self.old]
 
-    async def _make(self) -> MortalInstance:
+    async def make(self) -> MortalInstance:
         if self.fails:
             raise OSError("no memory")
         await self.may_start.wait()

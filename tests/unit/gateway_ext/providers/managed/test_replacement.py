@@ -11,9 +11,9 @@ import pytest
 from gateway_ext.model import FunctionId, LogLine, SlowStart
 from gateway_ext.ports import LogQuery
 from gateway_ext.providers.managed.logs import FunctionLog, StartOutput
-from gateway_ext.providers.managed.replicas import ManagedSettings, Replica, ReplicaContext
+from gateway_ext.providers.managed.replicas import ManagedSettings, Replica
 from tests.kit.virtual_time import until, virtually
-from tests.unit.gateway_ext.providers.managed.managed_world import MortalInstance
+from tests.unit.gateway_ext.providers.managed.managed_world import MadeVersion, MortalInstance
 
 _SETTINGS = ManagedSettings(first_pause_s=0.5, longest_pause_s=60.0)
 _LONG_S, _SHORT_S = 100.0, 1.0
@@ -39,7 +39,7 @@ async def _pauses(
         return kind([*lives_s, 1_000.0][len(starts) - 1])
 
     log = FunctionLog(FunctionId("n", "f"), folder, 1 << 20)
-    replica = Replica(ReplicaContext(lambda: None, log, _SETTINGS), make)
+    replica = Replica(MadeVersion(log, make, _SETTINGS))
     await until(sum(lives_s) + 300.0)
     await replica.stop()
     log.close()
@@ -89,7 +89,7 @@ class StartingInstance(MortalInstance):
         self.name = name
         self.ready = ready
         self._log = log
-        self._why = why
+        self._way = why
         self._lines = lines
 
     async def until_ready(self, within_s: float) -> bool:
@@ -98,7 +98,7 @@ class StartingInstance(MortalInstance):
             self._log.write(self.name, line)
         if not self.ready:
             await asyncio.sleep(_SHORT_S)
-            self.kill(self._why)
+            self.kill(self._way)
         return self.ready
 
 
@@ -111,8 +111,8 @@ class Starts:
         self.lives_s = [_SHORT_S]  # of those that were ready; the last one of all later ones
         self._count = 0
         self.broken: list[str] = []
-        self.context = ReplicaContext(self._note, self.log, _SETTINGS)
-        self.replica = Replica(self.context, self.make)
+        self.version = MadeVersion(self.log, self.make, _SETTINGS, self._note)
+        self.replica = Replica(self.version)
 
     async def lines(self) -> list[str]:
         return [line.text async for line in self.log.read(LogQuery(FunctionId("n", "f")))]
@@ -225,7 +225,7 @@ async def test_log_says_once_that_a_start_takes_long_and_since_when_is_known(
 
     log = FunctionLog(FunctionId("n", "f"), tmp_path, 1 << 20)
     changes: list[float] = []
-    replica = Replica(ReplicaContext(lambda: changes.append(loop.time()), log, _SETTINGS), make)
+    replica = Replica(MadeVersion(log, make, _SETTINGS, lambda: changes.append(loop.time())))
     await until(9.0)
     assert (replica.slow, replica.trouble) == (None, "")
     await until(11.0)
@@ -261,7 +261,7 @@ async def test_deaths_fill_no_log_of_the_gateway_when_instances_end_again_and_ag
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts = Starts(tmp_path, WELL)
-    replicas = [Replica(starts.context, starts.make) for _ in range(4)]
+    replicas = [Replica(starts.version) for _ in range(4)]
     await until(200.0)
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 4, "one at once, and one a minute"

@@ -165,14 +165,14 @@ def test_dynamo_is_configured_again_when_that_failed(dynamo_shim: Snippet) -> No
 from torch_shim.capture import dynamo
 def fail():
     raise AttributeError
-native, dynamo.tensor_classes.install = dynamo.tensor_classes.install, fail
+native, dynamo.show_tensor_classes = dynamo.show_tensor_classes, fail
 for _ in range(2):
     try:
         dynamo.configure()
     except AttributeError:
         continue
     raise AssertionError("half configured, and nobody is told")
-dynamo.tensor_classes.install = native
+dynamo.show_tensor_classes = native
 dynamo.configure()
 """)
 
