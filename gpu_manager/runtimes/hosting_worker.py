@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import os
-import re
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,7 +28,6 @@ from gpu_manager.runtimes.runtime import (
     Observer,
 )
 from gpu_manager.worker import orders
-from gpu_manager.worker.orders import Singly
 from torch_shim.errors import ConnectionLost, WireError
 
 log = logging.getLogger(__name__)
@@ -241,7 +239,9 @@ class WorkerHostedModel(HostedModel):
             self.memory_bytes = max(self.memory_bytes, order.peak_bytes)
             self._observer.ran(self, structs.replace(order, peak_bytes=self.memory_bytes))
         elif isinstance(order, orders.CallsMerged):
-            self._observer.merged(self, merged_sums(order))
+            sums = order.groups, order.calls, order.compared
+            singly = {str(why): times for why, times in order.singly.items()}
+            self._observer.merged(self, MergedSums(*sums, singly, order.never))
         elif isinstance(order, orders.CallsClaimed):
             self._observer.claimed(self, order.lease, order.session)
         elif isinstance(order, orders.CallsComputed):
@@ -478,19 +478,6 @@ async def wait_within(answer: asyncio.Future[Any], grace_s: float) -> None:
         if late_s < _DELAYED_S:
             raise TimeoutError
         deadline_s = loop.time() + min(late_s, grace_s)
-
-
-_REASONS = frozenset(map(str, Singly))  # the only ones that are counted
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def merged_sums(order: orders.CallsMerged) -> MergedSums:
-    """What was added, without reasons and programs that cannot be."""
-    pairs = zip(order.reasons, order.singly, strict=False)
-    singly = {reason: times for reason, times in pairs if reason in _REASONS}
-    told = zip(order.never[::2], order.never[1::2], strict=False)
-    never = {digest: why for digest, why in told if why in _REASONS and _DIGEST.fullmatch(digest)}
-    return MergedSums(order.groups, order.calls, order.compared, singly, never)
 
 
 async def send_image(worker: ForkedWorker, number: int, order: LoadOrder, *, shared: bool) -> None:

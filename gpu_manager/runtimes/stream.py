@@ -1,14 +1,16 @@
 """Which models share a process: a tenant's on one GPU, where their functions wish it."""
 
 import asyncio
-import json
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, MsgspecError
 
 from common.gpu_wishes import PROCESS, STREAM
 from gpu_manager.runtimes.hosting_worker import HostingWorker
@@ -35,6 +37,10 @@ _FORGOTTEN_S = 24 * 3600.0  # a function may have been mended, and its weights b
 _MOST_MODELS = 4096
 _MOST_CHARACTERS = 512  # of a model's name
 _MOST_BYTES = 4 << 20
+_Model = Annotated[str, Meta(max_length=_MOST_CHARACTERS)]
+_Count = Annotated[int, Meta(ge=1, lt=1 << 32)]
+_Counts = Annotated[dict[_Model, tuple[_Count, float]], Meta(max_length=_MOST_MODELS)]
+_DECODER: msgspec.json.Decoder[dict[str, tuple[int, float]]] = msgspec.json.Decoder(_Counts)
 
 
 class ProcessBreaks:
@@ -79,10 +85,10 @@ class ProcessBreaks:
             return {}
         try:
             with self._path.open("rb") as file:
-                return _checked(json.loads(file.read(_MOST_BYTES)))
+                return _DECODER.decode(file.read(_MOST_BYTES))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, MsgspecError) as error:
             log.warning("%s: %s: no model has broken a process, then", self._path, error)
             return {}
 
@@ -92,25 +98,12 @@ class ProcessBreaks:
         aside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         try:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({model: list(entry) for model, entry in self._counts.items()}, file)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(self._counts))
             aside.replace(self._path)
         except OSError as error:
             log.warning("%s: %s: it is forgotten with this manager", self._path, error)
             aside.unlink(missing_ok=True)
-
-
-def _checked(content: Any) -> dict[str, tuple[int, float]]:
-    if not isinstance(content, dict) or len(content) > _MOST_MODELS:
-        raise ValueError("it is no table of models")
-    counts: dict[str, tuple[int, float]] = {}
-    for model, entry in content.items():
-        match entry:
-            case [int(count), float(last_s)] if len(model) <= _MOST_CHARACTERS and count > 0:
-                counts[model] = (count, last_s)
-            case _:
-                raise ValueError(f"{model:.80}: {entry!r:.80} is no count and time")
-    return counts
 
 
 class ChosenRuntime:

@@ -21,6 +21,7 @@ _LARGEST = math.nextafter(MAX_NUMBER, 0.0)
 
 Count = Annotated[int, Meta(ge=0, lt=MAX_NUMBER)]
 Amount = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class WorkerOrder(Struct, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -284,17 +285,15 @@ class CallsMerged(WorkerOrder):
     """Worker to manager: of calls that waited together, since the last of these.
 
     The groups that ran as one and their calls, those that ran both ways to be compared, and those
-    that ran singly, with the reasons and how often each held. What is `never` merged from now on
-    are digests of programs, each with the reason behind it.
+    that ran `singly`, by the reason. What is `never` merged from now on are programs, by digest.
     """
 
     model: Count
     groups: Count
     calls: Count
     compared: Count
-    reasons: list[str]
-    singly: list[Count]
-    never: list[str]
+    singly: dict[Singly, Count]
+    never: dict[Digest, Singly]
 
 
 class BytesMoved(WorkerOrder):

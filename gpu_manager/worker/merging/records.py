@@ -25,7 +25,7 @@ _MOST_FAILURES = 3  # one after the other
 _WEIGHT = 0.2  # of the newest time in a mean
 _MOST_RECORDS = 1024
 _REPORT_S = 0.5  # between two reports
-_MOST_NEVER = 512  # programs and reasons why they are never merged, in one report
+_MOST_NEVER = 256  # programs that are never merged, in one report
 MOST_FORBIDDEN = 1024  # programs of a model; beyond them none is merged any more
 
 
@@ -216,13 +216,12 @@ class MergeSums:
             singly, forbidden = Counter(dict(counts.singly)), list(dict(counts.forbidden).items())
             groups, calls, compared = map(operator.sub, now, self._told)
             more = singly - self._told_singly
-            never = [str(part) for pair in forbidden[self._told_never :] for part in pair]
+            never = forbidden[self._told_never :]
             if not (groups or compared or more or never):
                 return
             self._told, self._told_singly, self._told_never = now, singly, len(forbidden)
-            reasons, times = list(map(str, more)), list(more.values())
-            sums = groups, calls, compared
-            self._tell(CallsMerged(self._model, *sums, reasons, times, never[:_MOST_NEVER]))
+            some = dict(never[:_MOST_NEVER])
+            self._tell(CallsMerged(self._model, groups, calls, compared, dict(more), some))
             for begin in range(_MOST_NEVER, len(never), _MOST_NEVER):
-                some = never[begin : begin + _MOST_NEVER]
-                self._tell(CallsMerged(self._model, 0, 0, 0, [], [], some))
+                some = dict(never[begin : begin + _MOST_NEVER])
+                self._tell(CallsMerged(self._model, 0, 0, 0, {}, some))

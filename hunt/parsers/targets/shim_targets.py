@@ -207,7 +207,7 @@ def _report() -> Target:
     return _msgpack_target(
         "worker-report", lambda data: orders.read(_frame(FrameKind.REPORT, data)), (BadFrame,),
         orders.CallsRan(1, 1, 3, 32, 0.125, 7, 7, 4, [0.5], ""),
-        orders.CallsMerged(1, 2, 24, 6, ["slower"], [3], ["d", "differs"]),
+        orders.CallsMerged(1, 2, 9, 6, {orders.Singly.OFF: 3}, {"d" * 64: orders.Singly.WRITES}),
         orders.DataPut(1, "s", "h", 8, b"about", 0.5),
         reads=("gpu_manager/worker/orders.py",), sender="workers, which tenants may rule",
         bound="64 KiB",

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec import structs
 
 from gpu_manager.worker import orders
+from gpu_manager.worker.orders import Singly
 from tests.kit.outcomes import instead_of, outcome
 from torch_shim.errors import BadFrame
 from torch_shim.wire.frame_socket import Frame
@@ -48,7 +49,9 @@ EXAMPLES: list[orders.WorkerOrder] = [
     orders.Pressure(1, 1, 2, 3),
     orders.Note("text", ""),
     orders.HurryLoad(1),
-    orders.CallsMerged(1, 2, 24, 6, ["slower", "left_over"], [3, 4], ["d", "differs"]),
+    orders.CallsMerged(
+        1, 2, 24, 6, {Singly.SLOWER: 3, Singly.LEFT_OVER: 4}, {"d" * 64: Singly.WRITES}
+    ),
     orders.HandOver(1, "node.handle", 1 << 20),
     orders.HandedOver(1, "node.handle", True),
     orders.WithdrawData(1, "node.handle"),

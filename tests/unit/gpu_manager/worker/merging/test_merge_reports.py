@@ -34,8 +34,8 @@ def test_only_what_was_added_is_reported() -> None:
     counts.singly[Singly.LEFT_OVER] += 1
     sums.report(at_once=True)
     assert told == [
-        orders.CallsMerged(3, 1, 8, 4, ["slower"], [2], ["d", "differs"]),
-        orders.CallsMerged(3, 0, 0, 0, ["slower", "left_over"], [1, 1], []),
+        orders.CallsMerged(3, 1, 8, 4, {Singly.SLOWER: 2}, {"d": Singly.DIFFERS}),
+        orders.CallsMerged(3, 0, 0, 0, {Singly.SLOWER: 1, Singly.LEFT_OVER: 1}, {}),
     ]
 
 
@@ -47,7 +47,7 @@ def test_each_report_has_room_when_many_programs_are_never_merged() -> None:
     MergeSums(3, counts, told.append).report(at_once=True)
     arrived = [travelled(report) for report in told]
     assert [report.groups for report in arrived] == [1, 0, 0, 0]
-    never = [part for report in arrived for part in report.never[::2]]
+    never = [digest for report in arrived for digest in report.never]
     assert never == list(counts.forbidden)
 
 
