@@ -146,10 +146,6 @@ class DockerParts:
     volumes: SecretVolumes
     injection: Injection | None
 
-    def injected(self, deployment: Deployment) -> Mapping[str, str]:
-        """Variables that activate the shim; none unless the function uses a GPU."""
-        return gpu_environment(self.injection, deployment)
-
     def check(self, deployment: Deployment, image: EngineImage) -> None:
         """BadDeployment if the function uses a GPU and its image has no shim."""
         wants_gpu = self.injection is not None and function_options.of(deployment).gpu
@@ -194,7 +190,7 @@ class ContainerVersion(ReplicaSet[ContainerInstance]):
     async def _start(self) -> ContainerInstance:
         parts = self._parts
         volume = await parts.volumes.ready(self.release)
-        injected = parts.injected(self.deployment)
+        injected = gpu_environment(parts.injection, self.deployment)
         limits = self.deployment.limits
         cores = await parts.engine.cores() if limits and limits.cpu else 1
         body = container_spec.container(
@@ -428,7 +424,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
             self._parts.check(deployment, image)
         async with self._deploying:
             self._check(deployment, update=update)  # again: the pull took time
-            injected = injected_digest(self._parts.injected(deployment))
+            injected = injected_digest(gpu_environment(self._parts.injection, deployment))
             release = Release(token_hex(6), deployment, image, injected)
             function = self._functions.get(deployment.id)
             if function is not None:
@@ -495,7 +491,7 @@ class DockerProvider(ManagedProvider[ContainerFunction, ReleaseRecord]):
         """A new release if the variables that activate the shim have changed, else the record."""
         release = record.release
         try:
-            injected = injected_digest(self._parts.injected(release.deployment))
+            injected = injected_digest(gpu_environment(self._parts.injection, release.deployment))
         except BadDeployment:  # an earlier gateway took it: told where it cannot be served
             return record
         if injected == release.injected:
