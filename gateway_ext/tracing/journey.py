@@ -20,7 +20,7 @@ class Attempt:
     """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached."""
 
     number: int
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(init=False)
     seated_s: float = 0.0
     leased_s: float = 0.0
     asked_s: float = 0.0
@@ -34,6 +34,9 @@ class Attempt:
     placement: Placement | None = None
     trace_report: bytes = b""  # the function's report of its own time (`read_report`)
     error: str = ""
+
+    def __post_init__(self) -> None:
+        self.began_s = time.monotonic()
 
     def keep_report(self, trace_report: bytes) -> None:
         """Keep the function's report of its time, unless the report is too long."""
@@ -59,8 +62,8 @@ class Journey:
     sampled: bool
     parent: str = ""
     state: str = ""
-    began_s: float = field(default_factory=time.monotonic)
-    began_ns: int = field(default_factory=time.time_ns)
+    began_s: float = field(init=False)
+    began_ns: int = field(init=False)
     received_s: float = 0.0
     ended_s: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
@@ -68,6 +71,9 @@ class Journey:
     error: str = ""
     by_gateway: bool = False  # whether the gateway makes it: an async call, or a workflow's stage
     stage: str = ""
+
+    def __post_init__(self) -> None:
+        self.began_s, self.began_ns = time.monotonic(), time.time_ns()
 
     def attempt(self) -> Attempt:
         attempt = Attempt(len(self.attempts))
