@@ -165,6 +165,19 @@ async def test_failed_stage_is_the_answer_and_ends_the_others(tmp_path: Path) ->
         assert run["stages"]["right"]["why"] == "stage right: c.openfaas-fn answered 422"
 
 
+async def test_failure_ends_stages_that_countless_paths_lead_to(tmp_path: Path) -> None:
+    """Each stage waits for a whole layer: there are 4 ** 15 paths to the last one."""
+    stages = [f"  s0-{at}: {{function: {'ab'[at == 0]}}}" for at in range(4)]
+    for layer in range(1, 16):
+        before = ", ".join(f"s{layer - 1}-{at}" for at in range(4))
+        stages += [f"  s{layer}-{at}: {{function: a, after: [{before}]}}" for at in range(4)]
+    functions = {"a": says(delay_s=30), "b": says(b"no", 422)}
+    async with workflow_world(tmp_path, functions) as flows:
+        assert (await flows.deploy("\n".join(stages))).status == 202
+
+        assert (await flows.call()).status == 422
+
+
 async def test_failed_call_is_made_again_as_often_as_the_file_says(tmp_path: Path) -> None:
     stages = (
         "  first: {function: a, retries: 2, backoff_ms: 1}\n  last: {function: b, after: first}"
