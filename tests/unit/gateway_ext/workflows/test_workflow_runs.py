@@ -365,6 +365,21 @@ async def test_answer_that_breaks_off_is_cut_for_the_client(tmp_path: Path) -> N
         await eventually_ended(flows, 502)
 
 
+async def test_stage_whose_answer_breaks_off_says_so_and_not_why_it_was_repeated(
+    tmp_path: Path,
+) -> None:
+    stages = "  only: {function: a, retries: 1, backoff_ms: 1}"
+    broken = writes(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", 0.05, close=True)
+    async with workflow_world(tmp_path, {"a": in_turn(says(status=503), broken)}) as flows:
+        await flows.deploy(stages)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await flows.call()
+        await eventually_ended(flows, 502)
+        (run,) = await flows.runs()
+
+        assert run["stages"]["only"]["why"] == run["why"] != ""
+
+
 @pytest.mark.parametrize("slow", ["a", "b"])
 async def test_client_that_leaves_ends_the_calls(tmp_path: Path, slow: str) -> None:
     left = asyncio.Event()
