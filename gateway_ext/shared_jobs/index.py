@@ -14,9 +14,21 @@ from typing import NamedTuple
 
 from gateway_ext.jobs.queue import JobTally
 from gateway_ext.jobs.values import JobKind, JobLane, JobNumber, LaneHead
-from gateway_ext.shared_jobs.records import JobRecord, RecordState
+from gateway_ext.model import FunctionId
+from gateway_ext.shared_jobs.records import JobRecord, RecordState, StoredParts
 
 _ALIVE = frozenset({RecordState.WAITING, RecordState.CLAIMED})
+# Stands for the record of every job that is gone: there are as many as end within minutes.
+_MARK = JobRecord(
+    number=JobNumber(0),
+    function=FunctionId("", ""),
+    call_id="",
+    queued_at_s=0.0,
+    call=StoredParts(0, (), 0),
+    state=RecordState.GONE,
+    lane=JobLane(JobKind.CALL, ""),
+    due_at_s=0.0,
+)
 
 
 @dataclass(slots=True)
@@ -140,18 +152,19 @@ class JobIndex:
 
     def apply(self, subject: str, seq: int, record: JobRecord) -> None:
         known = self._entries.get(subject)
+        kept = _MARK if record.state is RecordState.GONE else record
         if known is not None:
             # A full reading wins: servers that lost their power may have lost newer messages.
             is_unseen = known.reading != self._reading
             if seq < known.seq and not is_unseen:
                 return
-            if seq == known.seq and not (is_unseen and known.record != record):
+            if seq == known.seq and not (is_unseen and known.record != kept):
                 known.reading = self._reading
                 return
             if self._is_reading and not is_unseen:
                 self.outdated.append((subject, known.seq))
-        self._put(IndexEntry(subject, seq, record, self._reading))
-        if record.state is RecordState.GONE:
+        self._put(IndexEntry(subject, seq, kept, self._reading))
+        if kept is _MARK:
             self.marks.append((subject, seq, record.ended))
         else:
             self._offer(subject)

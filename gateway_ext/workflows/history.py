@@ -60,7 +60,7 @@ class RunRecord:
         self.ended_s, self.status, self.why = time.monotonic(), status, why
         for stage in self.stages.values():
             if stage.began_s and not stage.ended_s:
-                stage.ended_s, stage.why = self.ended_s, stage.why or why
+                stage.ended_s, stage.why = self.ended_s, why or stage.why
 
     @property
     def slo(self) -> str:

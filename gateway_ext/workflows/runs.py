@@ -200,7 +200,10 @@ class LiveRun:
         tasks: dict[str, asyncio.Task[None]] = {}
 
         async def run(name: str) -> None:
-            await asyncio.gather(*(tasks[before] for before in self._plan.graph.before(name)))
+            # One by one: a cancelled gather would cancel them along every path of the graph.
+            for before in self._plan.graph.before(name):
+                await asyncio.wait((tasks[before],))
+                tasks[before].result()
             await self._stage(name)
 
         for name in stages:  # each comes after those that it waits for

@@ -450,14 +450,19 @@ def _row_in(turn: Transaction, number: JobNumber, state: int) -> sqlite3.Row | N
 def _dead_letter(turn: Transaction, row: sqlite3.Row) -> DeadLetter:
     bodies = "SELECT IFNULL(SUM(size_bytes), 0) FROM bodies WHERE job = ?"
     (size_bytes,) = turn.db.execute(bodies, (row["number"],)).fetchone()
+    try:
+        call, result = _CALL.decode(row["call"]), _result(row)
+    except ValueError:  # it may be dead because of that, and must not hide the other letters
+        function, queued_at_s = FunctionId(row["namespace"], row["name"]), row["queued_at_s"]
+        call, result = AsyncCall(row["call_id"], function, "", b"", b"", [], queued_at_s), None
     return DeadLetter(
         number=JobNumber(row["number"]),
-        call=_CALL.decode(row["call"]),
+        call=call,
         kind=JobKind(row["kind"]),
         attempts=row["attempts"],
         why=row["why"],
         died_at_s=row["died_at_s"],
-        result=_result(row),
+        result=result,
         size_bytes=size_bytes,
         last_status=row["last_status"],
     )

@@ -221,6 +221,11 @@ async def test_row_that_makes_no_sense_becomes_a_dead_letter_and_hinders_no_othe
         assert [job.call.id for job in jobs] == ["fine"]
         assert queue.tally.dead == 1
 
+        (letter,) = await queue.dead_letters(0, 10)
+        assert (letter.call.id, letter.call.function) == ("odd", ECHO)
+        assert letter.why.startswith("it cannot be read: ")
+        assert (await queue.dead_letter(letter.number))[0] == letter
+
 
 async def test_put_that_is_cancelled_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     async with a_queue(tmp_path, LIMITS) as queue:

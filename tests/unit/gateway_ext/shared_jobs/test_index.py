@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,21 @@ def test_older_message_changes_nothing_and_a_mark_keeps_it_from_coming_to_life()
     one.apply(CALL, 7, record(number=2))
     assert one.mark_of(CALL) == 0
     assert one.tally.calls == {ECHO: 1}
+
+
+def test_of_a_job_that_is_gone_no_record_is_kept() -> None:
+    jobs, gone = index(), record(RecordState.GONE, ended=ME)
+    held = sys.getrefcount(gone)
+    jobs.apply(CALL, 2, gone)
+
+    assert jobs.marks == [(CALL, 2, ME)]
+    assert jobs.mark_of(CALL) == 2
+    assert sys.getrefcount(gone) == held
+    jobs.begin_reading()
+    jobs.apply(CALL, 2, gone)
+    jobs.end_reading()
+    assert jobs.marks == [(CALL, 2, ME)]
+    assert jobs.mark_of(CALL) == 2
 
 
 def test_only_a_full_reading_finds_records_that_newer_ones_should_have_replaced() -> None:

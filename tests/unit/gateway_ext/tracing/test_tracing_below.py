@@ -40,6 +40,15 @@ def test_other_clock_is_shifted_when_its_times_are_impossible() -> None:
     assert spans["compute"].parent_id == spans["graph call"].span_id == GRAPH
 
 
+def test_call_begins_by_the_clocks_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation replaces them, and a call's deadline counts from when it began."""
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 8)
+    call = Journey("c1", "f", "POST", TRACE, 100, gpu=True, sampled=False)
+
+    assert (call.began_s, call.began_ns, call.attempt().began_s) == (7.0, 8, 7.0)
+
+
 def test_wait_for_a_lease_comes_before_the_work() -> None:
     journey = a_journey(b"")
     at_us = journey.began_ns // 1_000 + 1_000

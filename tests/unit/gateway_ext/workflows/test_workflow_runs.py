@@ -165,6 +165,19 @@ async def test_failed_stage_is_the_answer_and_ends_the_others(tmp_path: Path) ->
         assert run["stages"]["right"]["why"] == "stage right: c.openfaas-fn answered 422"
 
 
+async def test_failure_ends_stages_that_countless_paths_lead_to(tmp_path: Path) -> None:
+    """Each stage waits for a whole layer: there are 4 ** 15 paths to the last one."""
+    stages = [f"  s0-{at}: {{function: {'ab'[at == 0]}}}" for at in range(4)]
+    for layer in range(1, 16):
+        before = ", ".join(f"s{layer - 1}-{at}" for at in range(4))
+        stages += [f"  s{layer}-{at}: {{function: a, after: [{before}]}}" for at in range(4)]
+    functions = {"a": says(delay_s=30), "b": says(b"no", 422)}
+    async with workflow_world(tmp_path, functions) as flows:
+        assert (await flows.deploy("\n".join(stages))).status == 202
+
+        assert (await flows.call()).status == 422
+
+
 async def test_failed_call_is_made_again_as_often_as_the_file_says(tmp_path: Path) -> None:
     stages = (
         "  first: {function: a, retries: 2, backoff_ms: 1}\n  last: {function: b, after: first}"
@@ -350,6 +363,21 @@ async def test_answer_that_breaks_off_is_cut_for_the_client(tmp_path: Path) -> N
         with pytest.raises(aiohttp.ClientPayloadError):
             await flows.call()
         await eventually_ended(flows, 502)
+
+
+async def test_stage_whose_answer_breaks_off_says_so_and_not_why_it_was_repeated(
+    tmp_path: Path,
+) -> None:
+    stages = "  only: {function: a, retries: 1, backoff_ms: 1}"
+    broken = writes(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab", 0.05, close=True)
+    async with workflow_world(tmp_path, {"a": in_turn(says(status=503), broken)}) as flows:
+        await flows.deploy(stages)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await flows.call()
+        await eventually_ended(flows, 502)
+        (run,) = await flows.runs()
+
+        assert run["stages"]["only"]["why"] == run["why"] != ""
 
 
 @pytest.mark.parametrize("slow", ["a", "b"])
