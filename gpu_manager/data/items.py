@@ -203,7 +203,8 @@ class DataSpill:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (folder.parent, folder):  # nobody else may list what lies in either
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise DataFailed(f"the folder of spilled data, {folder}: {error}") from error
 

@@ -178,6 +178,8 @@ class ChosenRuntime:
         place = host.tenant, host.gpu
         if self._hosts.get(place) is host:
             del self._hosts[place]
+        if not host.shared:
+            return  # emptied, and taken by a model that has a process for itself
         for model in host.broken_by:
             name = model.order.model
             self._breaks.add(name)

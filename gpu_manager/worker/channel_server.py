@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.call_errors import CallRefused, ContextLost
+from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.devices.lent_memory import make_file
 from gpu_manager.devices.loads import TransferRank
 from gpu_manager.devices.worker_device import Unshare, WorkerDevice
@@ -216,6 +216,8 @@ class ChannelServer:
             handler(frame)
         except CallRefused as refused:
             self._wire.send(FrameKind.FAILED, [refused.failure, refused.detail, refused.facts])
+        except OutOfMemory as short:  # of a request that no room is made for
+            self._wire.send(FrameKind.FAILED, [FailureKind.OUT_OF_MEMORY, str(short)[:500], {}])
         except BadFrame as error:
             self._wire.send(FrameKind.FAILED, [FailureKind.BAD_FRAME, str(error), {}])
         except (ContextLost, RuntimeError) as error:

@@ -411,7 +411,7 @@ class DataInWorker(ModelFeature):
             raise CallRefused(FailureKind.BAD_FRAME, "data in a file has a key, a start and a size")
         _check_room(kept, size_bytes)
         memory, is_mapped = read_file(descriptor, start, size_bytes)
-        with self._gate:
+        with self._gate, _room_told():
             if is_mapped and self._device.device.type == "cpu":
                 self._device.share(memory)  # it takes addresses
                 storage, shared = self._device.borrow(memory, start, size_bytes), True

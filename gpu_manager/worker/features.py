@@ -1,4 +1,4 @@
-"""What a worker does beside running calls: features, each in a folder, and the hooks they have.
+"""What a worker does beside running calls: features, and the hooks that they have.
 
 `life.py` names the features of a worker; the rest of it works without them.
 """

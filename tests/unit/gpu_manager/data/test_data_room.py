@@ -193,6 +193,18 @@ async def test_puts_at_once_stay_within_the_memory(tmp_path: Path) -> None:
     it.close()
 
 
+def test_folder_that_weights_share_is_nobody_elses_when_the_one_of_data_is_made_first(
+    tmp_path: Path,
+) -> None:
+    before = os.umask(0o022)
+    try:
+        DataSpill(tmp_path / "spill" / "data", MIB)
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "spill", tmp_path / "spill" / "data"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
 def test_spilled_data_has_no_name_and_follows_no_link(tmp_path: Path) -> None:
     spill = DataSpill(tmp_path / "data", MIB)
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700

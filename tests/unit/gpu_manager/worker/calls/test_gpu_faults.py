@@ -123,6 +123,29 @@ def test_call_is_made_alone_when_others_have_the_memory_that_was_made_for_it(par
     assert worker.pressures == [5 * MIB]
 
 
+def test_binding_is_refused_when_what_was_moved_to_the_host_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The channel goes on, and with it what only the worker has."""
+
+    def short(*_: Any) -> Any:
+        raise OutOfMemory(5 * MIB, "no room")
+
+    worker = LocalWorker()
+    with worker.connect() as caller:
+        caller.call(DOUBLE, torch.ones(4), keys=[5])
+        worker.executor.sessions.open("s").held(5, 0).parked = True
+        worker.executor.sessions.close("s")
+        bound = {0: [[1, 5, 0], "float32", [4], [1], 0]}
+        with monkeypatch.context() as patched:
+            patched.setattr(worker.device, "unpark", short)
+            with pytest.raises(CallFailed) as failed:
+                caller.bind(DOUBLE, bound)
+        assert failed.value.failure == "out of memory"
+        binding = caller.bind(DOUBLE, bound)
+        assert caller.call(DOUBLE, None, binding=binding).outputs[0].tolist() == [2.0] * 4
+
+
 class Holding:
     """A device's account of the memory that it keeps, as a GPU's allocator has it."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_manager.call_errors import OutOfMemory
 from gpu_manager.worker.data import DataInWorker, PassedData
 from gpu_manager.worker.orders import Admission
 from tests.kit.worlds.caller import (
@@ -181,6 +182,25 @@ def test_session_computes_with_a_file_of_the_manager(state: str) -> None:
         assert total(caller) == (6.0 if sealed else 5.0) * SIZE
         for each in (reader, descriptor):
             os.close(each)
+
+
+def test_file_is_refused_when_the_device_has_no_room_for_its_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The channel goes on: the function's calls send the bytes."""
+
+    def short(*_: Any) -> Any:
+        raise OutOfMemory(1, "no room")
+
+    worker = LocalWorker(features=[PassedData])
+    monkeypatch.setattr(worker.device, "receive", short)
+    with worker.connect("b", 1 << 20) as caller:
+        descriptor = file_of(torch.full((SIZE,), 5.0), sealed=False)
+        for _ in range(2):
+            with pytest.raises(CallFailed) as failed:
+                caller.ask(FrameKind.TAKE, [TAKEN, "", 0, 4 * SIZE], descriptors=[descriptor])
+            assert failed.value.failure == FailureKind.NO_ROOM
+        os.close(descriptor)
 
 
 def test_program_that_writes_has_a_copy_of_a_file_of_the_manager() -> None:
