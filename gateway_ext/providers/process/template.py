@@ -210,12 +210,12 @@ class FunctionTemplate:
     async def _become_instance(self, run: TemplateRun) -> None:
         self._run = None
         self._drop_spare()
-        await run.release()
         why = self._obstacle or "it became an instance itself"
         self._failures += 1
         if self._is_for_good or self._failures >= _MOST_FAILURES:
-            self.refused = why
+            self.refused = why  # at once: another fork that comes now starts no template for it
             self._note(f"of this version is none: {why}")
+        await run.release()
 
     def _spare_soon(self) -> None:
         """Have a spare a moment after the last call of this method."""
