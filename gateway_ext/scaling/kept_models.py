@@ -114,7 +114,7 @@ class KeptModels:
 
     async def _check(self) -> None:
         """Find pins that ended with their GPU, or with a scheduler without a datastore."""
-        believed = [model for model, hand in self._hands.items() if hand.pinned]
+        believed = [model for model, hand in self._hands.items() if hand.wanted and hand.pinned]
         if not believed or self._now_s() < self._check_at_s:
             return
         async with time_limit(ANSWERED_WITHIN_S):

@@ -430,12 +430,16 @@ class ProcessFunction(ManagedFunction[BuildRecord, ProcessVersion]):
 
     @property
     def templates(self) -> list[tuple[FunctionTemplate, bool]]:
-        """Those that are alive, and whether their versions have instances."""
-        return [(v.template, bool(v.replicas)) for v in self._made if v.template.alive]
+        """Those that have processes, and whether their versions have instances."""
+        return [
+            (version.template, bool(version.replicas))
+            for version in self._made
+            if version.template.alive or version.template.busy  # its calls may outlive it
+        ]
 
     @property
     def template_bytes(self) -> int:
-        return sum(version.template.memory_bytes for version in self._made)
+        return sum(template.memory_bytes for template, _ in self.templates)
 
     def renew_templates(self, why: str) -> None:
         """Have later instances import the handler anew."""

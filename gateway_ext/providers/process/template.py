@@ -30,8 +30,13 @@ _NOTICE_S = 1.0  # between the end of a process and the report of its keeper
 
 
 class TemplateUsage(NamedTuple):
-    """The resources of the process that waits for orders, of its spare, and of what is warmed."""
+    """The resources of the process that waits for orders, of its spare, and of what is warmed.
 
+    All are those of whole sessions, which copies of a template are in until they are forks;
+    `alone` are those of the waiting process by itself.
+    """
+
+    alone: processes.ProcessUsage
     waiting: processes.ProcessUsage
     spare: processes.ProcessUsage
     warmed: processes.ProcessUsage
@@ -68,6 +73,7 @@ class FunctionTemplate:
         self._obstacle, self._is_for_good = "", False
         self._failures = 0
         self._idle_cpu_s: float | None = None
+        self._forked_at_look = -1  # its orders before the last look at its memory; -1 during one
         self._closed = False
         self._one_at_a_time = asyncio.Lock()
         self._starting: asyncio.Task[None] | None = None
@@ -116,8 +122,9 @@ class FunctionTemplate:
 
     def enforce(self, limit_bytes: int | None, usage: TemplateUsage) -> None:
         """Note what its processes use; end one that exceeds its limit, or computes unasked."""
-        beyond_bytes = max(0, usage.spare.own_bytes - usage.waiting.own_bytes)
-        self.memory_bytes = usage.waiting.own_bytes + usage.warmed.own_bytes + beyond_bytes
+        waiting = self._without_copies(usage)
+        beyond_bytes = max(0, usage.spare.own_bytes - waiting.own_bytes)
+        self.memory_bytes = waiting.own_bytes + usage.warmed.own_bytes + beyond_bytes
         if limit_bytes is not None and usage.warmed.own_bytes > limit_bytes:
             assert self._warming is not None, "its task is there as long as the process"
             self._warming.cancel()
@@ -127,8 +134,8 @@ class FunctionTemplate:
             self._drop_spare()
         if self._run is None:
             return
-        if limit_bytes is not None and usage.waiting.own_bytes > limit_bytes:
-            self._fail(self._run, _took(usage.waiting, limit_bytes))
+        if limit_bytes is not None and waiting.own_bytes > limit_bytes:
+            self._fail(self._run, _took(waiting, limit_bytes))
         elif self.busy or self._idle_cpu_s is None:
             self._idle_cpu_s = usage.waiting.cpu_s
         elif usage.waiting.cpu_s - self._idle_cpu_s > _MOST_IDLE_CPU_S:
@@ -139,7 +146,8 @@ class FunctionTemplate:
         """The resources of its processes; `sessions` has process ids by the session's leader."""
         runs = (self._run, self._spare, self._warmed)
         pids = [() if run is None else sessions.get(run.process.pid, ()) for run in runs]
-        return TemplateUsage(*map(processes.usage, pids))
+        alone = () if runs[0] is None else (runs[0].process.pid,)
+        return TemplateUsage(*map(processes.usage, (alone, *pids)))
 
     def give_up(self, why: str) -> None:
         """End the process; the next instance that starts brings another one."""
@@ -171,6 +179,13 @@ class FunctionTemplate:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _without_copies(self, usage: TemplateUsage) -> processes.ProcessUsage:
+        """What waits for orders: its session, if nothing was ordered since the look before."""
+        run, before = self._run, self._forked_at_look
+        self._forked_at_look = -1 if run is None or run.forking else run.forked
+        quiet = run is not None and not run.forking and before == run.forked
+        return usage.waiting if quiet else usage.alone
+
     async def _fork_in_turn(self, name: str, listener: int) -> InstanceProcess | None:
         try:
             await self._ensure()
@@ -195,12 +210,12 @@ class FunctionTemplate:
     async def _become_instance(self, run: TemplateRun) -> None:
         self._run = None
         self._drop_spare()
-        await run.release()
         why = self._obstacle or "it became an instance itself"
         self._failures += 1
         if self._is_for_good or self._failures >= _MOST_FAILURES:
-            self.refused = why
+            self.refused = why  # at once: another fork that comes now starts no template for it
             self._note(f"of this version is none: {why}")
+        await run.release()
 
     def _spare_soon(self) -> None:
         """Have a spare a moment after the last call of this method."""
@@ -314,6 +329,7 @@ class FunctionTemplate:
 
     def _fork_from(self, run: TemplateRun, *, warm: bool) -> None:
         self._run, self.warm, self._idle_cpu_s = run, warm, None
+        self._forked_at_look = -1
         run.watch(self._ended)
 
     def _ended(self, run: TemplateRun, why: str) -> None:

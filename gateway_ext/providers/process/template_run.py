@@ -165,6 +165,7 @@ class TemplateRun:
     place: ProcessPlace
 
     def __post_init__(self) -> None:
+        self.forking, self.forked = 0, 0  # orders that are under way, and those before
         self.place.leaders.add(self.process.pid)
         self._living = asyncio.create_task(live(self.process, self.name, self.place))
         self._watching: asyncio.Task[None] | None = None
@@ -241,7 +242,9 @@ class TemplateRun:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if frozen.done():
                 return frozen.result()
-            ended = await asyncio.wait({self.process.exited}, timeout=_NOTICE_S)
+            # It closes its line, too, before it says that it becomes the instance that is ordered.
+            within_s = _FORK_S if self.forking else _NOTICE_S
+            ended = await asyncio.wait({self.process.exited}, timeout=within_s)
             return "ended" if ended[0] else "broke its line"
         finally:
             spoken.cancel()
@@ -279,7 +282,12 @@ class TemplateRun:
             finally:
                 os.close(written)
             unless_begun.enter_context(line)
-            process = await self._began(line, output)
+            self.forking += 1
+            try:
+                process = await self._began(line, output)
+            finally:
+                self.forking -= 1
+                self.forked += 1
             unless_begun.pop_all()
         line.confirm()
         return process, line

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,8 @@ import pytest
 
 from gateway_ext.model import Endpoint, Resources
 from gateway_ext.openfaas.wire import status_json
+from gateway_ext.providers.process.function import ProcessFunction
+from gateway_ext.providers.process.provider import ProcessProvider
 from gateway_ext.providers.process.template_run import TemplateRun
 from tests.kit.processes.process_functions import (
     call,
@@ -288,18 +291,70 @@ async def test_template_that_takes_more_than_an_instance_may_is_ended() -> None:
         await eventually(lambda: lines_with(there, f, "the limit of an instance"), "its end")
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[ProcessProvider]:
+    """An element for each whole look at the memory of all functions."""
+    made: list[ProcessProvider] = []
+    native = ProcessProvider._enforce_memory_limits  # noqa: SLF001 - the limit is the product's own
+
+    async def enforce(self: ProcessProvider, functions: Iterable[ProcessFunction]) -> None:
+        await native(self, functions)
+        made.append(self)
+
+    monkeypatch.setattr(ProcessProvider, "_enforce_memory_limits", enforce)
+    return made
+
+
+async def some_more(looks: list[ProcessProvider]) -> None:
+    before = len(looks)
+    await eventually(lambda: len(looks) >= before + 3, "looks at the memory")
+
+
+LARGE = TELLING + "\nTAKEN = bytearray(b'1' * (60 << 20))\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what left is known by its user")
-async def test_template_and_its_spare_are_not_among_what_left_an_instance() -> None:
-    grown = TELLING + "\nTAKEN = bytearray(b'1' * (60 << 20))\n"
+async def test_template_and_its_spare_are_not_among_what_left_an_instance(
+    spares: list[int], looks: list[ProcessProvider]
+) -> None:
     async with world() as there:
-        there.build("f", grown)
+        there.build("f", LARGE)
         f = await there.deploy(limits=Resources(memory="100Mi"))
         await there.ready(f)
         # Both together take more than an instance may, once the spare is there.
-        await eventually(lambda: there.provider.template_bytes()[f] > 60 << 20, "its memory")
-        await asyncio.sleep(3.0)
+        await eventually(lambda: bool(spares), "its spare")
+        await some_more(looks)
+        assert there.provider.template_bytes()[f] > 60 << 20
         assert not await lines_with(there, f, "that left their instance")
         assert "imported" in await template_text(there, f)
+
+
+async def test_copies_that_a_template_makes_of_itself_for_a_fork_are_not_its_own_memory(
+    spares: list[int], looks: list[ProcessProvider]
+) -> None:
+    # A fork is in the template's session until it has one of its own, which this one waits for.
+    waiting = """
+import time
+native = os.setsid
+def setsid():
+    while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+        time.sleep(0.02)
+    native()
+os.setsid = setsid
+"""
+    async with world() as there:
+        there.build("f", LARGE + waiting)
+        f = await there.deploy(limits=Resources(memory="100Mi"))
+        await eventually(lambda: there.provider.template_bytes()[f] > 60 << 20, "its memory")
+        await some_more(looks)
+        (build,) = there.state.glob("functions/*/*/function")
+        (build / "go").touch()
+        await there.ready(f)
+        await eventually(lambda: bool(spares), "its spare")
+        await some_more(looks)
+        assert 60 << 20 < there.provider.template_bytes()[f] < 100 << 20
+        assert "imported" in await template_text(there, f)
+        assert not await lines_with(there, f, "instances start without it")
 
 
 async def test_instance_has_read_a_changed_secret_when_it_starts_after_the_change() -> None:

@@ -40,6 +40,25 @@ async def test_handler_is_served_and_its_log_says_why_it_has_no_template(what: s
         assert await lines_with(there, f, what)
 
 
+async def test_template_that_is_held_up_as_it_becomes_an_instance_is_waited_for() -> None:
+    # Its line is closed before the line of the instance says so: that is no end.
+    slow = """
+import time
+from gateway_ext.runtime.template import fork_line
+native = fork_line.ControlLine.close
+def close(self):
+    native(self)
+    time.sleep(2.5)
+fork_line.ControlLine.close = close
+"""
+    async with world() as there:
+        there.build("f", f"{OBSTACLES['a lock on']}\n{slow}\n{SERVED}")
+        f = await there.deploy()
+        await there.ready(f)
+        assert "a lock on" in await template_text(there, f)
+        assert not await lines_with(there, f, "instances start without it")
+
+
 async def test_thread_that_ends_with_the_import_is_no_obstacle() -> None:
     short = "import threading, time\nthreading.Thread(target=time.sleep, args=[0.3]).start()\n"
     patient = "from gateway_ext.runtime.template import forks\nforks._ENDING_S = 60.0\n"

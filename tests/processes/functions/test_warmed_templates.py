@@ -143,3 +143,24 @@ async def test_calls_that_take_more_memory_than_an_instance_may_are_given_up() -
         await eventually(lambda: lines_with(there, f, "is not warm: its calls took"), "the note")
         assert json.loads(await call(endpoint))["calls"][0][0] == ""
         assert (await template_text(there, f)).startswith("imported, and not warm: its calls took")
+
+
+async def test_calls_have_the_same_limit_when_the_template_they_came_from_is_gone() -> None:
+    taking = """
+import os, time
+def handle(event, context):
+    if event.body == b"take":
+        while os.path.exists(f"/proc/{TEMPLATE}"):
+            time.sleep(0.01)
+        taken = bytearray(b"1" * (200 << 20))
+        time.sleep(1000)
+    return TEMPLATE
+TEMPLATE = os.getpid()
+"""
+    async with world() as there:
+        folder = there.build("f", taking)
+        (folder / "example.json").write_text('{"body": "take"}')
+        f = await there.deploy(limits=Resources(memory="100Mi"))
+        (endpoint,) = await there.ready(f)
+        os.kill(int(await call(endpoint)), signal.SIGKILL)
+        await eventually(lambda: lines_with(there, f, "its calls took"), "the end of the calls")

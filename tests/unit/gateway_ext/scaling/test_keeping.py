@@ -240,6 +240,19 @@ async def test_a_model_is_pinned_again_when_its_pin_was_lost_with_its_gpu() -> N
 
 
 @virtually
+async def test_a_lost_pin_is_not_made_again_when_nobody_wants_it_any_more() -> None:
+    between = round(CHECK_EVERY_S / EVERY_S)
+    for looks in range(between - 2, between + 3):  # the next of one of them finds that it is lost
+        async with a_stage() as stage:
+            stage.deploy("f").learned.saw(BERT.encode())
+            await asyncio.sleep((looks + 1.5) * EVERY_S)
+            stage.pins.now.clear()
+            stage.remove("f")
+            await some_looks()
+            assert stage.pins.asked == [("pin", BERT_ID), ("unpin", BERT_ID)], looks
+
+
+@virtually
 async def test_unpinning_is_given_up_when_the_model_is_nowhere() -> None:
     async with a_stage() as stage:
         stage.deploy("f").learned.saw(BERT.encode())
