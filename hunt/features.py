@@ -76,7 +76,7 @@ FEATURES = (
         "lists of calls",
         ("gateway_ext/runtime/batches",),
         ("gateway_ext/runtime/process_life.py",),
-        r"batch|\blists?\b",
+        r"handle_batch|e2e/test_batches",
         (
             "tests/unit/gateway_ext/runtime/test_handler_batches",
             "tests/kit/processes/batch_runtime",
