@@ -33,7 +33,7 @@ FEATURES = (
             "gpufaas/stack/workflow_example",
         ),
         (_GATEWAY, _COMMANDS, "gpufaas/stack/examples.py"),
-        r"workflow",
+        r"/workflow|\"workflow\"|(gateway|e2e|page)/test_\w*workflow",
         ("tests/unit/gateway_ext/workflows", "tests/unit/gpufaas/output/test_workflow_text"),
         ("workflow",),
     ),
@@ -125,7 +125,7 @@ FEATURES = (
         "stages",
         ("scheduler/policies/esg",),  # no root: policies are found
         (),
-        r"\besg",
+        r"\"esg\"|policies.esg",
         ("tests/scenarios/esg_batches_a_stage_in_its_time.txt",),
     ),
     Feature(
