@@ -112,7 +112,8 @@ FEATURES = (
         "standing leases",
         ("scheduler/features/standing_leases",),
         (_SCHEDULER,),
-        r"standing|stands",
+        r"standing(=|_s=|\(|_lease|_slice)|with standing_requests|\.stands\b"
+        r"|_lease_that_stands|_recalled_lease_ends",
     ),
     Feature(
         "neighbours",
