@@ -33,7 +33,7 @@ FEATURES = (
             "gpufaas/stack/workflow_example",
         ),
         (_GATEWAY, _COMMANDS, "gpufaas/stack/examples.py"),
-        r"workflow",
+        r"/workflow|\"workflow\"|(gateway|e2e|page)/test_\w*workflow",
         ("tests/unit/gateway_ext/workflows", "tests/unit/gpufaas/output/test_workflow_text"),
         ("workflow",),
     ),
@@ -76,7 +76,7 @@ FEATURES = (
         "lists of calls",
         ("gateway_ext/runtime/batches",),
         ("gateway_ext/runtime/process_life.py",),
-        r"batch|\blists?\b",
+        r"handle_batch|e2e/test_batches",
         (
             "tests/unit/gateway_ext/runtime/test_handler_batches",
             "tests/kit/processes/batch_runtime",
@@ -112,7 +112,8 @@ FEATURES = (
         "standing leases",
         ("scheduler/features/standing_leases",),
         (_SCHEDULER,),
-        r"standing|stands",
+        r"standing(=|_s=|\(|_lease|_slice)|with standing_requests|\.stands\b"
+        r"|_lease_that_stands|_recalled_lease_ends",
     ),
     Feature(
         "neighbours",
@@ -125,7 +126,7 @@ FEATURES = (
         "stages",
         ("scheduler/policies/esg",),  # no root: policies are found
         (),
-        r"\besg",
+        r"\"esg\"|policies.esg",
         ("tests/scenarios/esg_batches_a_stage_in_its_time.txt",),
     ),
     Feature(

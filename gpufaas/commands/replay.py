@@ -54,7 +54,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.parameters:
         raise CommandError("--parameters are of a policy: name it with --policy")
     result = replay(path)
-    print_answer(asdict(result), options, lambda _: replay_text(result))
+    answer = asdict(result) | {"by_kind": dict(result.by_kind)}  # of a Counter asdict counts pairs
+    print_answer(answer, options, lambda _: replay_text(result))
     return int(bool(result.differing_lines))
 
 

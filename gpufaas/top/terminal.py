@@ -85,8 +85,11 @@ class Terminal:
 
     def signalled(self, number: int, _where: FrameType | None) -> None:
         """A signal handler: redraw with the new size, stop with a restored screen, or end."""
-        self._stopped = self._stopped or number == signal.SIGTSTP
-        self.ended = self.ended or number in _ENDS
+        # Only set: another signal may come between a look and what it writes.
+        if number == signal.SIGTSTP:
+            self._stopped = True
+        if number in _ENDS:
+            self.ended = True
         self.wake()
 
     def _stop(self) -> None:

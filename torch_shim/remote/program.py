@@ -18,7 +18,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, WireError
+from torch_shim.errors import (
+    ManagerUnreachable,
+    NoWeights,
+    OtherVersion,
+    RemoteFailure,
+    WireError,
+)
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
@@ -485,6 +491,8 @@ def run_there(leases: ModelLeases, func: Operator, args: Sequence[Any], kwargs: 
     try:
         with NoTorchFunction():
             (result,) = program.run(tensors, leases)
+    except NoWeights:  # the model is gone, and its node has lost the weights
+        return None
     except RemoteFailure as failure:
         if failure.failure == FailureKind.LOST:
             raise error_of(failure) from failure

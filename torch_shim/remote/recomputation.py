@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import RemoteFailure
+from torch_shim.errors import NoWeights, RemoteFailure
 from torch_shim.remote.values import Bound
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of
@@ -135,7 +135,10 @@ class RememberedCall:
         args = [_value(value, outputs) for value in inputs]
         for position, value in bound.given():
             args[position] = value
-        results = self._run(args)
+        try:
+            results = self._run(args)
+        except NoWeights as error:
+            raise _lost("the model that it was computed with is gone") from error
         return [become_cuda(one) if type(one) is torch.Tensor else one for one in results]
 
 

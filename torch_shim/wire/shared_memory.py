@@ -60,7 +60,11 @@ def make_arena(wanted_bytes: int) -> tuple[int, mmap.mmap]:
     while size_bytes < wanted_bytes:
         size_bytes *= 2
     descriptor = _sealed_file("gpufaas-arena", size_bytes)
-    return descriptor, mmap.mmap(descriptor, size_bytes)
+    try:
+        return descriptor, mmap.mmap(descriptor, size_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _sealed_file(name: str, size_bytes: int) -> int:

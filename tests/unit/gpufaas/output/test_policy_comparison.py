@@ -50,6 +50,13 @@ def test_replay_reports_it_when_callers_did_not_wait_for_their_models(
     assert "Callers do not wait for their models" in capsys.readouterr().out
 
 
+def test_replay_prints_the_recording_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(EVERY), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["by_kind"].values()) == found["events"] > 0
+    assert found["differing_lines"] == []
+
+
 def test_replay_prints_all_policies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(EVERY), "--json", "--policy", "all"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -1,11 +1,18 @@
 """Bytes between storages and shared memory, few and many, and the layout of tensors."""
 
 import mmap
+from pathlib import Path
 
 import pytest
 import torch
 
-from torch_shim.wire.shared_memory import copy_of_bytes, layout_of, span_of, write_bytes
+from torch_shim.wire.shared_memory import (
+    copy_of_bytes,
+    layout_of,
+    make_arena,
+    span_of,
+    write_bytes,
+)
 
 FEW, MANY = 100, 1 << 20
 
@@ -68,3 +75,10 @@ def test_span_reaches_from_the_first_element_to_the_last(tensor: torch.Tensor, s
     assert (dtype, shape, strides) == (tensor.dtype, list(tensor.shape), list(tensor.stride()))
     assert offset == tensor.storage_offset()
     assert span_of(shape, strides) == span
+
+
+def test_arena_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="memory"):
+        make_arena(1 << 60)
+    assert not set(Path("/proc/self/fd").iterdir()) - before
