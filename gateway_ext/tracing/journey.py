@@ -15,12 +15,20 @@ WHOLE, RECEIVING = 0, 1
 TURN, LEASE, FUNCTION, HANDLER, BELOW, IN_ATTEMPT = 8, 9, 10, 11, 12, 4096
 
 
+def _now_s() -> float:  # a simulation replaces the clock, and a field would keep the real one
+    return time.monotonic()
+
+
+def _now_unix_ns() -> int:
+    return time.time_ns()
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt at an instance; times are those of `time.monotonic`, 0 for steps not reached."""
 
     number: int
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=_now_s)
     seated_s: float = 0.0
     leased_s: float = 0.0
     asked_s: float = 0.0
@@ -59,8 +67,8 @@ class Journey:
     sampled: bool
     parent: str = ""
     state: str = ""
-    began_s: float = field(default_factory=time.monotonic)
-    began_ns: int = field(default_factory=time.time_ns)
+    began_s: float = field(default_factory=_now_s)
+    began_ns: int = field(default_factory=_now_unix_ns)
     received_s: float = 0.0
     ended_s: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
