@@ -158,9 +158,11 @@ class ServerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """After a complete message only another head can follow."""
+        """After a complete message only another head can follow, or the client's end."""
         self._quiet_bytes = 0
         super().on_message_complete()
+        if not self.pipeline:  # a long body stopped the reading, and nobody asks for more of it
+            self.flow.resume_reading()
         if not getattr(self.cycle, "response_started", True):  # it is None before a stream
             self.cycle.keep_alive = self._keeps_alive
 

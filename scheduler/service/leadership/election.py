@@ -405,5 +405,5 @@ async def term_at(url: str) -> int:
         ):
             health = await answer.json()
         return int(health["term"]) if health["leading"] else 0
-    except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError):
+    except Exception:  # noqa: BLE001 - anyone's key names a URL, and anyone may answer there
         return 0

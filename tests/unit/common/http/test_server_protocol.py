@@ -223,6 +223,27 @@ async def test_watched_client_is_said_to_have_left_when_its_connection_closes() 
         await left.wait()
 
 
+async def test_watched_client_is_said_to_have_left_when_its_whole_body_was_long() -> None:
+    left, began = asyncio.Event(), asyncio.Event()
+
+    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+        del send
+        while (await receive())["more_body"]:
+            pass
+        watch = watch_in(scope)
+        assert watch is not None, "our server offers it"
+        watch.start(left.set)
+        began.set()
+        await left.wait()
+
+    body = bytes(200_000)
+    whole = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with peer(watching, first=whole) as (_, writer):
+        await began.wait()
+        writer.close()
+        await left.wait()
+
+
 async def test_watched_client_is_not_said_to_have_left_when_it_leaves_after_the_answer() -> None:
     found: list[str] = []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from contextlib import AsyncExitStack
 
 import pytest
@@ -123,6 +124,7 @@ async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_cas
         {"leading": True, "term": 7},
         {"leading": False, "term": None},
         {"leading": True, "term": None},
+        {"leading": True, "term": math.inf},
         {},
         [],
         "text",
@@ -138,6 +140,11 @@ async def test_a_scheduler_reports_its_term_when_it_leads_and_0_in_any_other_cas
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    assert [await term_at(url) for _ in range(len(answers))] == [7, 0, 0, 0, 0, 0]
+    assert [await term_at(url) for _ in range(len(answers))] == [7, 0, 0, 0, 0, 0, 0]
     await runner.cleanup()
+    assert await term_at(url) == 0
+
+
+@pytest.mark.parametrize("url", ["", "//b", "b", "http://", "http://[", "http://b:99999", "\x00"])
+async def test_key_that_names_no_url_is_no_leader(url: str) -> None:
     assert await term_at(url) == 0
