@@ -289,7 +289,7 @@ class ClusterState:
         if not arrived and self.loadable is None:
             return
         for slot in gpu.slots:
-            if arrived and not slot.idle:
+            if arrived:
                 for bundle in self.bundles_of(model):
                     self._list(self._busy_holders, bundle, slot)
             self.settle(slot)
@@ -403,7 +403,7 @@ class ClusterState:
             self.rank_loadable()
         if slot.idle:
             self._list_idle(slot)
-        else:
+        if not slot.idle or slot.gpu.arriving:
             self._relist_busy(slot)
 
     def _list_idle(self, slot: Slot) -> None:
@@ -417,7 +417,10 @@ class ClusterState:
             self.demand.fresh_slots[slot] = None
 
     def _relist_busy(self, slot: Slot) -> None:
-        """If it is free sooner than its entries say, enter it anew."""
+        """If it is free sooner than its entries say, enter it anew.
+
+        An idle slot is busy for the models that are arriving there.
+        """
         available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:

@@ -261,7 +261,7 @@ class Lifecycle:
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, -1)
-        if not slot.idle:
+        if not slot.idle or slot.gpu.arriving:
             cluster.settle(slot)  # it is free sooner than its ranking entry says
 
     def recall(self, slot: Slot) -> None:
