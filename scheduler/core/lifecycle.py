@@ -386,6 +386,8 @@ class Lifecycle:
             if model in slot.residents:  # else its worker has died
                 cluster.index.touch(slot.gpu.cache, model, now)
         slot.frequency += 1
+        if slot.idle:
+            cluster.settle(slot)  # its entry of before counts no longer
         ended_s = now if use.ended_s is None else min(use.ended_s, now)
         began_s = min(max(use.began_s, lease.called_until_s), ended_s)
         lease.called_until_s = max(lease.called_until_s, ended_s)

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from scheduler.cluster.request_queue import Bundle
 from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
 from scheduler.composition import make_core
@@ -40,6 +41,8 @@ def check(core: Core) -> None:
         stuck = [slot for slot in slots if slot.gpu.is_stuck(models)]
         busy = [slot for slot in slots if slot not in idle and slot not in stuck]
         assert view.idle_holder(lane.first) is least_used(holding(models, idle))
+        fitting = [slot for slot in slots if has_room(slot) and fits(core, slot, lane.bundle)]
+        assert view.few_idle(lane.first, len(slots)) == sorted(fitting, key=use)
         soonest = min(
             holding(models, busy), key=lambda slot: (begins_s(slot, models), slot.id), default=None
         )
@@ -70,7 +73,17 @@ def begins_s(slot: Slot, models: tuple[str, ...]) -> float:
 
 
 def least_used(slots: list[Slot]) -> Slot | None:
-    return min(slots, key=lambda slot: (slot.frequency, slot.id), default=None)
+    return min(slots, key=use, default=None)
+
+
+def use(slot: Slot) -> tuple[int, str]:
+    return slot.frequency, slot.id
+
+
+def fits(core: Core, slot: Slot, bundle: Bundle) -> bool:
+    moves = not slot.gpu.is_stuck(bundle.models)
+    fits_in = bundle.bytes <= slot.gpu.spec.memory_bytes
+    return moves and fits_in and core.cluster.index.fits(slot.gpu.cache, bundle.needs)
 
 
 def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
