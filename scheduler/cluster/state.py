@@ -284,8 +284,7 @@ class ClusterState:
             return
         arrived = model in gpu.arriving
         gpu.arriving.discard(model)
-        if gpu.stuck.pop(model, None) is not None:
-            self._residency_changed(model)
+        was_stuck = gpu.stuck.pop(model, None) is not None
         if not arrived and self.loadable is None:
             return
         for slot in gpu.slots:
@@ -293,15 +292,17 @@ class ClusterState:
                 for bundle in self.bundles_of(model):
                     self._list(self._busy_holders, bundle, slot)
             self.settle(slot)
+        if was_stuck:  # said once the rankings have its slots again
+            self._residency_changed(model)
 
     def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
         """These loads, and no others, make no progress: no request waits for their ends."""
         before, gpu.stuck = gpu.stuck, {m: gpu.stuck.get(m, at_s) for m, at_s in since_s.items()}
-        for model in sorted(before.keys() ^ gpu.stuck.keys()):
-            self._residency_changed(model)
         gpu.arriving |= gpu.stuck.keys()
         for slot in gpu.slots:
             self.settle(slot)
+        for model in sorted(before.keys() ^ gpu.stuck.keys()):
+            self._residency_changed(model)
 
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand is not None:

@@ -50,6 +50,9 @@ def check(core: Core) -> None:
         moving = [slot for slot in slots if slot not in stuck]
         large = [slot for slot in moving if could_hold(slot, lane.bundle.needs)]
         assert view.least_used(lane.first) is least_used(large)
+    lanes = core.cluster.waiting.lanes
+    held = [bundle for bundle in lanes if core.cluster.is_held(bundle)]
+    assert {each.bundle for each in view.most_in_excess(len(lanes))} == set(held)
 
 
 def has_room(slot: Slot) -> bool:
