@@ -284,24 +284,25 @@ class ClusterState:
             return
         arrived = model in gpu.arriving
         gpu.arriving.discard(model)
-        if gpu.stuck.pop(model, None) is not None:
-            self._residency_changed(model)
+        was_stuck = gpu.stuck.pop(model, None) is not None
         if not arrived and self.loadable is None:
             return
         for slot in gpu.slots:
-            if arrived and not slot.idle:
+            if arrived:
                 for bundle in self.bundles_of(model):
                     self._list(self._busy_holders, bundle, slot)
             self.settle(slot)
+        if was_stuck:  # said once the rankings have its slots again
+            self._residency_changed(model)
 
     def stick(self, gpu: Gpu, since_s: Mapping[ModelId, float]) -> None:
         """These loads, and no others, make no progress: no request waits for their ends."""
         before, gpu.stuck = gpu.stuck, {m: gpu.stuck.get(m, at_s) for m, at_s in since_s.items()}
-        for model in sorted(before.keys() ^ gpu.stuck.keys()):
-            self._residency_changed(model)
         gpu.arriving |= gpu.stuck.keys()
         for slot in gpu.slots:
             self.settle(slot)
+        for model in sorted(before.keys() ^ gpu.stuck.keys()):
+            self._residency_changed(model)
 
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand is not None:
@@ -403,7 +404,7 @@ class ClusterState:
             self.rank_loadable()
         if slot.idle:
             self._list_idle(slot)
-        else:
+        if not slot.idle or slot.gpu.arriving:
             self._relist_busy(slot)
 
     def _list_idle(self, slot: Slot) -> None:
@@ -417,7 +418,10 @@ class ClusterState:
             self.demand.fresh_slots[slot] = None
 
     def _relist_busy(self, slot: Slot) -> None:
-        """If it is free sooner than its entries say, enter it anew."""
+        """If it is free sooner than its entries say, enter it anew.
+
+        An idle slot is busy for the models that are arriving there.
+        """
         available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:

@@ -220,8 +220,10 @@ class Fleet:
         gpu = slot.gpu
         profiles, gpu_type, given = self._cluster.profiles, gpu.spec.gpu_type, event.configuration
         together = event.together
+        if min(event.batch, together) < 1:  # policies weigh what was measured
+            raise BadEvent("run of a batch of", event.batch * together)
         if given is not None:
-            if min(given) < 1:  # policies weigh what was measured
+            if min(given) < 1:
                 raise BadEvent("configuration", tuple(given))
             ran = given._replace(batch=event.batch * together)
             profiles.report_configured(event.model, ran, gpu_type, event.run_s * together)

@@ -1,5 +1,7 @@
 """The lives of requests and leases: what happens to one is done here, and told to the layers."""
 
+from collections.abc import Iterable
+
 from cache_manager.model.ids import ModelId
 from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
@@ -40,6 +42,7 @@ class Lifecycle:
         self.cluster = cluster
         # The layers that are on, by each hook that they override.
         self.hooks: dict[str, list[Layer]] = {name: [] for name in HOOKS}
+        self._on: list[Layer] = []  # in the order in which each hook has them
         self.handover = Handover(settings.first_lease)
         self._max_waiting = settings.max_waiting
         self._early = EarlyReturns()
@@ -47,14 +50,21 @@ class Lifecycle:
         self._fronts = _FRONT
         self._wakes_s = 0.0
 
-    def switch_on(self, layer: Layer) -> None:
-        """From now on this layer is asked and told; one that is off costs nothing."""
-        for name, layers in self.hooks.items():
+    def switch_on(self, layer: Layer, names: Iterable[str] = HOOKS) -> None:
+        """From now on this layer is asked and told, at first perhaps by some of its hooks alone.
+
+        One that is off costs nothing.
+        """
+        if layer not in self._on:
+            self._on.append(layer)
+        for name in names:
+            layers = self.hooks[name]
             overrides = getattr(type(layer), name) is not getattr(Layer, name)
             if overrides and layer not in layers:
-                self.hooks[name] = [*layers, layer]
+                self.hooks[name] = sorted([*layers, layer], key=self._on.index)
 
     def switch_off(self, layer: Layer) -> None:
+        self._on = [other for other in self._on if other is not layer]
         for name, layers in self.hooks.items():
             self.hooks[name] = [other for other in layers if other is not layer]
 
@@ -261,7 +271,7 @@ class Lifecycle:
         slot.local_s = slot.local_s - pending.wait_s if slot.local.count else 0.0
         for model in pending.bundle.models:
             cluster.index.wait(slot.gpu.cache, model, -1)
-        if not slot.idle:
+        if not slot.idle or slot.gpu.arriving:
             cluster.settle(slot)  # it is free sooner than its ranking entry says
 
     def recall(self, slot: Slot) -> None:
@@ -376,6 +386,8 @@ class Lifecycle:
             if model in slot.residents:  # else its worker has died
                 cluster.index.touch(slot.gpu.cache, model, now)
         slot.frequency += 1
+        if slot.idle:
+            cluster.settle(slot)  # its entry of before counts no longer
         ended_s = now if use.ended_s is None else min(use.ended_s, now)
         began_s = min(max(use.began_s, lease.called_until_s), ended_s)
         lease.called_until_s = max(lease.called_until_s, ended_s)

@@ -61,6 +61,8 @@ class _Idle:
 
 
 _NEVER = "never"
+# What it hears while no model leaves by time: which rules come, and what stores have since when.
+_ALWAYS = ("check", "accepted", "forgotten", "stored", "store_reported")
 
 
 class StagedExit(Layer):
@@ -72,9 +74,10 @@ class StagedExit(Layer):
 
     def __init__(self, lifecycle: Lifecycle, settings: CoreSettings) -> None:
         self._cluster = lifecycle.cluster
+        self._lifecycle = lifecycle
         self._rule = exits.make(settings.exit_rule)
         self._own: dict[ModelId, str] = {}
-        self.active = settings.exit_rule != _NEVER
+        self.active = False
         # Models that are idle on a GPU since the last look, those that a node reported in its
         # store, and those that leave by another rule from now on.
         self._fell_idle: list[tuple[Gpu, ModelId]] = []
@@ -84,7 +87,15 @@ class StagedExit(Layer):
         self._stored: dict[tuple[NodeId, ModelId], tuple[Tier, float]] = {}
         self._timers: dict[_Place, tuple[float, Tier]] = {}
         self._due: dict[_Place, tuple[Tier, float, float]] = {}
-        lifecycle.switch_on(self)
+        lifecycle.switch_on(self, _ALWAYS)
+        if settings.exit_rule != _NEVER:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Some model leaves by time from now on."""
+        if not self.active:
+            self.active = True
+            self._lifecycle.switch_on(self)
 
     def handlers(self) -> dict[type[Event], Handler]:
         return {ContextKept: (self._context_kept, True), StageDue: (self._stage_due, True)}
@@ -141,8 +152,6 @@ class StagedExit(Layer):
 
         Its rule is asked once for each time that it is idle in a stage.
         """
-        if not self.active:
-            return None
         place = _Place(node, gpu, model)
         rest = self._resting(node, gpu, model)
         due = self._due.pop(place, None)
@@ -178,7 +187,7 @@ class StagedExit(Layer):
             self._other_rule.add(model)
             if exit_rule:
                 self._own[model] = exit_rule
-                self.active = True
+                self._begin()
             else:
                 del self._own[model]
 
@@ -190,22 +199,21 @@ class StagedExit(Layer):
     # -- on GPUs ----------------------------------------------------------------------------------
 
     def granted(self, lease: ActiveLease) -> None:
-        for model in lease.models if self.active else ():
+        for model in lease.models:
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
                 self._cluster.profiles.of(model).gaps.saw(self._cluster.now - idle_s)
 
     def ended(self, lease: ActiveLease) -> None:
         gpu = lease.slot.gpu
-        for model in lease.models if self.active else ():
+        for model in lease.models:
             resident = gpu.cache.residents.get(model)
             if resident is not None and not resident.users:
                 resident.idle_s = self._idle_s[model] = self._cluster.now
                 self._fell_idle.append((gpu, model))
 
     def found(self, gpu: Gpu, model: ModelId) -> None:
-        if self.active:
-            self._fell_idle.append((gpu, model))
+        self._fell_idle.append((gpu, model))
 
     # -- in the stores of nodes -------------------------------------------------------------------
 

@@ -36,6 +36,19 @@ def test_run_is_refused_when_its_configuration_has_a_part_of_nothing(policy: str
     assert placements(world.arrive(request("r0"))) == [("r0", "g0")]
 
 
+@pytest.mark.parametrize("policy", ["esg", "lalb"])
+@pytest.mark.parametrize("given", [None, Configuration(1, 1, 1)])
+@pytest.mark.parametrize(("batch", "together"), [(0, 1), (-3, 1), (1, 0)])
+def test_run_is_refused_when_it_was_one_of_nothing(
+    policy: str, given: Configuration | None, batch: int, together: int
+) -> None:
+    spec = gpu("g0", slots=2, vcpus=8)
+    world = World(a_core(policy, gpus=[spec], models=(model("bert", run_s={}),)))
+    ran = RunFinished(SlotId("g0.0"), BERT, batch, 0.1, configuration=given, together=together)
+    assert refused(world.send(ran)) == [f"no run of a batch of {batch * together}"]
+    assert placements(world.arrive(request("r0"))) == [("r0", "g0.0")]
+
+
 def test_gpu_is_refused_when_it_names_a_slot_twice() -> None:
     world = World(a_core("lb", gpus=()))
     assert refused(world.send(GpuJoined(with_slots("h0", "x", "x")))) != []

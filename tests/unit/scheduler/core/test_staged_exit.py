@@ -34,6 +34,7 @@ NODE, GPU = NodeId("node-of-g0"), GpuId("g0")
 BERT, VGG, OTHER = ModelId("t/bert"), ModelId("t/vgg"), ModelId("u/other")
 STAGES = "fixed:10,20,30,40"
 CONTEXT_BYTES = 300 * MIB
+ALWAYS_ASKED = ["check", "accepted", "stored", "store_reported", "forgotten"]
 
 
 def a_world(exit_rule: str = STAGES, *, memory_mb: int = 4000) -> World:
@@ -224,6 +225,18 @@ def test_own_rule_holds_until_its_function_names_another() -> None:
     assert [type(each) for each in pass_timers(world, 6.0)] == [Demote]
     used(world, BERT, 7.0, 7.0, rule="")
     assert pass_timers(world, 100.0) == []
+
+
+def test_little_is_asked_of_it_until_some_model_leaves_by_time() -> None:
+    world = a_world("never")
+    hooks = world.core.lifecycle.hooks
+    used(world, BERT, 0.0, 1.0)
+    layer = world.core.layer(StagedExit)
+    assert [name for name, layers in hooks.items() if layer in layers] == ALWAYS_ASKED
+    used(world, BERT, 2.0, 3.0, rule=STAGES)
+    from_the_start = a_world().core.lifecycle.hooks
+    for name, layers in hooks.items():  # it has its place before others that were on by then
+        assert [type(each) for each in layers] == [type(each) for each in from_the_start[name]]
 
 
 def test_unknown_rule_is_refused() -> None:

@@ -1,8 +1,8 @@
 """Slots whose leases run at once: finish times, and memory for the peaks of all of them."""
 
 from cache_manager.model.ids import ModelId, Tier
-from scheduler.model.events import ModelLoaded, RunFinished, SlotFreed
-from scheduler.model.values import SlotId
+from scheduler.model.events import LeaseUsed, ModelLoaded, RunFinished, SlotFreed
+from scheduler.model.values import LeaseUse, RequestId, SlotId
 from tests.kit.cores.builders import GIB, a_core, gpu, model, request
 from tests.kit.cores.core_world import World, placements
 
@@ -59,3 +59,11 @@ def test_two_are_not_placed_together_when_their_measured_peaks_do_not_fit() -> N
     assert world.arrive(request("r1", "b")) == []
     assert placements(world.arrive(request("r2", "small"))) == [("r2", "g0")]
     assert placements(world.free("g0")) == [("r1", "g0")]
+
+
+def test_second_lease_is_given_at_once_after_calls_under_the_first_one() -> None:
+    world = World(a_core("lalbo3", gpus=(PAIR,), models=MODELS))
+    world.arrive(request("r0", "a"))
+    calls = LeaseUse(RequestId("u0"), 1.0, 1.0, 1.5), LeaseUse(RequestId("u1"), 1.5, 1.5, 2.0)
+    world.send(LeaseUsed(world.lease_of("r0"), "f", calls), at=2.0)
+    assert placements(world.arrive(request("r1", "b"))) == [("r1", "g0")]
