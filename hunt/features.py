@@ -86,7 +86,7 @@ FEATURES = (
         "tenants",
         ("scheduler/features/tenants", "gpufaas/commands/quota"),
         (_SCHEDULER, _SERVICE, _COMMANDS),
-        r"quota|tenancy|OwnerT|owner_t|priority|turn_order",
+        r"quota|tenancy|calm_tenant|OwnerT|owner_t|priority|turn_order",
         ("tests/unit/scheduler/features/tenants",),
         ("quota",),
     ),

@@ -1,7 +1,7 @@
 """The bill is collected and written every few seconds; what cannot be written now is later."""
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from cache_manager.model.ids import GpuId, ModelId, Tier
 from scheduler.core.core import Core
 from scheduler.features.billing.bill import BILLED_GPU, BILLS, Bill
-from scheduler.model.errors import StoreUnavailable
 from scheduler.model.events import LeaseComputed, ModelLoaded, RequestArrived, SlotFreed
 from scheduler.model.values import LeaseId, SlotId
 from scheduler.settings import Billing, Settings
-from scheduler.store.datastore import Fence, StoreLease
+from scheduler.store.datastore import Fence
 from scheduler.store.memory_store import MemoryStore
 from tests.kit.cores.builders import a_core, gpu, request
 from tests.kit.waiting import eventually
+from tests.kit.worlds.kept_core import FailingStore
 from tests.kit.worlds.term_parts import term_parts
 
 LOG = logging.getLogger("tests.bill")
@@ -37,30 +37,6 @@ class StandingClock:
 _Collecting = tuple[Bill, StandingClock]
 
 
-class Away(MemoryStore):
-    """A datastore that can be away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-        self.tries = 0
-
-    async def write(
-        self,
-        puts: Mapping[str, bytes],
-        deletes: Iterable[str] = (),
-        fence: Fence | None = None,
-        lease: StoreLease | None = None,
-    ) -> None:
-        self.tries += 1
-        if self.away:
-            raise StoreUnavailable("it was set to be away")
-        await super().write(puts, deletes, fence, lease)
-
-    def periods(self) -> int:
-        return sum(key.startswith(BILLS) for key in self._entries)
-
-
 def a_bill(core: Core, clock: StandingClock, store: MemoryStore, fence: Fence | None) -> Bill:
     settings = Settings(billing=PRICED)
     return Bill(
@@ -77,7 +53,7 @@ def a_bill(core: Core, clock: StandingClock, store: MemoryStore, fence: Fence | 
 
 
 @asynccontextmanager
-async def collecting(core: Core, store: Away) -> AsyncIterator[_Collecting]:
+async def collecting(core: Core, store: FailingStore) -> AsyncIterator[_Collecting]:
     clock = StandingClock()
     fence = Fence("leader", await store.put("leader", b"me"))
     made = a_bill(core, clock, store, fence)
@@ -91,17 +67,18 @@ def gpu_us(collector: Bill) -> int:
 
 
 async def test_bill_is_collected_and_written_again_and_again() -> None:
-    core, write = a_core(gpus=[gpu(f"g{number}") for number in range(250)]), Away()
+    core, write = a_core(gpus=[gpu(f"g{number}") for number in range(250)]), FailingStore()
     async with collecting(core, write) as (collector, clock):
         core.handle(RequestArrived(request("r")), 0.0)
         clock.now = 2.0
         await eventually(lambda: gpu_us(collector) == 2_000_000)
-        tries = write.tries
+        writes = write.writes
         clock.now = 4.0
-        await eventually(lambda: write.tries > tries, "it is not counting: that would seem slow")
+        await eventually(lambda: write.writes > writes, "it is not counting: that would seem slow")
         clock.now = 5.0
         await eventually(lambda: gpu_us(collector) == 5_000_000)
-        await eventually(lambda: write.periods() > 0)
+        await eventually(lambda: not collector.buckets.changed)
+        assert (await write.list(BILLS)).values
         clock.now = 6.0
     assert gpu_us(collector) == 6_000_000
     assert not collector.buckets.changed
@@ -126,11 +103,11 @@ def test_gpu_time_of_a_function_has_no_kept_time_in_it(*, is_late: bool) -> None
 async def test_bill_is_written_later_when_the_datastore_is_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    core, write = a_core(), Away()
+    core, write = a_core(), FailingStore()
     write.away = True
     async with collecting(core, write) as (collector, clock):
         clock.now = 2.0
-        await eventually(lambda: write.tries > 3)
+        await eventually(lambda: write.writes > 3)
         assert collector.buckets.changed
         write.away = False
         await eventually(lambda: not collector.buckets.changed)
