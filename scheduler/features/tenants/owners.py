@@ -109,14 +109,11 @@ class Owner:
         self.name = name
         self.number = number
         self.terms = NO_TERMS
+        self.weight = NO_TERMS.weight
         self.waiting = self.exposed = self.paused = self.leases = 0
         self.queued_s = self.due_sum_s = self.rate = 0.0
         self.window: GpuWindow | None = None
         self.virtual_s = 0.0
-
-    @property
-    def weight(self) -> float:
-        return max(self.terms.weight, _LEAST_WEIGHT)
 
     @property
     def busy(self) -> bool:
@@ -143,6 +140,7 @@ class Owner:
 
     def take_terms(self, terms: OwnerTerms, now: float) -> None:
         self.terms = terms
+        self.weight = max(terms.weight, _LEAST_WEIGHT)
         if terms.gpu_s is None:
             self.window = None
         elif self.window is None or self.window.window_s != terms.window_s:
@@ -185,26 +183,20 @@ class Owner:
 class FunctionOwner(Owner):
     """A function of a namespace, and those of its requests that are held back.
 
-    Of these `turns` wait for their turn; `paused_turns` are the others. It is `stuck` while its
-    first request has no room within a quota of resident bytes. `models` are those that it named, if
-    it has such a quota of its own.
+    Of these `turns` wait for their turn; `paused_turns` are the others. `models` are those that it
+    named, if it has a quota of resident bytes of its own.
     """
 
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
         self.space = space
         self.turns: Lineup[int, Turn] = Lineup()
-        self.stuck = False
         self.models: dict[ModelId, None] = {}
         self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
 
     @property
     def held(self) -> int:
         return len(self.turns)
-
-
-# By virtual time; owners of the same one by their numbers.
-OwnerOrder = Lineup[tuple[float, int], Owner]
 
 
 class TenantSpace(Owner):
@@ -217,7 +209,8 @@ class TenantSpace(Owner):
         super().__init__(name, number)
         self.functions: dict[str, FunctionOwner] = {}
         self.pace = QueuePace()
-        self.turns: OwnerOrder = Lineup()
+        # By virtual time; functions of the same one by their numbers.
+        self.turns: Lineup[tuple[float, int], FunctionOwner] = Lineup()
         self.turn_s = 0.0
 
     def part(self) -> None:
@@ -316,17 +309,20 @@ def namespace_of(function: str) -> str:
 class SummedWeight:
     """How much weight some namespaces have together."""
 
-    def __init__(self, weights: Iterable[float] = ()) -> None:
-        found = tuple(weights)
-        self._count = len(found)
-        self.weight = float(sum(found))
+    def __init__(self, spaces: Iterable[TenantSpace] = ()) -> None:
+        self._spaces = dict.fromkeys(spaces)
+        self.weight = float(sum([space.weight for space in self._spaces]))
 
-    def follow(self, space: TenantSpace, *, was_one: bool, is_one: bool) -> None:
-        """One of them has come, or left."""
-        if is_one != was_one:
-            self._count += 1 if is_one else -1
-            change = space.weight if is_one else -space.weight
-            self.weight = self.weight + change if self._count else 0.0
+    def follow(self, space: TenantSpace, *, is_one: bool) -> None:
+        """This namespace is one of them from now on, or is not."""
+        if is_one == (space in self._spaces):
+            return
+        if is_one:
+            self._spaces[space] = None
+            self.weight += space.weight
+        else:
+            del self._spaces[space]
+            self.weight = self.weight - space.weight if self._spaces else 0.0
 
 
 class OwnerTable:
@@ -375,24 +371,27 @@ class OwnerTable:
         space = self.spaces.get(name)
         return {} if space is None else dict.fromkeys(space.functions.values())
 
-    def count(self, owner: FunctionOwner, waiting: int, leases: int, paused: int = 0) -> None:
-        """A function, and so its namespace, has so many more requests that wait, and leases."""
+    def count(
+        self,
+        owner: FunctionOwner,
+        *,
+        waiting: int = 0,
+        paused: int = 0,
+        leases: int = 0,
+        queued_s: float = 0.0,
+    ) -> None:
+        """A function, and so its namespace, has so much more of each."""
         space = owner.space
-        worked, contended = space.at_work, space.contending > 0
-        for counted in both(owner):
+        for counted in (owner, space):
             counted.waiting += waiting
-            counted.leases += leases
             counted.paused += paused
-        self.busy.follow(space, was_one=worked, is_one=space.at_work)
-        self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
-        if not space.contending:
+            counted.leases += leases
+            counted.queued_s += queued_s
+        contends = space.waiting > space.paused
+        self.waiting.follow(space, is_one=contends)
+        self.busy.follow(space, is_one=contends or space.leases > 0)
+        if not contends:
             space.pace.pause()
-
-    def count_placed(self, function: str, count: int, now: float) -> None:
-        """Requests of a function were placed: its namespace's pace, if others of it wait."""
-        space = self.of(function).space
-        if space.contending:
-            space.pace.placed(count, now)
 
     def wait_s(self, function: str, pace: QueuePace) -> float:
         """The expected wait of a new request of this function, where namespaces take turns.
@@ -469,8 +468,8 @@ class OwnerTable:
 
     def _weigh(self) -> None:
         spaces = self.spaces.values()
-        self.busy = SummedWeight(space.weight for space in spaces if space.at_work)
-        self.waiting = SummedWeight(space.weight for space in spaces if space.contending)
+        self.busy = SummedWeight(space for space in spaces if space.at_work)
+        self.waiting = SummedWeight(space for space in spaces if space.contending)
 
 
 def both(owner: FunctionOwner) -> tuple[Owner, Owner]:

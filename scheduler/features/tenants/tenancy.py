@@ -135,8 +135,9 @@ class Tenancy(Layer):
             self._lifecycle.switch_on(self)
             for pending in self._cluster.requests.values():
                 if pending.standing in (Standing.WAITING, Standing.LOCAL):
-                    self._queue(self._turn(pending))
-                    self._show(self.order.turns[pending.id])
+                    turn = self._turn(pending)
+                    self._queue(turn)
+                    self.order.show(turn)
             for lease in self._cluster.leases.values():
                 self.granted(lease)
             return
@@ -187,12 +188,16 @@ class Tenancy(Layer):
 
     def holds_back(self, pending: Pending) -> bool:
         """Until its turn."""
-        if self.order.is_exposed(pending):
+        cluster, turn = self._cluster, self._turn(pending)
+        if turn.exposed:
             return False
-        turn = self._turn(pending)
-        pending.pauses = self.order.is_to_pause(pending, self._cluster.now)
+        pending.pauses = self.order.is_to_pause(pending, cluster.now)
         self._queue(turn)
-        note_named(turn.owner, pending.models, self._cluster)
+        note_named(turn.owner, pending.models, cluster)
+        is_new = pending.lease is None
+        if is_new and not cluster.held and self.order.comes_at_once(turn):
+            self._take(turn)
+            return False
         self._hold(turn)
         return True
 
@@ -214,7 +219,8 @@ class Tenancy(Layer):
     # -- turns ----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        return self.order.paused.may_be_due(self._cluster.now)
+        look_s = self.order.paused.next_s()
+        return look_s is not None and look_s <= self._cluster.now
 
     def expose(self) -> None:
         """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
@@ -233,6 +239,8 @@ class Tenancy(Layer):
     def expose_more(self) -> bool:
         """Others may have their turn by what the policy decided, or while slots are idle."""
         order = self.order
+        if not (self._cluster.held or self._refused):
+            return False
         more = self._diverted or order.next() is not None or order.resume(self._cluster.now)
         if more or self._expose_spare():
             self._expose_all()
@@ -245,7 +253,7 @@ class Tenancy(Layer):
     def _expose_all(self) -> None:
         """Let the policy see all whose turn it is, and end those that no longer fit by then."""
         self._diverted = False
-        while (turn := self.order.next()) is not None:
+        while self._cluster.held and (turn := self.order.next()) is not None:
             self._expose(turn)
         while self._refused:
             pending, outcome, reason = self._refused.pop()
@@ -278,7 +286,6 @@ class Tenancy(Layer):
 
     def _free(self, owner: FunctionOwner) -> None:
         del self.order.stuck[owner]
-        owner.stuck = False
         self.order.list(owner)
 
     def _expose(self, turn: Turn) -> None:
@@ -293,9 +300,12 @@ class Tenancy(Layer):
         if over is not None:
             self._refuse_by(over, turn)
             return
-        self.order.take(turn)
-        cluster.latest_seq = max(cluster.latest_seq, pending.seq)
+        self._take(turn)
         self._lifecycle.enter_queue(pending)
+
+    def _take(self, turn: Turn) -> None:
+        self.order.take(turn)
+        self._cluster.latest_seq = max(self._cluster.latest_seq, turn.pending.seq)
 
     def _hold(self, turn: Turn) -> None:
         self.order.hold(turn, self._cluster.now)
@@ -346,14 +356,16 @@ class Tenancy(Layer):
             self.ended(lease)
         charge = self.charges[lease.id] = LeaseCharge(self._cluster, lease, owners)
         for owner in charge.distinct():
-            self.owners.count(owner, 0, 1)
+            self.owners.count(owner, leases=1)
         if not lease.beside:
             charge.begin(self._cluster.now + expected_s)
         self._recharge(charge, expected_s * charge.share)
 
     def placed(self, function: str, count: int) -> None:
         if self.takes_turns:
-            self.owners.count_placed(function, count, self._cluster.now)
+            space = self.owners.of(function).space
+            if space.contending:
+                space.pace.placed(count, self._cluster.now)
 
     def calls_reported(self, lease: ActiveLease, function: str, run_s: float) -> None:
         """Charge what was used under a lease that its caller keeps, and a call that runs now."""
@@ -392,7 +404,7 @@ class Tenancy(Layer):
         charge = self.charges.pop(lease.id)
         self._recharge(charge, charge.used_s())
         for owner in charge.distinct():
-            self.owners.count(owner, 0, -1)
+            self.owners.count(owner, leases=-1)
         charge.end()
         for owner in charge.distinct():
             self.order.list(owner)
@@ -458,7 +470,6 @@ class Tenancy(Layer):
         self._withdraw(turn)
         pending.pauses = self.order.has_no_time(pending, self._cluster.now)
         if stuck:
-            turn.owner.stuck = True
             self.order.stuck[turn.owner] = None
         self._diverted = True
         self._hold(turn)
@@ -480,32 +491,18 @@ class Tenancy(Layer):
     def _queue(self, turn: Turn) -> None:
         turn.charge_s = self.order.estimate_s(turn.pending.bundle)
         turn.queued = True
-        self.owners.count(turn.owner, 1, 0)
-        for owner in both(turn.owner):
-            owner.queued_s += turn.charge_s
+        self.owners.count(turn.owner, waiting=1, queued_s=turn.charge_s)
 
     def _unqueue(self, turn: Turn) -> None:
         """A request waits no more; what it was charged in advance is given back."""
         self._withdraw(turn)
         self.order.paused.waits_no_more(turn)
         turn.queued = False
-        self.owners.count(turn.owner, -1, 0)
-        for owner in both(turn.owner):
-            owner.queued_s -= turn.charge_s
-
-    def _show(self, turn: Turn) -> None:
-        """A request counts as exposed, which was so before anybody followed it."""
-        turn.exposed = True
-        for owner in both(turn.owner):
-            owner.exposed += 1
-        self.order.charge(turn.owner, turn.charge_s)
+        self.owners.count(turn.owner, waiting=-1, queued_s=-turn.charge_s)
 
     def _withdraw(self, turn: Turn) -> None:
         if turn.exposed:
-            turn.exposed = False
-            for owner in both(turn.owner):
-                owner.exposed -= 1
-            self.order.charge(turn.owner, -turn.charge_s)
+            self.order.show(turn, exposed=False)
 
 
 class LeaseCharge:

@@ -7,7 +7,6 @@ namespace that returns from idleness begins at the clock: it has saved nothing.
 """
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from cache_manager.model.ids import Tier
@@ -17,7 +16,6 @@ from scheduler.features.tenants.owners import (
     FunctionOwner,
     Lineup,
     Owner,
-    OwnerOrder,
     OwnerTable,
     TenantSpace,
     Turn,
@@ -50,13 +48,14 @@ class TurnOrder:
         self.lead_s = 0.0
         self.virtual_s = 0.0
         self.turns: dict[str, Turn] = {}
+        # Those whose first request has no room within a quota of resident bytes.
         self.stuck: dict[FunctionOwner, None] = {}
         self.paused = PausedCalls(cluster, owners)
         self._cluster = cluster
         self._owners = owners
-        self._spaces: OwnerOrder = Lineup()
+        self._spaces: Lineup[tuple[float, int], TenantSpace] = Lineup()
         self._early: dict[FunctionOwner, None] = {}  # whose first request has a head start
-        self._pace = 0.0  # at which these were listed
+        self._pace = 0.0  # at which these are listed
 
     def estimate_s(self, bundle: Bundle) -> float:
         """The GPU time of one request, with the load if it seems to need one."""
@@ -88,11 +87,14 @@ class TurnOrder:
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
+        self._leave(turn)
+        self.list(turn.owner)
+
+    def _leave(self, turn: Turn) -> None:
         self._cluster.held -= 1
         turn.held = False
         if not self.paused.remove(turn):
             turn.owner.turns.drop(turn)
-            self.list(turn.owner)
 
     def is_to_pause(self, pending: Pending, now: float) -> bool:
         """Whether a new request's call goes on, and a quota of GPU time has no room for it."""
@@ -126,7 +128,9 @@ class TurnOrder:
     def list(self, owner: FunctionOwner) -> None:
         """List a function, and its namespace, where their turns are by now."""
         space = owner.space
-        first = None if owner.stuck or owner.at_its_leases else owner.turns.first()
+        if not (owner.turns.keys or space.turns.keys):
+            return
+        first = None if owner in self.stuck or owner.at_its_leases else owner.turns.first()
         if first is not None and first.head_s:
             self._early[owner] = None
         else:
@@ -141,7 +145,7 @@ class TurnOrder:
 
     def _list_space(self, space: TenantSpace) -> None:
         owner = None if space.at_its_leases else space.turns.first()
-        first = owner.turns.first() if isinstance(owner, FunctionOwner) else None
+        first = None if owner is None else owner.turns.first()
         if first is None:
             self._spaces.drop(space)
             return
@@ -150,16 +154,11 @@ class TurnOrder:
         self._spaces.put(space, (space.virtual_s - self._head_s(first), space.number))
 
     def _why(self, owner: FunctionOwner) -> str:
-        if owner.stuck:
+        if owner in self.stuck:
             return RESIDENT
         if owner.at_its_leases or owner.space.at_its_leases:
             return LEASES
         return AHEAD if owner.space.virtual_s > self.virtual_s else ITS_TURN
-
-    def is_exposed(self, pending: Pending) -> bool:
-        """Whether the policy may place this request, wherever it waits."""
-        turn = self.turns.get(pending.id)
-        return turn is not None and turn.exposed
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -167,40 +166,61 @@ class TurnOrder:
         """The next request that may be placed; with `spare` also where its turn is too late."""
         self._follow_pace()
         space = self._spaces.first()
-        if not isinstance(space, TenantSpace):
+        if space is None:
             return None
         if self.lead_s and not spare:
-            listed_s, _ = self._spaces.keys[space]
-            self._advance(listed_s)
-            if listed_s > self.virtual_s + self.lead_s * self.pace():
+            turn_s, _ = self._spaces.keys[space]
+            self.virtual_s = self._clock_s(turn_s)
+            if turn_s > self.virtual_s + self.lead_s * self._pace:
                 return None
         owner = space.turns.first()
-        assert isinstance(owner, FunctionOwner)
-        turn = owner.turns.first()
-        assert turn is not None
-        return turn
+        assert owner is not None
+        return owner.turns.first()
+
+    def comes_at_once(self, turn: Turn) -> bool:
+        """Whether it is the turn of a new request, while no other one is held back."""
+        owner, space = turn.owner, turn.owner.space
+        if turn.pending.pauses or owner in self.stuck or owner.at_its_leases or space.at_its_leases:
+            return False
+        owner.virtual_s = max(owner.virtual_s, space.turn_s)
+        space.virtual_s = max(space.virtual_s, self.virtual_s)
+        if self.lead_s:
+            self._follow_pace()
+            turn_s = space.virtual_s - self._head_s(turn)
+            clock_s = self._clock_s(turn_s)
+            if turn_s > clock_s + self.lead_s * self._pace:
+                return False
+            self.virtual_s = clock_s
+        return True
 
     def take(self, turn: Turn) -> None:
         """It is the turn of this request, the next one: give it its rank, and charge for it."""
         owner, space, pending = turn.owner, turn.owner.space, turn.pending
+        if turn.held:
+            self._leave(turn)
         space.turn_s = max(space.turn_s, owner.virtual_s)
         turn.tag_s = max(0.0, space.virtual_s - self._head_s(turn))
         if self.lead_s:
             if turn.arrival >= 0:
                 pending.seq = int(turn.tag_s * 1e6) * _SEQ_STEP + turn.arrival % _SEQ_STEP
             cluster = self._cluster
-            pending.number = cluster.accepted - cluster.waiting.count - cluster.held
+            pending.number = cluster.accepted - 1 - cluster.waiting.count - cluster.held
         else:
             pending.seq = turn.arrival
-        turn.exposed = True
-        owner.exposed += 1
-        space.exposed += 1
-        self._charge(owner, turn.charge_s)
-        self.let_go(turn)
+        self.show(turn)
+
+    def show(self, turn: Turn, *, exposed: bool = True) -> None:
+        """Policies see a request from now on, which is charged by estimate; or no longer."""
+        turn.exposed = exposed
+        sign = 1 if exposed else -1
+        turn.owner.exposed += sign
+        turn.owner.space.exposed += sign
+        self.charge(turn.owner, sign * turn.charge_s)
 
     def charge(self, owner: FunctionOwner, seconds: float) -> None:
         """Charge so many seconds more, or fewer, and list the owner where its turn is then."""
-        self._charge(owner, seconds)
+        owner.virtual_s += seconds / owner.weight
+        owner.space.virtual_s += seconds / owner.space.weight
         self.list(owner)
 
     def is_ahead(self, space: TenantSpace) -> bool:
@@ -220,20 +240,16 @@ class TurnOrder:
                 self.list(owner)
 
     def _head_s(self, turn: Turn) -> float:
-        return turn.head_s * self.pace() if self.lead_s and turn.head_s else 0.0
+        return turn.head_s * self._pace if self.lead_s and turn.head_s else 0.0
 
-    def _charge(self, owner: FunctionOwner, seconds: float) -> None:
-        owner.virtual_s += seconds / owner.weight
-        owner.space.virtual_s += seconds / owner.space.weight
-
-    def _advance(self, next_s: float) -> None:
+    def _clock_s(self, next_s: float) -> float:
         """The clock is at the first turn of what waits, and never goes back."""
         cluster = self._cluster
         first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
         if first is not None:
             turn = self.turns.get(first.id)
             next_s = min(next_s, turn.tag_s) if turn is not None else next_s
-        self.virtual_s = max(self.virtual_s, next_s)
+        return max(self.virtual_s, next_s)
 
 
 def head_start_s(pending: Pending, priority: int, now: float) -> float:
@@ -255,7 +271,6 @@ def head_start_s(pending: Pending, priority: int, now: float) -> float:
 # There is room once less than the quota is used, by so much at least; and a part of a window leaves
 # it at a time that is computed in two ways.
 _LEAST_S, _LATER_S = 1e-6, 0.001
-_COMPACT_BEYOND = 64
 _LOOKS = 10  # in a window, while it is not known when there is room
 
 
@@ -271,8 +286,7 @@ class PausedCalls:
         self._cluster = cluster
         self._owners = owners
         # When each function is looked at next: `inf` while its call before, or nothing, has room.
-        self._look_s: dict[FunctionOwner, float] = {}
-        self._looks: list[tuple[float, int, FunctionOwner]] = []  # a heap
+        self._looks: Lineup[tuple[float, int], FunctionOwner] = Lineup()
         # Functions of each namespace that may have room when something of it needs less.
         self._behind: dict[TenantSpace, dict[FunctionOwner, None]] = {}
         # What the resumed calls of each namespace need, by estimate.
@@ -285,8 +299,8 @@ class PausedCalls:
         if self._let_go(turn):  # there is no room any more
             owner.paused_turns.move_to_end(turn, last=False)
             self._wait_for_room(owner, now)
-        elif owner not in self._look_s:
-            self._look_s[owner] = inf
+        elif owner not in self._looks.keys:
+            self._look(owner, inf)
             if owner not in self.resumed:
                 self._wait_for_room(owner, now)
 
@@ -298,7 +312,7 @@ class PausedCalls:
         del owner.paused_turns[turn]
         self._count(owner, -1)
         if not owner.paused_turns:
-            del self._look_s[owner]
+            self._looks.drop(owner)
             behind = self._behind.get(owner.space, {})
             behind.pop(owner, None)
             if not behind:
@@ -313,21 +327,16 @@ class PausedCalls:
     def may_have_room(self, owner: FunctionOwner) -> None:
         """Something of it needs less GPU time than was expected."""
         for function in self._behind.pop(owner.space, ()):
-            if function in self._look_s:
+            if function in self._looks.keys:
                 self._look(function, 0.0)
-
-    def may_be_due(self, now: float) -> bool:
-        """Whether `due` has to be asked."""
-        return bool(self._looks) and self._looks[0][0] <= now
 
     def due(self, now: float, estimate_s: Callable[[Bundle], float]) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
         turns = []
-        while self.may_be_due(now):
-            look_s, _, owner = heappop(self._looks)
-            if self._look_s.get(owner) != look_s:
-                continue
-            self._look_s[owner] = inf
+        while (look_s := self.next_s()) is not None and look_s <= now:
+            owner = self._looks.first()
+            assert owner is not None
+            self._look(owner, inf)
             if owner in self.resumed:
                 continue
             if any(self.short_s(each, now) > 0.0 for each in both(owner)):
@@ -341,26 +350,27 @@ class PausedCalls:
 
     def next_s(self) -> float | None:
         """When there may be room next; None: not without another event."""
-        looks = self._looks
-        while looks and self._look_s.get(looks[0][2]) != looks[0][0]:
-            heappop(looks)
-        return looks[0][0] if looks else None
+        owner = self._looks.first()
+        if owner is None:
+            return None
+        look_s, _ = self._looks.keys[owner]
+        return look_s if look_s < inf else None
 
     def terms_changed(self) -> None:
         """There may be room at once."""
-        for owner in self._look_s:
+        for owner in self._looks.keys:
             self._look(owner, 0.0)
 
     def clear(self) -> None:
         self.resumed.clear()
-        self._looks.clear()
+        self._looks = Lineup()
         self._behind.clear()
         self._coming_s.clear()
 
     def _count(self, owner: FunctionOwner, more: int) -> None:
         self._cluster.paused += more
         self._cluster.contending -= more
-        self._owners.count(owner, 0, 0, more)
+        self._owners.count(owner, paused=more)
 
     def _let_go(self, turn: Turn) -> bool:
         """Count this call no more as the one of its function that goes on; whether it was that."""
@@ -400,9 +410,4 @@ class PausedCalls:
         self._look(function, at_s)
 
     def _look(self, owner: FunctionOwner, at_s: float) -> None:
-        self._look_s[owner] = at_s
-        if at_s < inf:
-            heappush(self._looks, (at_s, owner.number, owner))
-        if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
-            self._looks = [look for look in self._looks if self._look_s.get(look[2]) == look[0]]
-            heapify(self._looks)
+        self._looks.put(owner, (at_s, owner.number))

@@ -8,6 +8,7 @@ from cache_manager.model.ids import tenant_of
 from scheduler.cluster.request_queue import Standing
 from scheduler.features.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.features.tenants.tenancy import Tenancy
+from scheduler.features.tenants.turn_order import TurnOrder
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -143,7 +144,7 @@ class TenantInvariants(Invariants):
             heads = []
             for function in space.functions.values():
                 first = function.turns.first()
-                if first is not None and not _at_quota(function):
+                if first is not None and not _at_quota(function, order):
                     heads.append(first)
             free += heads
             if not heads:
@@ -288,5 +289,5 @@ def _for_another(world: World, given: Dispatch) -> bool:
     return any({tenant_of(model)} != spaces for model in given.models)
 
 
-def _at_quota(function: FunctionOwner) -> bool:
-    return function.stuck or function.at_its_leases or function.space.at_its_leases
+def _at_quota(function: FunctionOwner, order: TurnOrder) -> bool:
+    return function in order.stuck or function.at_its_leases or function.space.at_its_leases
