@@ -102,7 +102,7 @@ class Owner:
     `waiting` requests wait, of which `exposed` ones may be placed and `paused` ones wait for GPU
     time of a quota; `leases` are in force, on `rate` slots. `queued_s` is the estimated GPU time of
     what waits, `due_sum_s` the sum of the times at which the leases should end. `virtual_s` is the
-    GPU time that it was charged by its weight.
+    GPU time that it was charged by its weight. It is `limited` if it has a quota.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -110,6 +110,7 @@ class Owner:
         self.number = number
         self.terms = NO_TERMS
         self.weight = NO_TERMS.weight
+        self.limited = False
         self.waiting = self.exposed = self.paused = self.leases = 0
         self.queued_s = self.due_sum_s = self.rate = 0.0
         self.window: GpuWindow | None = None
@@ -141,6 +142,8 @@ class Owner:
     def take_terms(self, terms: OwnerTerms, now: float) -> None:
         self.terms = terms
         self.weight = max(terms.weight, _LEAST_WEIGHT)
+        quotas = terms.gpu_s, terms.resident_bytes, terms.leases, terms.waiting
+        self.limited = quotas != (None, None, None, None)
         if terms.gpu_s is None:
             self.window = None
         elif self.window is None or self.window.window_s != terms.window_s:
@@ -197,6 +200,11 @@ class FunctionOwner(Owner):
     @property
     def held(self) -> int:
         return len(self.turns)
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether some quota of its own, or of its namespace, holds for it."""
+        return self.limited or self.space.limited
 
 
 class TenantSpace(Owner):

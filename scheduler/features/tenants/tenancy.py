@@ -168,13 +168,14 @@ class Tenancy(Layer):
         cluster, order, request = self._cluster, self.order, pending.request
         if not promised:
             self.owners.forget_when_due(order.virtual_s)
-            owner, expected_s = self.owners.of(request.function), order.estimate_s(pending.bundle)
-            over = refusal(owner, pending.bundle, expected_s, cluster.now, goes_on=request.goes_on)
+            owner = self.owners.of(request.function)
+            over = self._over_quota(owner, pending) if owner.has_quotas else None
             if over is not None:
                 self.owners.count_refusal(over)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = pending.pauses = order.is_to_pause(pending, cluster.now)
+        pauses = request.goes_on and order.is_to_pause(pending, cluster.now)
+        pending.pauses = pauses
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
             return None
@@ -182,6 +183,10 @@ class Tenancy(Layer):
             return None
         reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
+
+    def _over_quota(self, owner: FunctionOwner, pending: Pending) -> QuotaRefusal | None:
+        goes_on, expected_s = pending.request.goes_on, self.order.estimate_s(pending.bundle)
+        return refusal(owner, pending.bundle, expected_s, self._cluster.now, goes_on=goes_on)
 
     def wait_s(self, function: str) -> float | None:
         return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
@@ -191,7 +196,8 @@ class Tenancy(Layer):
         cluster, turn = self._cluster, self._turn(pending)
         if turn.exposed:
             return False
-        pending.pauses = self.order.is_to_pause(pending, cluster.now)
+        goes_on = pending.request.goes_on
+        pending.pauses = goes_on and self.order.is_to_pause(pending, cluster.now)
         self._queue(turn)
         note_named(turn.owner, pending.models, cluster)
         is_new = pending.lease is None
@@ -219,13 +225,14 @@ class Tenancy(Layer):
     # -- turns ----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        look_s = self.order.paused.next_s()
+        look_s = self.order.paused.next_s() if self._cluster.paused else None
         return look_s is not None and look_s <= self._cluster.now
 
     def expose(self) -> None:
         """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
         order = self.order
-        order.resume(self._cluster.now)
+        if self._cluster.paused:
+            order.resume(self._cluster.now)
         for owner in list(order.stuck)[:_MOST_RETRIED]:
             first = owner.turns.first()
             if first is None or has_room(owner, first.pending.bundle, self._cluster):
@@ -440,6 +447,8 @@ class Tenancy(Layer):
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
         cluster, order = self._cluster, self.order
+        if chosen and not self.owners.of(chosen[0].request.function).has_quotas:
+            return True
         over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
         loads = [need for need in bundle.needs if need[0] not in slot.residents]
         if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):

@@ -97,9 +97,7 @@ class TurnOrder:
             turn.owner.turns.drop(turn)
 
     def is_to_pause(self, pending: Pending, now: float) -> bool:
-        """Whether a new request's call goes on, and a quota of GPU time has no room for it."""
-        if not pending.request.goes_on:
-            return False
+        """Whether a quota of GPU time has no room for a new request whose call goes on."""
         owner = self._owners.of(pending.request.function)
         return lacks_gpu_time(owner, self.estimate_s(pending.bundle), now)
 
@@ -245,9 +243,9 @@ class TurnOrder:
     def _clock_s(self, next_s: float) -> float:
         """The clock is at the first turn of what waits, and never goes back."""
         cluster = self._cluster
-        first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
-        if first is not None:
-            turn = self.turns.get(first.id)
+        if cluster.waiting.count:
+            first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
+            turn = None if first is None else self.turns.get(first.id)
             next_s = min(next_s, turn.tag_s) if turn is not None else next_s
         return max(self.virtual_s, next_s)
 
