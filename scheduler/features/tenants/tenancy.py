@@ -30,7 +30,7 @@ from scheduler.features.tenants.owners import (
     too_many_bytes,
     with_quota,
 )
-from scheduler.features.tenants.turn_order import TurnOrder, head_start_s
+from scheduler.features.tenants.turn_order import TurnOrder
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event, TermsSet
 from scheduler.model.values import CoreSettings, LeaseId, LeaseUse, RequestOutcome
@@ -135,9 +135,9 @@ class Tenancy(Layer):
             self._lifecycle.switch_on(self)
             for pending in self._cluster.requests.values():
                 if pending.standing in (Standing.WAITING, Standing.LOCAL):
-                    turn = self._turn(pending)
-                    self._queue(turn)
-                    self.order.show(turn)
+                    turn = self.order.turn(pending)
+                    self.order.queue(turn)
+                    self.order.expose(turn)
             for lease in self._cluster.leases.values():
                 self.granted(lease)
             return
@@ -156,7 +156,7 @@ class Tenancy(Layer):
     def _pull_back(self, turn: Turn) -> None:
         """Hold back a request that waits in the global queue."""
         self._lifecycle.leave_queue(turn.pending)
-        self._withdraw(turn)
+        self.order.withdraw(turn)
         turn.pending.seq = turn.arrival
         turn.pending.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
         self._hold(turn)
@@ -193,16 +193,16 @@ class Tenancy(Layer):
 
     def holds_back(self, pending: Pending) -> bool:
         """Until its turn."""
-        cluster, turn = self._cluster, self._turn(pending)
+        cluster, order = self._cluster, self.order
+        turn = order.turn(pending)
         if turn.exposed:
             return False
-        goes_on = pending.request.goes_on
-        pending.pauses = goes_on and self.order.is_to_pause(pending, cluster.now)
-        self._queue(turn)
+        pending.pauses = pending.request.goes_on and order.is_to_pause(pending, cluster.now)
+        order.queue(turn)
         note_named(turn.owner, pending.models, cluster)
         is_new = pending.lease is None
-        if is_new and not cluster.held and self.order.comes_at_once(turn):
-            self._take(turn)
+        if is_new and not cluster.held and order.comes_at_once(turn):
+            order.take(turn)
             return False
         self._hold(turn)
         return True
@@ -216,7 +216,7 @@ class Tenancy(Layer):
     def finished(self, pending: Pending) -> None:
         turn = self.order.turns.pop(pending.id, None)
         if turn is not None and turn.queued:
-            self._unqueue(turn)
+            self.order.unqueue(turn)
             self.owners.forget_when_due(self.order.virtual_s)
 
     def gpus_return(self) -> None:
@@ -307,12 +307,8 @@ class Tenancy(Layer):
         if over is not None:
             self._refuse_by(over, turn)
             return
-        self._take(turn)
-        self._lifecycle.enter_queue(pending)
-
-    def _take(self, turn: Turn) -> None:
         self.order.take(turn)
-        self._cluster.latest_seq = max(self._cluster.latest_seq, turn.pending.seq)
+        self._lifecycle.enter_queue(pending)
 
     def _hold(self, turn: Turn) -> None:
         self.order.hold(turn, self._cluster.now)
@@ -348,9 +344,9 @@ class Tenancy(Layer):
     def _grant(self, lease: ActiveLease, chosen: Sequence[Pending]) -> None:
         owners = []
         for pending in chosen:
-            turn = self._turn(pending)
+            turn = self.order.turn(pending)
             if turn.queued:
-                self._unqueue(turn)
+                self.order.unqueue(turn)
             owners.append(turn.owner)
         self._charge(lease, owners, max(0.0, lease.due_s - self._cluster.now))
         if lease.own and not lease.loading:
@@ -476,42 +472,12 @@ class Tenancy(Layer):
     def _divert(self, pending: Pending, *, stuck: bool) -> None:
         """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
         turn = self.order.turns[pending.id]
-        self._withdraw(turn)
+        self.order.withdraw(turn)
         pending.pauses = self.order.has_no_time(pending, self._cluster.now)
         if stuck:
             self.order.stuck[turn.owner] = None
         self._diverted = True
         self._hold(turn)
-
-    # -- parts ----------------------------------------------------------------------------------
-
-    def _turn(self, pending: Pending) -> Turn:
-        turns, function = self.order.turns, pending.request.function
-        turn = turns.get(pending.id)
-        if turn is None:
-            owner = self.owners.of(function)
-            priority = owner.terms.priority + owner.space.terms.priority
-            head_s = head_start_s(pending, priority, self._cluster.now)
-            turn = turns[pending.id] = Turn(pending, owner, head_s)
-        elif not turn.queued:  # its owner may have been forgotten meanwhile
-            turn.owner = self.owners.of(function)
-        return turn
-
-    def _queue(self, turn: Turn) -> None:
-        turn.charge_s = self.order.estimate_s(turn.pending.bundle)
-        turn.queued = True
-        self.owners.count(turn.owner, waiting=1, queued_s=turn.charge_s)
-
-    def _unqueue(self, turn: Turn) -> None:
-        """A request waits no more; what it was charged in advance is given back."""
-        self._withdraw(turn)
-        self.order.paused.waits_no_more(turn)
-        turn.queued = False
-        self.owners.count(turn.owner, waiting=-1, queued_s=-turn.charge_s)
-
-    def _withdraw(self, turn: Turn) -> None:
-        if turn.exposed:
-            self.order.show(turn, exposed=False)
 
 
 class LeaseCharge:

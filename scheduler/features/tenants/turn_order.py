@@ -65,6 +65,49 @@ class TurnOrder:
             return run_s
         return run_s + profiles.all_loads_s(bundle.models, Tier.DISK)
 
+    # -- what waits -----------------------------------------------------------------------------
+
+    def turn(self, pending: Pending) -> Turn:
+        """The turn of an accepted request, made when it is first asked for."""
+        turn, function = self.turns.get(pending.id), pending.request.function
+        if turn is None:
+            owner = self._owners.of(function)
+            priority = owner.terms.priority + owner.space.terms.priority
+            head_s = head_start_s(pending, priority, self._cluster.now)
+            turn = self.turns[pending.id] = Turn(pending, owner, head_s)
+        elif not turn.queued:  # its owner may have been forgotten meanwhile
+            turn.owner = self._owners.of(function)
+        return turn
+
+    def queue(self, turn: Turn) -> None:
+        """From now on the request waits."""
+        turn.charge_s = self.estimate_s(turn.pending.bundle)
+        turn.queued = True
+        self._owners.count(turn.owner, waiting=1, queued_s=turn.charge_s)
+
+    def unqueue(self, turn: Turn) -> None:
+        """It waits no more; what it was charged in advance is given back."""
+        self.withdraw(turn)
+        if self.paused.resumed:
+            self.paused.waits_no_more(turn)
+        turn.queued = False
+        self._owners.count(turn.owner, waiting=-1, queued_s=-turn.charge_s)
+
+    def expose(self, turn: Turn) -> None:
+        """Policies see the request from now on, and it is charged by estimate."""
+        turn.exposed = True
+        turn.owner.exposed += 1
+        turn.owner.space.exposed += 1
+        self.charge(turn.owner, turn.charge_s)
+
+    def withdraw(self, turn: Turn) -> None:
+        """Policies see it no more, if they did."""
+        if turn.exposed:
+            turn.exposed = False
+            turn.owner.exposed -= 1
+            turn.owner.space.exposed -= 1
+            self.charge(turn.owner, -turn.charge_s)
+
     # -- held back ------------------------------------------------------------------------------
 
     def hold(self, turn: Turn, now: float) -> None:
@@ -194,6 +237,7 @@ class TurnOrder:
     def take(self, turn: Turn) -> None:
         """It is the turn of this request, the next one: give it its rank, and charge for it."""
         owner, space, pending = turn.owner, turn.owner.space, turn.pending
+        cluster = self._cluster
         if turn.held:
             self._leave(turn)
         space.turn_s = max(space.turn_s, owner.virtual_s)
@@ -201,19 +245,11 @@ class TurnOrder:
         if self.lead_s:
             if turn.arrival >= 0:
                 pending.seq = int(turn.tag_s * 1e6) * _SEQ_STEP + turn.arrival % _SEQ_STEP
-            cluster = self._cluster
             pending.number = cluster.accepted - 1 - cluster.waiting.count - cluster.held
         else:
             pending.seq = turn.arrival
-        self.show(turn)
-
-    def show(self, turn: Turn, *, exposed: bool = True) -> None:
-        """Policies see a request from now on, which is charged by estimate; or no longer."""
-        turn.exposed = exposed
-        sign = 1 if exposed else -1
-        turn.owner.exposed += sign
-        turn.owner.space.exposed += sign
-        self.charge(turn.owner, sign * turn.charge_s)
+        cluster.latest_seq = max(cluster.latest_seq, pending.seq)
+        self.expose(turn)
 
     def charge(self, owner: FunctionOwner, seconds: float) -> None:
         """Charge so many seconds more, or fewer, and list the owner where its turn is then."""
