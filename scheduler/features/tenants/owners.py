@@ -92,9 +92,6 @@ class Turn:
         self.exposed = False
         self.since_s = 0.0
 
-    def note_held(self, now: float) -> None:
-        self.pending.held_s += now - self.since_s
-
 
 class Owner:
     """Terms and counts of one owner.
@@ -211,10 +208,14 @@ class TenantSpace(Owner):
     """A tenant; its functions share its part.
 
     `turn_s` is the virtual time among these, `pace` that of its requests while some of them wait.
+    Of each function with paused calls one is `resumed` until it has its lease, and should need so
+    many seconds; those `behind` may have room when something of the namespace needs less.
     """
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(name, number)
+        self.resumed: dict[FunctionOwner, tuple[Turn, float]] = {}
+        self.behind: dict[FunctionOwner, None] = {}
         self.functions: dict[str, FunctionOwner] = {}
         self.pace = QueuePace()
         # By virtual time; functions of the same one by their numbers.
@@ -224,6 +225,7 @@ class TenantSpace(Owner):
     def part(self) -> None:
         """It is forgotten: without references to its functions nothing waits for the collector."""
         self.functions.clear()
+        self.resumed.clear()
         self.turns = Lineup()
 
 
@@ -516,7 +518,7 @@ def refusal(
         if terms.waiting is not None and owner.waiting >= terms.waiting * (1 + goes_on):
             detail = f"{owner.waiting} of {terms.waiting} requests wait"
             return QuotaRefusal(owner, "waiting", detail, None)
-        if terms.gpu_s is not None and not (pauses and terms.gpu_s > 0.0):
+        if terms.gpu_s is not None and not pauses:
             refused = _gpu_time(owner, terms.gpu_s, expected_s, now)
             if refused is not None:
                 return refused
@@ -555,7 +557,7 @@ def _gpu_time(owner: Owner, most_s: float, expected_s: float, now: float) -> Quo
     """
     used_s, to_come_s = owner.used_s(now), owner.to_come_s(now)
     short_s = used_s + to_come_s + expected_s - most_s
-    if short_s <= 0.0 or (most_s > 0.0 and used_s <= 0.0 and not owner.busy):
+    if short_s <= 0.0 or (used_s <= 0.0 and not owner.busy):
         return None
     window = owner.window
     again_s = window.frees_in_s(short_s, now) if window is not None else None

@@ -30,7 +30,7 @@ from scheduler.features.tenants.owners import (
     too_many_bytes,
     with_quota,
 )
-from scheduler.features.tenants.turn_order import TurnOrder
+from scheduler.features.tenants.turn_order import TurnOrder, estimate_s
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event, TermsSet
 from scheduler.model.values import CoreSettings, LeaseId, LeaseUse, RequestOutcome
@@ -91,8 +91,6 @@ class Tenancy(Layer):
             if turn.owner.name == name:
                 note_named(turn.owner, turn.pending.models, cluster)
         for owner in concerned:
-            for turn in list(owner.paused_turns):
-                self._refuse_without_time(turn)
             self.order.list(owner)
 
     def policy_set(self, policy: Policy) -> None:
@@ -111,9 +109,8 @@ class Tenancy(Layer):
         for pending in list(cluster.waiting):
             self._pull_back(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.held]:
-            turn.note_held(cluster.now)
             order.let_go(turn)
-            order.hold(turn, cluster.now)
+            order.hold(turn)
         cluster.visits.clear()
         cluster.latest_seq = 0
         self._switch()
@@ -158,8 +155,8 @@ class Tenancy(Layer):
         self._lifecycle.leave_queue(turn.pending)
         self.order.withdraw(turn)
         turn.pending.seq = turn.arrival
-        turn.pending.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
-        self._hold(turn)
+        turn.pending.pauses = self.order.has_no_time(turn.pending)
+        self.order.hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -174,7 +171,7 @@ class Tenancy(Layer):
                 self.owners.count_refusal(over)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = request.goes_on and order.is_to_pause(pending, cluster.now)
+        pauses = request.goes_on and order.is_to_pause(pending)
         pending.pauses = pauses
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
@@ -185,7 +182,7 @@ class Tenancy(Layer):
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
     def _over_quota(self, owner: FunctionOwner, pending: Pending) -> QuotaRefusal | None:
-        goes_on, expected_s = pending.request.goes_on, self.order.estimate_s(pending.bundle)
+        goes_on, expected_s = pending.request.goes_on, estimate_s(pending.bundle, self._cluster)
         return refusal(owner, pending.bundle, expected_s, self._cluster.now, goes_on=goes_on)
 
     def wait_s(self, function: str) -> float | None:
@@ -197,14 +194,14 @@ class Tenancy(Layer):
         turn = order.turn(pending)
         if turn.exposed:
             return False
-        pending.pauses = pending.request.goes_on and order.is_to_pause(pending, cluster.now)
+        pending.pauses = pending.request.goes_on and order.is_to_pause(pending)
         order.queue(turn)
         note_named(turn.owner, pending.models, cluster)
         is_new = pending.lease is None
         if is_new and not cluster.held and order.comes_at_once(turn):
             order.take(turn)
             return False
-        self._hold(turn)
+        self.order.hold(turn)
         return True
 
     def let_go(self, pending: Pending) -> None:
@@ -225,14 +222,13 @@ class Tenancy(Layer):
     # -- turns ----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        look_s = self.order.paused.next_s() if self._cluster.paused else None
-        return look_s is not None and look_s <= self._cluster.now
+        return self.order.paused.is_due()
 
     def expose(self) -> None:
         """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
         order = self.order
         if self._cluster.paused:
-            order.resume(self._cluster.now)
+            order.resume()
         for owner in list(order.stuck)[:_MOST_RETRIED]:
             first = owner.turns.first()
             if first is None or has_room(owner, first.pending.bundle, self._cluster):
@@ -246,9 +242,9 @@ class Tenancy(Layer):
     def expose_more(self) -> bool:
         """Others may have their turn by what the policy decided, or while slots are idle."""
         order = self.order
-        if not (self._cluster.held or self._refused):
+        if not self._cluster.held:
             return False
-        more = self._diverted or order.next() is not None or order.resume(self._cluster.now)
+        more = self._diverted or order.next() is not None or order.resume()
         if more or self._expose_spare():
             self._expose_all()
             return True
@@ -298,33 +294,17 @@ class Tenancy(Layer):
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
         pending, cluster = turn.pending, self._cluster
-        turn.note_held(cluster.now)
         if cluster.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
             return
         over = too_many_bytes(turn.owner, pending.bundle)
         if over is not None:
-            self._refuse_by(over, turn)
+            self.owners.count_refusal(over)
+            self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
             return
         self.order.take(turn)
         self._lifecycle.enter_queue(pending)
-
-    def _hold(self, turn: Turn) -> None:
-        self.order.hold(turn, self._cluster.now)
-        if turn.pending.pauses:
-            self._refuse_without_time(turn)
-
-    def _refuse_without_time(self, turn: Turn) -> None:
-        """End a paused call for which there will never be room."""
-        for owner in both(turn.owner):
-            if owner.terms.gpu_s == 0.0:
-                self._refuse_by(QuotaRefusal(owner, "gpu_s", "no GPU time at all", None), turn)
-                return
-
-    def _refuse_by(self, over: QuotaRefusal, turn: Turn) -> None:
-        self.owners.count_refusal(over)
-        self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
 
     def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
         self.order.let_go(turn)
@@ -445,7 +425,7 @@ class Tenancy(Layer):
         cluster, order = self._cluster, self.order
         if chosen and not self.owners.of(chosen[0].request.function).has_quotas:
             return True
-        over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
+        over = tuple([p for p in chosen if order.lost_its_turn(p)])
         loads = [need for need in bundle.needs if need[0] not in slot.residents]
         if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):
             return True
@@ -473,11 +453,11 @@ class Tenancy(Layer):
         """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
         turn = self.order.turns[pending.id]
         self.order.withdraw(turn)
-        pending.pauses = self.order.has_no_time(pending, self._cluster.now)
+        pending.pauses = self.order.has_no_time(pending)
         if stuck:
             self.order.stuck[turn.owner] = None
         self._diverted = True
-        self._hold(turn)
+        self.order.hold(turn)
 
 
 class LeaseCharge:

@@ -6,7 +6,6 @@ its turn at the namespace's virtual time. The clock of all is the least turn of 
 namespace that returns from idleness begins at the clock: it has saved nothing.
 """
 
-from collections.abc import Callable
 from math import inf
 
 from cache_manager.model.ids import Tier
@@ -57,14 +56,6 @@ class TurnOrder:
         self._early: dict[FunctionOwner, None] = {}  # whose first request has a head start
         self._pace = 0.0  # at which these are listed
 
-    def estimate_s(self, bundle: Bundle) -> float:
-        """The GPU time of one request, with the load if it seems to need one."""
-        profiles = self._cluster.profiles
-        run_s = profiles.usual_runs_s(bundle.models)
-        if self._cluster.index.held(bundle.models):
-            return run_s
-        return run_s + profiles.all_loads_s(bundle.models, Tier.DISK)
-
     # -- what waits -----------------------------------------------------------------------------
 
     def turn(self, pending: Pending) -> Turn:
@@ -81,14 +72,14 @@ class TurnOrder:
 
     def queue(self, turn: Turn) -> None:
         """From now on the request waits."""
-        turn.charge_s = self.estimate_s(turn.pending.bundle)
+        turn.charge_s = estimate_s(turn.pending.bundle, self._cluster)
         turn.queued = True
         self._owners.count(turn.owner, waiting=1, queued_s=turn.charge_s)
 
     def unqueue(self, turn: Turn) -> None:
         """It waits no more; what it was charged in advance is given back."""
         self.withdraw(turn)
-        if self.paused.resumed:
+        if turn.owner.space.resumed:
             self.paused.waits_no_more(turn)
         turn.queued = False
         self._owners.count(turn.owner, waiting=-1, queued_s=-turn.charge_s)
@@ -110,7 +101,7 @@ class TurnOrder:
 
     # -- held back ------------------------------------------------------------------------------
 
-    def hold(self, turn: Turn, now: float) -> None:
+    def hold(self, turn: Turn) -> None:
         """Hold a request back, at its place by arrival among those of its function."""
         pending, owner = turn.pending, turn.owner
         if pending.seq < 0:  # it goes before all others
@@ -119,10 +110,10 @@ class TurnOrder:
         self._cluster.held += 1
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
-        turn.since_s = now
+        turn.since_s = self._cluster.now
         if pending.pauses:
             pending.held_for = GPU_TIME
-            self.paused.add(turn, now)
+            self.paused.add(turn)
             return
         head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
         owner.turns.put(turn, turn.arrival - head)
@@ -136,33 +127,33 @@ class TurnOrder:
     def _leave(self, turn: Turn) -> None:
         self._cluster.held -= 1
         turn.held = False
+        turn.pending.held_s += self._cluster.now - turn.since_s
         if not self.paused.remove(turn):
             turn.owner.turns.drop(turn)
 
-    def is_to_pause(self, pending: Pending, now: float) -> bool:
+    def is_to_pause(self, pending: Pending) -> bool:
         """Whether a quota of GPU time has no room for a new request whose call goes on."""
         owner = self._owners.of(pending.request.function)
-        return lacks_gpu_time(owner, self.estimate_s(pending.bundle), now)
+        return lacks_gpu_time(owner, estimate_s(pending.bundle, self._cluster), self._cluster.now)
 
-    def has_no_time(self, pending: Pending, now: float) -> bool:
+    def has_no_time(self, pending: Pending) -> bool:
         """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
         request = pending.request
         owners = both(self._owners.of(request.function)) if request.goes_on else ()
-        return any(is_over_gpu_s(owner, now) for owner in owners)
+        return any(is_over_gpu_s(owner, self._cluster.now) for owner in owners)
 
-    def lost_its_turn(self, pending: Pending, now: float) -> bool:
+    def lost_its_turn(self, pending: Pending) -> bool:
         """Whether quotas lack room that they had: time was used, or leases became known."""
         owner = self._owners.of(pending.request.function)
-        return owner.has_its_leases or owner.space.has_its_leases or self.has_no_time(pending, now)
+        return owner.has_its_leases or owner.space.has_its_leases or self.has_no_time(pending)
 
-    def resume(self, now: float) -> bool:
+    def resume(self) -> bool:
         """Let calls go on for which a quota of GPU time has room now; whether there were any."""
-        due = self.paused.due(now, self.estimate_s)
+        due = self.paused.due()
         for turn in due:
-            turn.note_held(now)
             self.let_go(turn)
             turn.pending.pauses = False
-            self.hold(turn, now)
+            self.hold(turn)
             turn.pending.held_for = GPU_TIME
         return bool(due)
 
@@ -286,6 +277,14 @@ class TurnOrder:
         return max(self.virtual_s, next_s)
 
 
+def estimate_s(bundle: Bundle, cluster: ClusterState) -> float:
+    """The GPU time of one request, with the load if it seems to need one."""
+    run_s = cluster.profiles.usual_runs_s(bundle.models)
+    if cluster.index.held(bundle.models):
+        return run_s
+    return run_s + cluster.profiles.all_loads_s(bundle.models, Tier.DISK)
+
+
 def head_start_s(pending: Pending, priority: int, now: float) -> float:
     """By how many seconds a request goes before others that came at the same time.
 
@@ -309,34 +308,29 @@ _LOOKS = 10  # in a window, while it is not known when there is room
 
 
 class PausedCalls:
-    """The functions that have such calls.
+    """The calls that pause, by their functions.
 
     Of each function one goes on at a time, once the quota has room by estimate beside what runs and
     what goes on already; the next one when that one has its lease.
     """
 
     def __init__(self, cluster: ClusterState, owners: OwnerTable) -> None:
-        self.resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
         self._cluster = cluster
         self._owners = owners
         # When each function is looked at next: `inf` while its call before, or nothing, has room.
         self._looks: Lineup[tuple[float, int], FunctionOwner] = Lineup()
-        # Functions of each namespace that may have room when something of it needs less.
-        self._behind: dict[TenantSpace, dict[FunctionOwner, None]] = {}
-        # What the resumed calls of each namespace need, by estimate.
-        self._coming_s: dict[TenantSpace, dict[FunctionOwner, float]] = {}
 
-    def add(self, turn: Turn, now: float) -> None:
+    def add(self, turn: Turn) -> None:
         owner = turn.owner
         owner.paused_turns[turn] = None
         self._count(owner, 1)
         if self._let_go(turn):  # there is no room any more
             owner.paused_turns.move_to_end(turn, last=False)
-            self._wait_for_room(owner, now)
+            self._wait_for_room(owner)
         elif owner not in self._looks.keys:
             self._look(owner, inf)
-            if owner not in self.resumed:
-                self._wait_for_room(owner, now)
+            if owner not in owner.space.resumed:
+                self._wait_for_room(owner)
 
     def remove(self, turn: Turn) -> bool:
         """Return whether the call was paused."""
@@ -347,10 +341,7 @@ class PausedCalls:
         self._count(owner, -1)
         if not owner.paused_turns:
             self._looks.drop(owner)
-            behind = self._behind.get(owner.space, {})
-            behind.pop(owner, None)
-            if not behind:
-                self._behind.pop(owner.space, None)
+            owner.space.behind.pop(owner, None)
         return True
 
     def waits_no_more(self, turn: Turn) -> None:
@@ -360,34 +351,37 @@ class PausedCalls:
 
     def may_have_room(self, owner: FunctionOwner) -> None:
         """Something of it needs less GPU time than was expected."""
-        for function in self._behind.pop(owner.space, ()):
-            if function in self._looks.keys:
-                self._look(function, 0.0)
+        behind = owner.space.behind
+        for function in behind:
+            self._look(function, 0.0)
+        behind.clear()
 
-    def due(self, now: float, estimate_s: Callable[[Bundle], float]) -> list[Turn]:
+    def due(self) -> list[Turn]:
         """Those that may go on now; their caller removes them."""
         turns = []
-        while (look_s := self.next_s()) is not None and look_s <= now:
+        while self.is_due():
             owner = self._looks.first()
             assert owner is not None
             self._look(owner, inf)
-            if owner in self.resumed:
+            if owner in owner.space.resumed:
                 continue
-            if any(self.short_s(each, now) > 0.0 for each in both(owner)):
-                self._wait_for_room(owner, now)
+            if any(self.short_s(each) > 0.0 for each in both(owner)):
+                self._wait_for_room(owner)
                 continue
-            turn = self.resumed[owner] = next(iter(owner.paused_turns))
-            needs_s = estimate_s(turn.pending.bundle)
-            self._coming_s.setdefault(owner.space, {})[owner] = needs_s
+            turn = next(iter(owner.paused_turns))
+            needs_s = estimate_s(turn.pending.bundle, self._cluster)
+            owner.space.resumed[owner] = turn, needs_s
             turns.append(turn)
         return turns
+
+    def is_due(self) -> bool:
+        look_s = self.next_s() if self._cluster.paused else None
+        return look_s is not None and look_s <= self._cluster.now
 
     def next_s(self) -> float | None:
         """When there may be room next; None: not without another event."""
         owner = self._looks.first()
-        if owner is None:
-            return None
-        look_s, _ = self._looks.keys[owner]
+        look_s = inf if owner is None else self._looks.keys[owner][0]
         return look_s if look_s < inf else None
 
     def terms_changed(self) -> None:
@@ -396,10 +390,7 @@ class PausedCalls:
             self._look(owner, 0.0)
 
     def clear(self) -> None:
-        self.resumed.clear()
         self._looks = Lineup()
-        self._behind.clear()
-        self._coming_s.clear()
 
     def _count(self, owner: FunctionOwner, more: int) -> None:
         self._cluster.paused += more
@@ -408,39 +399,35 @@ class PausedCalls:
 
     def _let_go(self, turn: Turn) -> bool:
         """Count this call no more as the one of its function that goes on; whether it was that."""
-        owner = turn.owner
-        if self.resumed.get(owner) is not turn:
+        resumed = turn.owner.space.resumed
+        if turn.owner not in resumed or resumed[turn.owner][0] is not turn:
             return False
-        del self.resumed[owner]
-        coming = self._coming_s[owner.space]
-        del coming[owner]
-        if not coming:
-            del self._coming_s[owner.space]
-        self.may_have_room(owner)
+        del resumed[turn.owner]
+        self.may_have_room(turn.owner)
         return True
 
-    def short_s(self, owner: Owner, now: float) -> float:
+    def short_s(self, owner: Owner) -> float:
         """By how much GPU time an owner lacks room; what runs and what comes counts by estimate."""
-        most_s = owner.terms.gpu_s
+        most_s, now = owner.terms.gpu_s, self._cluster.now
         if most_s is None:
             return 0.0
         coming_s = 0.0
         if isinstance(owner, TenantSpace):  # a function is not asked while a call of it comes
-            coming_s = sum(self._coming_s.get(owner, {}).values())
+            coming_s = sum(needs_s for _, needs_s in owner.resumed.values())
         running_s = owner.running_s(now) if owner.leases else 0.0
         return max(0.0, owner.used_s(now) + running_s + coming_s - most_s + _LEAST_S)
 
-    def _wait_for_room(self, function: FunctionOwner, now: float) -> None:
+    def _wait_for_room(self, function: FunctionOwner) -> None:
         """Look again when both owners have room, if nothing more is used until then."""
-        self._behind.setdefault(function.space, {})[function] = None
-        at_s = 0.0
+        function.space.behind[function] = None
+        at_s, now = 0.0, self._cluster.now
         for owner in both(function):
-            short_s = self.short_s(owner, now)
+            short_s = self.short_s(owner)
             if owner.window is not None and short_s > 0.0:
                 left_s = owner.window.frees_in_s(short_s, now)
-                if left_s is None and owner.terms.gpu_s:  # what has not been used yet leaves later
+                if left_s is None:  # what has not been used yet leaves later
                     left_s = owner.window.window_s / _LOOKS
-                at_s = max(at_s, inf if left_s is None else now + left_s + _LATER_S)
+                at_s = max(at_s, now + left_s + _LATER_S)
         self._look(function, at_s)
 
     def _look(self, owner: FunctionOwner, at_s: float) -> None:
