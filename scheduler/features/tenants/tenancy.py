@@ -7,30 +7,15 @@ locality, batches and costs. It is on while a policy has a `lead_s` or any owner
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.features.tenants.owners import (
-    FunctionOwner,
-    Owner,
-    OwnerTable,
-    QuotaRefusal,
-    Turn,
-    both,
-    has_room,
-    is_over_gpu_s,
-    make_room,
-    note_named,
-    owners_of,
-    refusal,
-    too_many_bytes,
-    with_quota,
-)
-from scheduler.features.tenants.turn_order import TurnOrder, estimate_s
+from scheduler.features.tenants import limits
+from scheduler.features.tenants.owners import FunctionOwner, Owner, OwnerTable, Turn, both
+from scheduler.features.tenants.turn_order import TurnOrder
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event, TermsSet
 from scheduler.model.values import CoreSettings, LeaseId, LeaseUse, RequestOutcome
@@ -86,10 +71,11 @@ class Tenancy(Layer):
         for pending in list(cluster.waiting):
             turn = self.order.turns[pending.id]
             if turn.owner in concerned:
-                self._pull_back(turn)
+                self._lifecycle.leave_queue(pending)
+                self._hold_again(turn)
         for turn in self.order.turns.values():
             if turn.owner.name == name:
-                note_named(turn.owner, turn.pending.models, cluster)
+                limits.note_named(turn.owner, turn.pending.models, cluster)
         for owner in concerned:
             self.order.list(owner)
 
@@ -107,7 +93,8 @@ class Tenancy(Layer):
         if not self.on:
             self._switch()
         for pending in list(cluster.waiting):
-            self._pull_back(order.turns[pending.id])
+            self._lifecycle.leave_queue(pending)
+            self._hold_again(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.held]:
             order.let_go(turn)
             order.hold(turn)
@@ -150,29 +137,28 @@ class Tenancy(Layer):
         self.charges.clear()
         self.owners.clear()
 
-    def _pull_back(self, turn: Turn) -> None:
-        """Hold back a request that waits in the global queue."""
-        self._lifecycle.leave_queue(turn.pending)
+    def _hold_again(self, turn: Turn, *, stuck: bool = False) -> None:
+        """Hold back a request that policies have seen, and that is in no queue now."""
         self.order.withdraw(turn)
-        turn.pending.seq = turn.arrival
-        turn.pending.pauses = self.order.has_no_time(turn.pending)
+        turn.pending.pauses = limits.must_pause(turn, self._cluster.now)
+        if stuck:
+            self.order.stuck[turn.owner] = None
         self.order.hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
 
     def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
         """By a quota, or since its namespace fills its part of the queue."""
-        cluster, order, request = self._cluster, self.order, pending.request
+        cluster, request = self._cluster, pending.request
         if not promised:
-            self.owners.forget_when_due(order.virtual_s)
+            self.owners.forget_when_due(self.order.virtual_s)
             owner = self.owners.of(request.function)
-            over = self._over_quota(owner, pending) if owner.has_quotas else None
+            over = limits.refusal(owner, pending, cluster) if owner.has_quotas else None
             if over is not None:
-                self.owners.count_refusal(over)
+                self.owners.count_refusal(over.owner, over.quota)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = request.goes_on and order.is_to_pause(pending)
-        pending.pauses = pauses
+        pauses = pending.pauses = self._pauses(pending)
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
             return None
@@ -181,9 +167,12 @@ class Tenancy(Layer):
         reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
-    def _over_quota(self, owner: FunctionOwner, pending: Pending) -> QuotaRefusal | None:
-        goes_on, expected_s = pending.request.goes_on, estimate_s(pending.bundle, self._cluster)
-        return refusal(owner, pending.bundle, expected_s, self._cluster.now, goes_on=goes_on)
+    def _pauses(self, pending: Pending) -> bool:
+        """Whether its call goes on, and a quota of GPU time has no room for it."""
+        request = pending.request
+        return request.goes_on and limits.lacks_gpu_time(
+            self.owners.of(request.function), pending.bundle, self._cluster
+        )
 
     def wait_s(self, function: str) -> float | None:
         return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
@@ -194,9 +183,9 @@ class Tenancy(Layer):
         turn = order.turn(pending)
         if turn.exposed:
             return False
-        pending.pauses = pending.request.goes_on and order.is_to_pause(pending)
+        pending.pauses = self._pauses(pending)
         order.queue(turn)
-        note_named(turn.owner, pending.models, cluster)
+        limits.note_named(turn.owner, pending.models, cluster)
         is_new = pending.lease is None
         if is_new and not cluster.held and order.comes_at_once(turn):
             order.take(turn)
@@ -231,7 +220,7 @@ class Tenancy(Layer):
             order.resume()
         for owner in list(order.stuck)[:_MOST_RETRIED]:
             first = owner.turns.first()
-            if first is None or has_room(owner, first.pending.bundle, self._cluster):
+            if first is None or limits.has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 order.stuck[owner] = order.stuck.pop(owner)
@@ -298,9 +287,9 @@ class Tenancy(Layer):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
             return
-        over = too_many_bytes(turn.owner, pending.bundle)
+        over = limits.too_many_bytes(turn.owner, pending.bundle)
         if over is not None:
-            self.owners.count_refusal(over)
+            self.owners.count_refusal(over.owner, over.quota)
             self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
             return
         self.order.take(turn)
@@ -413,7 +402,7 @@ class Tenancy(Layer):
                 most = owner.terms.leases
                 if most is not None and owner.leases > most:
                     return False
-                if is_over_gpu_s(owner, cluster.now):
+                if limits.is_over_gpu_s(owner, cluster.now):
                     return False
         return True
 
@@ -422,42 +411,23 @@ class Tenancy(Layer):
 
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        cluster, order = self._cluster, self.order
-        if chosen and not self.owners.of(chosen[0].request.function).has_quotas:
+        cluster = self._cluster
+        turns = [self.order.turns[pending.id] for pending in chosen]  # of one function
+        if turns and not turns[0].owner.has_quotas:
             return True
-        over = tuple([p for p in chosen if order.lost_its_turn(p)])
+        over = [turn for turn in turns if limits.lost_its_turn(turn, cluster.now)]
         loads = [need for need in bundle.needs if need[0] not in slot.residents]
-        if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):
-            return True
-        for pending in over or chosen:
-            self._lifecycle.take(pending)
+        if not over:
+            model, spared = bundle.models[0], (slot.gpu, bundle.models)
+            owners = both(turns[0].owner) if turns else limits.owners_of(model, self.owners)
+            if not loads or limits.make_room(owners, loads, spared, cluster, cluster.out):
+                return True
+        for turn in over or turns:
+            self._lifecycle.take(turn.pending)
             cluster.contending += 1
-            self._divert(pending, stuck=not over)
+            self._hold_again(turn, stuck=not over)
+            self._diverted = True
         return False
-
-    def _make_room(
-        self,
-        chosen: tuple[Pending, ...],
-        bundle: Bundle,
-        loads: Sequence[tuple[ModelId, int]],
-        slot: Slot,
-    ) -> bool:
-        """Keep quotas of resident bytes as these loads begin, for requests or without any."""
-        owners = [] if chosen else owners_of(bundle.models[0], self.owners)
-        turns = [turn for pending in chosen if (turn := self.order.turns.get(pending.id))]
-        owners += with_quota(turn.owner for turn in turns)
-        spared = slot.gpu, bundle.models
-        return make_room(owners, loads, spared, self._cluster, self._cluster.out)
-
-    def _divert(self, pending: Pending, *, stuck: bool) -> None:
-        """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
-        turn = self.order.turns[pending.id]
-        self.order.withdraw(turn)
-        pending.pauses = self.order.has_no_time(pending)
-        if stuck:
-            self.order.stuck[turn.owner] = None
-        self._diverted = True
-        self.order.hold(turn)
 
 
 class LeaseCharge:

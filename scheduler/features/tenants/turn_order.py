@@ -1,4 +1,4 @@
-"""The order of turns: which held-back request is next, and which calls pause for a quota.
+"""The order of turns: which held-back request is next.
 
 Start-time fair queueing (SFQ) in two levels, and a bounded look ahead, as MQFQ has it: a namespace
 is charged, by its weight, for what its requests take, in advance by estimate; its next request has
@@ -6,21 +6,16 @@ its turn at the namespace's virtual time. The clock of all is the least turn of 
 namespace that returns from idleness begins at the clock: it has saved nothing.
 """
 
-from math import inf
-
-from cache_manager.model.ids import Tier
-from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.state import ClusterState
+from scheduler.features.tenants.limits import PausedCalls
 from scheduler.features.tenants.owners import (
     FunctionOwner,
     Lineup,
-    Owner,
     OwnerTable,
     TenantSpace,
     Turn,
-    both,
-    is_over_gpu_s,
-    lacks_gpu_time,
+    estimate_s,
 )
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
@@ -130,22 +125,6 @@ class TurnOrder:
         turn.pending.held_s += self._cluster.now - turn.since_s
         if not self.paused.remove(turn):
             turn.owner.turns.drop(turn)
-
-    def is_to_pause(self, pending: Pending) -> bool:
-        """Whether a quota of GPU time has no room for a new request whose call goes on."""
-        owner = self._owners.of(pending.request.function)
-        return lacks_gpu_time(owner, estimate_s(pending.bundle, self._cluster), self._cluster.now)
-
-    def has_no_time(self, pending: Pending) -> bool:
-        """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
-        request = pending.request
-        owners = both(self._owners.of(request.function)) if request.goes_on else ()
-        return any(is_over_gpu_s(owner, self._cluster.now) for owner in owners)
-
-    def lost_its_turn(self, pending: Pending) -> bool:
-        """Whether quotas lack room that they had: time was used, or leases became known."""
-        owner = self._owners.of(pending.request.function)
-        return owner.has_its_leases or owner.space.has_its_leases or self.has_no_time(pending)
 
     def resume(self) -> bool:
         """Let calls go on for which a quota of GPU time has room now; whether there were any."""
@@ -277,14 +256,6 @@ class TurnOrder:
         return max(self.virtual_s, next_s)
 
 
-def estimate_s(bundle: Bundle, cluster: ClusterState) -> float:
-    """The GPU time of one request, with the load if it seems to need one."""
-    run_s = cluster.profiles.usual_runs_s(bundle.models)
-    if cluster.index.held(bundle.models):
-        return run_s
-    return run_s + cluster.profiles.all_loads_s(bundle.models, Tier.DISK)
-
-
 def head_start_s(pending: Pending, priority: int, now: float) -> float:
     """By how many seconds a request goes before others that came at the same time.
 
@@ -299,136 +270,3 @@ def head_start_s(pending: Pending, priority: int, now: float) -> float:
     urgent_s = max(0.0, MOST_HEAD_S - max(0.0, left_s))
     head_s = (request.priority + priority) * _PRIORITY_S + urgent_s
     return max(-MOST_HEAD_S, min(MOST_HEAD_S, head_s))
-
-
-# There is room once less than the quota is used, by so much at least; and a part of a window leaves
-# it at a time that is computed in two ways.
-_LEAST_S, _LATER_S = 1e-6, 0.001
-_LOOKS = 10  # in a window, while it is not known when there is room
-
-
-class PausedCalls:
-    """The calls that pause, by their functions.
-
-    Of each function one goes on at a time, once the quota has room by estimate beside what runs and
-    what goes on already; the next one when that one has its lease.
-    """
-
-    def __init__(self, cluster: ClusterState, owners: OwnerTable) -> None:
-        self._cluster = cluster
-        self._owners = owners
-        # When each function is looked at next: `inf` while its call before, or nothing, has room.
-        self._looks: Lineup[tuple[float, int], FunctionOwner] = Lineup()
-
-    def add(self, turn: Turn) -> None:
-        owner = turn.owner
-        owner.paused_turns[turn] = None
-        self._count(owner, 1)
-        if self._let_go(turn):  # there is no room any more
-            owner.paused_turns.move_to_end(turn, last=False)
-            self._wait_for_room(owner)
-        elif owner not in self._looks.keys:
-            self._look(owner, inf)
-            if owner not in owner.space.resumed:
-                self._wait_for_room(owner)
-
-    def remove(self, turn: Turn) -> bool:
-        """Return whether the call was paused."""
-        owner = turn.owner
-        if turn not in owner.paused_turns:
-            return False
-        del owner.paused_turns[turn]
-        self._count(owner, -1)
-        if not owner.paused_turns:
-            self._looks.drop(owner)
-            owner.space.behind.pop(owner, None)
-        return True
-
-    def waits_no_more(self, turn: Turn) -> None:
-        """This request has its lease, or has ended."""
-        if self._let_go(turn) and turn.owner.paused_turns:
-            self._look(turn.owner, 0.0)
-
-    def may_have_room(self, owner: FunctionOwner) -> None:
-        """Something of it needs less GPU time than was expected."""
-        behind = owner.space.behind
-        for function in behind:
-            self._look(function, 0.0)
-        behind.clear()
-
-    def due(self) -> list[Turn]:
-        """Those that may go on now; their caller removes them."""
-        turns = []
-        while self.is_due():
-            owner = self._looks.first()
-            assert owner is not None
-            self._look(owner, inf)
-            if owner in owner.space.resumed:
-                continue
-            if any(self.short_s(each) > 0.0 for each in both(owner)):
-                self._wait_for_room(owner)
-                continue
-            turn = next(iter(owner.paused_turns))
-            needs_s = estimate_s(turn.pending.bundle, self._cluster)
-            owner.space.resumed[owner] = turn, needs_s
-            turns.append(turn)
-        return turns
-
-    def is_due(self) -> bool:
-        look_s = self.next_s() if self._cluster.paused else None
-        return look_s is not None and look_s <= self._cluster.now
-
-    def next_s(self) -> float | None:
-        """When there may be room next; None: not without another event."""
-        owner = self._looks.first()
-        look_s = inf if owner is None else self._looks.keys[owner][0]
-        return look_s if look_s < inf else None
-
-    def terms_changed(self) -> None:
-        """There may be room at once."""
-        for owner in self._looks.keys:
-            self._look(owner, 0.0)
-
-    def clear(self) -> None:
-        self._looks = Lineup()
-
-    def _count(self, owner: FunctionOwner, more: int) -> None:
-        self._cluster.paused += more
-        self._cluster.contending -= more
-        self._owners.count(owner, paused=more)
-
-    def _let_go(self, turn: Turn) -> bool:
-        """Count this call no more as the one of its function that goes on; whether it was that."""
-        resumed = turn.owner.space.resumed
-        if turn.owner not in resumed or resumed[turn.owner][0] is not turn:
-            return False
-        del resumed[turn.owner]
-        self.may_have_room(turn.owner)
-        return True
-
-    def short_s(self, owner: Owner) -> float:
-        """By how much GPU time an owner lacks room; what runs and what comes counts by estimate."""
-        most_s, now = owner.terms.gpu_s, self._cluster.now
-        if most_s is None:
-            return 0.0
-        coming_s = 0.0
-        if isinstance(owner, TenantSpace):  # a function is not asked while a call of it comes
-            coming_s = sum(needs_s for _, needs_s in owner.resumed.values())
-        running_s = owner.running_s(now) if owner.leases else 0.0
-        return max(0.0, owner.used_s(now) + running_s + coming_s - most_s + _LEAST_S)
-
-    def _wait_for_room(self, function: FunctionOwner) -> None:
-        """Look again when both owners have room, if nothing more is used until then."""
-        function.space.behind[function] = None
-        at_s, now = 0.0, self._cluster.now
-        for owner in both(function):
-            short_s = self.short_s(owner)
-            if owner.window is not None and short_s > 0.0:
-                left_s = owner.window.frees_in_s(short_s, now)
-                if left_s is None:  # what has not been used yet leaves later
-                    left_s = owner.window.window_s / _LOOKS
-                at_s = max(at_s, now + left_s + _LATER_S)
-        self._look(function, at_s)
-
-    def _look(self, owner: FunctionOwner, at_s: float) -> None:
-        self._looks.put(owner, (at_s, owner.number))

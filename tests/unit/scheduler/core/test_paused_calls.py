@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from scheduler.features.tenants.owners import MOST_PAUSED
+from scheduler.features.tenants.limits import MOST_PAUSED
 from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
