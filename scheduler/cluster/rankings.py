@@ -231,6 +231,7 @@ class UnmetDemand:
             return
         if self._is_held(bundle):
             heappush(self._excesses, (-self._excess_s(lane), lane))
+            self.fresh_bundles[bundle] = None  # other slots of that GPU may be idle
         else:
             heappush(self._unheld, (lane.first.rank, lane))
         entries = len(self._excesses) + len(self._unheld)

@@ -12,7 +12,9 @@ from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from tests.kit.cores.core_world import World
+from scheduler.model.events import GpuJoined, ModelRegistered
+from tests.kit.cores.builders import gpu, model, request
+from tests.kit.cores.core_world import World, placements
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations
 
@@ -50,9 +52,27 @@ def check(core: Core) -> None:
         moving = [slot for slot in slots if slot not in stuck]
         large = [slot for slot in moving if could_hold(slot, lane.bundle.needs)]
         assert view.least_used(lane.first) is least_used(large)
+    check_hits(core, [slot for slot in slots if has_room(slot)])
     lanes = core.cluster.waiting.lanes
     held = [bundle for bundle in lanes if core.cluster.is_held(bundle)]
     assert {each.bundle for each in view.most_in_excess(len(lanes))} == set(held)
+
+
+def check_hits(core: Core, idle: list[Slot]) -> None:
+    bundles = [lane.bundle for lane in core.cluster.waiting.lanes.values()]
+    with_hit = [slot for slot in idle if any(slot.has(bundle.models) for bundle in bundles)]
+    _, slot = next(View(core.cluster).hits(), (None, None))
+    assert slot is least_used(with_hit)
+
+
+def test_hits_name_the_other_slot_of_a_gpu_that_loads_one_more_copy() -> None:
+    world = World(make_core("netgain"))
+    world.send(ModelRegistered(model("bert", load_s=2.0, run_s=10.0)))
+    world.send(GpuJoined(gpu("g0")))
+    for number in range(4):
+        world.arrive(request(f"r{number}", "bert"))
+    joined = world.send(GpuJoined(gpu("g1", slots=2)))
+    assert placements(joined) == [("r3", "g1.0"), ("r1", "g1.1")]
 
 
 def has_room(slot: Slot) -> bool:
