@@ -92,6 +92,26 @@ class GpuCache:
     def free_bytes(self) -> int:
         return self.memory_bytes - self.used_bytes
 
+    def fits(self, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True) -> bool:
+        """Whether the models could be resident together once everything evictable has left."""
+        wanted = self.kept_bytes if spare_waiting else self.locked_bytes
+        for model, size_bytes in needs:
+            resident = self.residents.get(model)
+            if resident is None:
+                wanted += size_bytes
+            elif not (resident.kept if spare_waiting else resident.locked):
+                wanted += resident.bytes
+        return wanted <= self.memory_bytes
+
+    def could_fit(self, needs: Sequence[tuple[ModelId, int]]) -> bool:
+        """Whether the models could be resident together if only pinned models had to stay."""
+        wanted = self.pinned_bytes
+        for model, size_bytes in needs:
+            resident = self.residents.get(model)
+            if resident is None or not resident.pinned:
+                wanted += size_bytes
+        return wanted <= self.memory_bytes
+
 
 class IndexChanges:
     """GPUs with the models that changed there, and models whose stored weights changed."""
@@ -276,28 +296,6 @@ class CacheIndex:
     def has(self, model: ModelId) -> bool:
         """Whether some node has the weights, in any tier."""
         return bool(self._holders.get(model)) or model in self._tiers
-
-    def fits(
-        self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True
-    ) -> bool:
-        """Whether the models could be resident together once everything evictable has left."""
-        wanted = cache.kept_bytes if spare_waiting else cache.locked_bytes
-        for model, size_bytes in needs:
-            resident = cache.residents.get(model)
-            if resident is None:
-                wanted += size_bytes
-            elif not (resident.kept if spare_waiting else resident.locked):
-                wanted += resident.bytes
-        return wanted <= cache.memory_bytes
-
-    def could_fit(self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]]) -> bool:
-        """Whether the models could be resident together if only pinned models had to stay."""
-        wanted = cache.pinned_bytes
-        for model, size_bytes in needs:
-            resident = cache.residents.get(model)
-            if resident is None or not resident.pinned:
-                wanted += size_bytes
-        return wanted <= cache.memory_bytes
 
     def plan(
         self,

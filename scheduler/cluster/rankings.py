@@ -100,21 +100,21 @@ class SlotRanking:
                 heappop(entries)
         return None
 
-    def few_idle(self, most: int, accepts: Callable[[Slot], bool]) -> list[Slot]:
-        """The slots, the least used first."""
+    def few_with_room(self, bundle: Bundle, most: int) -> list[Slot]:
+        """At most so many idle slots whose GPUs have room for the models, the least used first."""
         accepted: list[Slot] = []
         aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
         while len(accepted) < most and (slot := self.first_idle()) is not None:
             entry = heappop(self._entries)
-            if slot not in aside and accepts(slot):
+            if slot not in aside and slot.gpu.has_room(bundle):
                 accepted.append(slot)
             aside[slot] = entry
         for entry in aside.values():
             heappush(self._entries, entry)
         return accepted
 
-    def first_active(self, accepts: Callable[[Slot], bool]) -> Slot | None:
-        """The least used slot, idle or not, that `accepts` accepts."""
+    def first_that_could_hold(self, bundle: Bundle) -> Slot | None:
+        """The least used slot, idle or not, whose GPU could hold the models."""
         entries, aside = self._entries, []
         first: Slot | None = None
         while entries and first is None:
@@ -123,7 +123,7 @@ class SlotRanking:
                 heappop(entries)
             elif slot.frequency != frequency:
                 heapreplace(entries, (slot.frequency, slot_id, slot))
-            elif accepts(slot):
+            elif slot.gpu.could_hold(bundle):
                 first = slot
             else:
                 aside.append(heappop(entries))

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency import GpuCache
-from scheduler.cluster.request_queue import Pending, RequestQueue, Standing
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue, Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
 
@@ -124,6 +124,16 @@ class Gpu:
 
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
+
+    def has_room(self, bundle: Bundle) -> bool:
+        """Whether the models fit a GPU of their size class, after evictions, and none is stuck."""
+        fits = not self.cache.kept_bytes or self.cache.fits(bundle.needs)
+        return fits and not self.is_stuck(bundle.models)
+
+    def could_hold(self, bundle: Bundle) -> bool:
+        """The same, if only what is pinned had to stay."""
+        fits = not self.cache.pinned_bytes or self.cache.could_fit(bundle.needs)
+        return fits and not self.is_stuck(bundle.models)
 
 
 class Slot:

@@ -106,7 +106,7 @@ class ClusterState:
         return 0 < self.largest_bytes < bundle.bytes
 
     def _needs(self, models: tuple[ModelId, ...]) -> tuple[tuple[ModelId, int], ...]:
-        return tuple([(model, self.profiles.of(model).memory_bytes) for model in models])
+        return tuple([(model, self.profiles.known[model].memory_bytes) for model in models])
 
     def accept(self, models: tuple[ModelId, ...]) -> int:
         """Count one request more, and the use of its models; how many before it are not paused."""

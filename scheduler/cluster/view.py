@@ -90,15 +90,8 @@ class View:
 
     def least_used(self, request: Pending) -> Slot | None:
         """The least used slot, idle or not, whose GPU could hold the request's models."""
-        bundle, could_fit = request.bundle, self._cluster.index.could_fit
-
-        def could_hold(slot: Slot) -> bool:
-            cache = slot.gpu.cache
-            fits = not cache.pinned_bytes or could_fit(cache, bundle.needs)
-            return fits and not slot.gpu.is_stuck(bundle.models)
-
-        rankings = self._cluster.active[bundle.size_class :]
-        firsts = [ranking.first_active(could_hold) for ranking in rankings]
+        rankings = self._cluster.active[request.bundle.size_class :]
+        firsts = [ranking.first_that_could_hold(request.bundle) for ranking in rankings]
         return min([slot for slot in firsts if slot is not None], key=_used, default=None)
 
     def idle_holder(self, request: Pending) -> Slot | None:
@@ -183,9 +176,10 @@ class View:
     def measured(self, request: Pending, slot: Slot) -> Sequence[Configuration]:
         """The configurations in which such requests were measured on GPUs of the slot's type."""
         gpu_type, batch = slot.gpu.spec.gpu_type, request.request.batch
+        profile = self._cluster.profiles.known[request.models[0]]
         return [
             configuration._replace(batch=configuration.batch // batch)
-            for configuration, its_type in self._cluster.profiles.of(request.models[0]).configured_s
+            for configuration, its_type in profile.configured_s
             if its_type == gpu_type and configuration.batch % batch == 0
         ]
 
@@ -198,10 +192,10 @@ class View:
             return self._first_for_any()
         gpu = slot.gpu
         first = cluster.waiting.first(gpu.size_class)
-        if first is None or self._has_room(gpu, first.bundle):
+        if first is None or gpu.has_room(first.bundle):
             return first
         lanes = cluster.waiting.first_lanes(gpu.size_class)
-        return next((pending for pending in lanes if self._has_room(gpu, pending.bundle)), None)
+        return next((pending for pending in lanes if gpu.has_room(pending.bundle)), None)
 
     def first_hit(self, slot: Slot) -> Pending | None:
         return self._first_resident(self._cluster.waiting, slot)
@@ -375,20 +369,13 @@ class View:
         first = slot.local.first() if slot.local.count else None
         if first is None or slot.holds(first.models):
             return first
-        needs = first.bundle.needs
-        fits = self._cluster.index.fits(slot.gpu.cache, needs, spare_waiting=False)
-        return first if fits else None
+        return first if slot.gpu.cache.fits(first.bundle.needs, spare_waiting=False) else None
 
     def local_hit(self, slot: Slot) -> Pending | None:
         """The first request of the slot's local queue whose models are all there."""
         return self._first_resident(slot.local, slot) if slot.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
-
-    def _has_room(self, gpu: Gpu, bundle: Bundle) -> bool:
-        """Whether the models fit a GPU of their size class, after evictions, and none is stuck."""
-        fits = not gpu.cache.kept_bytes or self._cluster.index.fits(gpu.cache, bundle.needs)
-        return fits and not gpu.is_stuck(bundle.models)
 
     def _idle_on(self, node: NodeId | None, bundle: Bundle) -> Sequence[Slot]:
         gpus = None if node is None else self._cluster.gpus_of.get(node)
@@ -399,7 +386,7 @@ class View:
         slots = [
             slot
             for gpu in gpus
-            if gpu.size_class >= bundle.size_class and self._has_room(gpu, bundle)
+            if gpu.size_class >= bundle.size_class and gpu.has_room(bundle)
             for slot in gpu.slots
             if slot.idle
         ]
@@ -407,13 +394,10 @@ class View:
         return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
-        def has_room(slot: Slot) -> bool:
-            return self._has_room(slot.gpu, bundle)
-
         slots = [
             slot
             for ranking in rankings[bundle.size_class :]
-            for slot in ranking.few_idle(most, has_room)
+            for slot in ranking.few_with_room(bundle, most)
         ]
         slots.sort(key=_used)
         return slots[:most]

@@ -560,8 +560,8 @@ class Lifecycle:
 
     def recall_what_cannot_fit(self, slot: Slot) -> None:
         """If something waits at this slot in vain, it waits for any GPU again, with the others."""
-        could_fit, cache = self.cluster.index.could_fit, slot.gpu.cache
-        if not all(could_fit(cache, lane.bundle.needs) for lane in slot.local.lanes.values()):
+        cache = slot.gpu.cache
+        if not all(cache.could_fit(lane.bundle.needs) for lane in slot.local.lanes.values()):
             self.recall(slot)
 
     # -- leases that an earlier leader gave -------------------------------------------------------

@@ -52,7 +52,7 @@ class _Idle:
             context_bytes = self._gpu.spec.context_bytes if kept is None else kept.bytes
         if stage is Tier.CONTEXT:
             return context_bytes
-        whole_bytes = self._cluster.profiles.memory_bytes(self._model)
+        whole_bytes = self._cluster.profiles.known[self._model].memory_bytes
         return whole_bytes if stage is Tier.GPU else max(0, whole_bytes - context_bytes)
 
     def reload_s(self, stage: Tier) -> float:
@@ -202,7 +202,7 @@ class StagedExit(Layer):
         for model in lease.models:
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
-                self._cluster.profiles.of(model).gaps.saw(self._cluster.now - idle_s)
+                self._cluster.profiles.known[model].gaps.saw(self._cluster.now - idle_s)
 
     def ended(self, lease: ActiveLease) -> None:
         gpu = lease.slot.gpu

@@ -43,7 +43,7 @@ def check(core: Core) -> None:
         stuck = [slot for slot in slots if slot.gpu.is_stuck(models)]
         busy = [slot for slot in slots if slot not in idle and slot not in stuck]
         assert view.idle_holder(lane.first) is least_used(holding(models, idle))
-        fitting = [slot for slot in slots if has_room(slot) and fits(core, slot, lane.bundle)]
+        fitting = [slot for slot in slots if has_room(slot) and fits(slot, lane.bundle)]
         assert view.few_idle(lane.first, len(slots)) == sorted(fitting, key=use)
         soonest = min(
             holding(models, busy), key=lambda slot: (begins_s(slot, models), slot.id), default=None
@@ -103,10 +103,10 @@ def use(slot: Slot) -> tuple[int, str]:
     return slot.frequency, slot.id
 
 
-def fits(core: Core, slot: Slot, bundle: Bundle) -> bool:
+def fits(slot: Slot, bundle: Bundle) -> bool:
     moves = not slot.gpu.is_stuck(bundle.models)
     fits_in = bundle.bytes <= slot.gpu.spec.memory_bytes
-    return moves and fits_in and core.cluster.index.fits(slot.gpu.cache, bundle.needs)
+    return moves and fits_in and slot.gpu.cache.fits(bundle.needs)
 
 
 def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
@@ -119,8 +119,8 @@ def could_hold(slot: Slot, needs: tuple[tuple[str, int], ...]) -> bool:
     A GPU smaller than the models is none, even where it holds them: they were measured elsewhere.
     """
     sizes = {each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned}
-    for model, size_bytes in needs:
-        sizes.setdefault(model, size_bytes)  # type: ignore[arg-type]
+    for name, size_bytes in needs:
+        sizes.setdefault(name, size_bytes)  # type: ignore[arg-type]
     there_bytes = slot.gpu.spec.memory_bytes - slot.gpu.cache.withheld_bytes
     needed_bytes = sum(size_bytes for _, size_bytes in needs)
     return sum(sizes.values()) <= there_bytes and needed_bytes <= slot.gpu.spec.memory_bytes
