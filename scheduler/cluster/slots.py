@@ -29,28 +29,41 @@ class ActiveLease:
     its calls: these have run for `computed_s`, as far as its node has reported.
     """
 
-    def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
+    def __init__(
+        self,
+        lease: LeaseId,
+        slot: "Slot",
+        models: tuple[ModelId, ...],
+        chosen: tuple[Pending, ...] = (),
+        run_s: float = 0.0,
+    ) -> None:
+        """These requests have it from now on."""
         self.id = lease
         self.slot = slot
         self.models = models
-        self.requests: list[Pending] = []
+        self.requests = list(chosen)
         self.loading: dict[ModelId, float] = {}
         self.more: tuple[Slot, ...] = ()
         self.more_ids: tuple[SlotId, ...] = ()
         self.configuration: Configuration | None = None
         self.beside = False
-        self.is_shared = False
+        self.is_shared = len(chosen) > 1
         self.released = False
         self.may_return = False
         self.wanted: list[Pending] = []
         self.dispatch: Dispatch | None = None
         self.begins_s = 0.0
-        self.run_s = 0.0
+        self.run_s = run_s
         self.due_s = 0.0
         self.there_s = 0.0
         self.called_until_s = 0.0
-        self.own = False
+        self.own = bool(chosen)
         self.computed_s = 0.0
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = slot.id
+            pending.lease = lease
+            self.own &= pending.request.own
 
     def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
         """Take what it has beside its slot; a manager that takes no configurations gets none."""
@@ -63,19 +76,6 @@ class ActiveLease:
         if configuration is not None and gpu.spec.vcpus:
             self.configuration = configuration
             gpu.vcpus_used += configuration.vcpus
-
-    def give_to(self, chosen: tuple[Pending, ...]) -> None:
-        self.own = True
-        for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = self.slot.id
-            pending.lease = self.id
-            self.own &= pending.request.own
-        self.requests.extend(chosen)
-        self.is_shared = len(chosen) > 1
-        if self.own and not self.loading:  # else its wait for another lease's load would be kept
-            loads = self.slot.gpu.loads
-            self.loading = {model: loads[model] for model in self.models if model in loads}
 
     def computes(self, now: float) -> None:
         """What it was beside its slot's runs for is loaded: from now on it has a part in them."""

@@ -346,43 +346,6 @@ class ClusterState:
                 if slot.holds(bundle.models):
                     yield slot
 
-    # -- estimates ------------------------------------------------------------------------------
-
-    def load_s(self, bundle: Bundle, slot: Slot) -> float:
-        """The expected seconds to load what of these models the slot lacks."""
-        cache, total_s = slot.gpu.cache, 0.0
-        for model in bundle.models:
-            if model not in cache.residents:
-                total_s += self.profiles.load_s(model, self.index.source(cache, model))
-        return total_s
-
-    def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
-        """The expected seconds of a batch of these models, once they are there."""
-        gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
-        return self.profiles.runs_s(bundle.models, batch, gpu_type, neighbours)
-
-    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
-        """The slot's runs, and how many times as long each takes from when these run too."""
-        runs = slot.runs_beside()
-        if not runs:
-            return []
-        slowdown, gpu_type = self.profiles.slowdown, slot.gpu.spec.gpu_type
-        slowed = []
-        for lease in runs:
-            others = tuple([other.models for other in runs if other is not lease])
-            before = slowdown(lease.models, gpu_type, others)
-            after = slowdown(lease.models, gpu_type, (*others, models))
-            slowed.append((lease, after / before))
-        return slowed
-
-    def prolonged(
-        self, models: tuple[ModelId, ...], slot: Slot
-    ) -> Iterator[tuple[ActiveLease, float]]:
-        """The slot's runs, and by how many seconds these models would prolong each."""
-        for lease, factor in self.slowed(models, slot):
-            left_s = max(0.0, lease.due_s - max(self.now, lease.there_s))
-            yield lease, max(0.0, factor - 1.0) * left_s
-
     # -- slots ----------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
@@ -430,6 +393,19 @@ class ClusterState:
         slot.highest_listed_s = available_s
 
     # -- leases on slots ------------------------------------------------------------------------
+
+    def new_lease(
+        self,
+        slot: Slot,
+        models: tuple[ModelId, ...],
+        chosen: tuple[Pending, ...] = (),
+        run_s: float = 0.0,
+    ) -> ActiveLease:
+        """A lease in force for these requests; without them a prefetch."""
+        self.last_lease += 1
+        lease = ActiveLease(LeaseId(self.last_lease), slot, models, chosen, run_s)
+        self.leases[lease.id] = lease
+        return lease
 
     def occupy(self, lease: ActiveLease, load_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""

@@ -14,7 +14,7 @@ from scheduler.cluster.rankings import (
     first_with_local_work,
 )
 from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
-from scheduler.cluster.slots import Gpu, Slot
+from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.model.values import Configuration
 
@@ -137,10 +137,17 @@ class View:
 
     def load_s(self, request: Pending, slot: Slot) -> float:
         """Seconds to load there what of the request's models is missing there."""
-        return self._cluster.load_s(request.bundle, slot)
+        profiles, index = self._cluster.profiles, self._cluster.index
+        cache, total_s = slot.gpu.cache, 0.0
+        for model in request.models:
+            if model not in cache.residents:
+                total_s += profiles.load_s(model, index.source(cache, model))
+        return total_s
 
     def run_s(self, request: Pending, slot: Slot) -> float:
-        return self._cluster.run_s(request.bundle, request.request.batch, slot)
+        """Seconds that the request should run there, once its models are there."""
+        batch, gpu_type = request.request.batch, slot.gpu.spec.gpu_type
+        return self._cluster.profiles.runs_s(request.models, batch, gpu_type, slot.neighbours())
 
     def slowdown(self, request: Pending, slot: Slot) -> float:
         """How many times as long as alone the request should run beside what runs there now.
@@ -154,14 +161,36 @@ class View:
     def disturbs(self, request: Pending, slot: Slot) -> float:
         """Seconds by which the request should prolong the runs there, all of them together."""
         total_s = 0.0
-        for _, prolonged_s in self._cluster.prolonged(request.models, slot):
+        for _, prolonged_s in self.prolonged(request.models, slot):
             total_s += prolonged_s
         return total_s
 
     def slows(self, request: Pending, slot: Slot) -> float:
         """How many times as long the run there should take that the request slows down most."""
-        slowed = self._cluster.slowed(request.models, slot)
+        slowed = self.slowed(request.models, slot)
         return max([factor for _, factor in slowed], default=1.0)
+
+    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
+        """The slot's runs, and how many times as long each takes from when these run too."""
+        runs = slot.runs_beside()
+        if not runs:
+            return []
+        slowdown, gpu_type = self._cluster.profiles.slowdown, slot.gpu.spec.gpu_type
+        slowed = []
+        for lease in runs:
+            others = tuple([other.models for other in runs if other is not lease])
+            before = slowdown(lease.models, gpu_type, others)
+            after = slowdown(lease.models, gpu_type, (*others, models))
+            slowed.append((lease, after / before))
+        return slowed
+
+    def prolonged(
+        self, models: tuple[ModelId, ...], slot: Slot
+    ) -> Iterator[tuple[ActiveLease, float]]:
+        """The slot's runs, and by how many seconds these models would prolong each."""
+        for lease, factor in self.slowed(models, slot):
+            left_s = max(0.0, lease.due_s - max(self._cluster.now, lease.there_s))
+            yield lease, max(0.0, factor - 1.0) * left_s
 
     def room(self, slot: Slot) -> GpuRoom:
         gpu = slot.gpu
