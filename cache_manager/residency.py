@@ -256,7 +256,7 @@ class CacheIndex:
     def held(self, models: Sequence[ModelId]) -> bool:
         """Whether some GPU holds all these models."""
         if len(models) == 1:
-            return bool(self.holders(models[0]))
+            return bool(self._holders.get(models[0]))
         rarest = min(models, key=self.copies)
         holders = self.holders(rarest).values()
         return any(all(model in cache.residents for model in models) for cache in holders)
@@ -306,8 +306,13 @@ class CacheIndex:
         spare_waiting: bool = True,
     ) -> LoadPlan | None:
         """Algorithm 3: hit or miss, and the victims of a miss; None where it cannot fit now."""
-        loads = tuple(need for need in needs if need[0] not in cache.residents)
-        short_bytes = sum(size for _, size in loads) - cache.free_bytes
+        residents, short_bytes = cache.residents, cache.used_bytes - cache.memory_bytes
+        lacking = []
+        for need in needs:
+            if need[0] not in residents:
+                lacking.append(need)
+                short_bytes += need[1]
+        loads = tuple(lacking)
         emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
         if cache.contexts and loads:
             emptied = processes_for(cache, loads)

@@ -6,16 +6,17 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.cluster.rankings import (
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
+from scheduler.cluster.slots import (
+    ActiveLease,
+    Gpu,
     LoadableSlots,
+    Slot,
     SlotRanking,
-    UnmetDemand,
     first_beyond,
     first_with_local_work,
 )
-from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
-from scheduler.cluster.slots import ActiveLease, Gpu, Slot
-from scheduler.cluster.state import ClusterState
+from scheduler.cluster.state import ClusterState, UnmetDemand
 from scheduler.model.values import Configuration
 
 
@@ -77,7 +78,8 @@ class View:
     def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        best = first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
+        ready = cluster.ready
+        best = first_with_local_work(ready, passed, aside) if ready.entries else None
         waiting = cluster.waiting
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):

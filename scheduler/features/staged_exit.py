@@ -14,9 +14,8 @@ from scheduler.cluster.state import ClusterState
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.model.actions import Demote, DemoteStored, EndContext, SetTimer
-from scheduler.model.errors import BadEvent
 from scheduler.model.events import ContextKept, Event, StageDue
-from scheduler.model.values import CoreSettings, Request
+from scheduler.model.values import CoreSettings
 
 # A model that may not leave when its time is over is looked at again after this long at least; so
 # is one in a store, whose node may refuse to move it.
@@ -62,7 +61,7 @@ class _Idle:
 
 _NEVER = "never"
 # What it hears while no model leaves by time: which rules come, and what stores have since when.
-_ALWAYS = ("check", "accepted", "forgotten", "stored", "store_reported")
+_ALWAYS = ("accepted", "forgotten", "stored", "store_reported")
 
 
 class StagedExit(Layer):
@@ -171,10 +170,6 @@ class StagedExit(Layer):
     def _rule_of(self, model: ModelId) -> ExitRule:
         own = self._own.get(model)
         return self._rule if own is None else exits.make(own)
-
-    def check(self, request: Request) -> None:
-        if request.exit_rule and not exits.is_rule(request.exit_rule):
-            raise BadEvent("exit rule", request.exit_rule)
 
     def accepted(self, pending: Pending) -> None:
         """Its function may name a rule of its own, or an empty one: that of the cluster."""
