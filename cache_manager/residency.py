@@ -92,6 +92,26 @@ class GpuCache:
     def free_bytes(self) -> int:
         return self.memory_bytes - self.used_bytes
 
+    def fits(self, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True) -> bool:
+        """Whether the models could be resident together once everything evictable has left."""
+        wanted = self.kept_bytes if spare_waiting else self.locked_bytes
+        for model, size_bytes in needs:
+            resident = self.residents.get(model)
+            if resident is None:
+                wanted += size_bytes
+            elif not (resident.kept if spare_waiting else resident.locked):
+                wanted += resident.bytes
+        return wanted <= self.memory_bytes
+
+    def could_fit(self, needs: Sequence[tuple[ModelId, int]]) -> bool:
+        """Whether the models could be resident together if only pinned models had to stay."""
+        wanted = self.pinned_bytes
+        for model, size_bytes in needs:
+            resident = self.residents.get(model)
+            if resident is None or not resident.pinned:
+                wanted += size_bytes
+        return wanted <= self.memory_bytes
+
 
 class IndexChanges:
     """GPUs with the models that changed there, and models whose stored weights changed."""
@@ -236,7 +256,7 @@ class CacheIndex:
     def held(self, models: Sequence[ModelId]) -> bool:
         """Whether some GPU holds all these models."""
         if len(models) == 1:
-            return bool(self.holders(models[0]))
+            return bool(self._holders.get(models[0]))
         rarest = min(models, key=self.copies)
         holders = self.holders(rarest).values()
         return any(all(model in cache.residents for model in models) for cache in holders)
@@ -277,28 +297,6 @@ class CacheIndex:
         """Whether some node has the weights, in any tier."""
         return bool(self._holders.get(model)) or model in self._tiers
 
-    def fits(
-        self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]], *, spare_waiting: bool = True
-    ) -> bool:
-        """Whether the models could be resident together once everything evictable has left."""
-        wanted = cache.kept_bytes if spare_waiting else cache.locked_bytes
-        for model, size_bytes in needs:
-            resident = cache.residents.get(model)
-            if resident is None:
-                wanted += size_bytes
-            elif not (resident.kept if spare_waiting else resident.locked):
-                wanted += resident.bytes
-        return wanted <= cache.memory_bytes
-
-    def could_fit(self, cache: GpuCache, needs: Sequence[tuple[ModelId, int]]) -> bool:
-        """Whether the models could be resident together if only pinned models had to stay."""
-        wanted = cache.pinned_bytes
-        for model, size_bytes in needs:
-            resident = cache.residents.get(model)
-            if resident is None or not resident.pinned:
-                wanted += size_bytes
-        return wanted <= cache.memory_bytes
-
     def plan(
         self,
         cache: GpuCache,
@@ -308,8 +306,13 @@ class CacheIndex:
         spare_waiting: bool = True,
     ) -> LoadPlan | None:
         """Algorithm 3: hit or miss, and the victims of a miss; None where it cannot fit now."""
-        loads = tuple(need for need in needs if need[0] not in cache.residents)
-        short_bytes = sum(size for _, size in loads) - cache.free_bytes
+        residents, short_bytes = cache.residents, cache.used_bytes - cache.memory_bytes
+        lacking = []
+        for need in needs:
+            if need[0] not in residents:
+                lacking.append(need)
+                short_bytes += need[1]
+        loads = tuple(lacking)
         emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
         if cache.contexts and loads:
             emptied = processes_for(cache, loads)

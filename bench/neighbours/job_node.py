@@ -158,7 +158,7 @@ class JobNode:
     def peak_bytes(self, model: str) -> int:
         """The most memory that the model was measured to need."""
         name = self._ids[model]
-        return self._node.run(lambda it: it.core.cluster.profiles.memory_bytes(name))
+        return self._node.run(lambda it: it.core.cluster.profiles.known[name].memory_bytes)
 
     def fit(self) -> Fit | None:
         """How good the scheduler's predictions are."""

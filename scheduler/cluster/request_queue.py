@@ -112,10 +112,6 @@ class BundleLane:
         """Two entries of one rank: at least one is outdated, so that any order will do."""
         return False
 
-    def __hash__(self) -> int:
-        """The same as without an order, which compiled classes otherwise have instead of it."""
-        return id(self)
-
     def __iter__(self) -> Iterator[Pending]:
         pending = self.first
         while pending is not None:

@@ -1,19 +1,14 @@
-"""GPUs, their slots and the leases in force on them."""
+"""GPUs, their slots with the orders that these are kept in, and the leases in force on them."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import ClassVar
 
 from cache_manager.model.ids import ModelId
 from cache_manager.residency import GpuCache
-from scheduler.cluster.request_queue import Pending, RequestQueue, Standing
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue, Standing
 from scheduler.model.actions import Dispatch
 from scheduler.model.values import Configuration, GpuSpec, LeaseId, SlotId, SlotSpec
-
-
-class Relisting(Protocol):
-    """A ranking that dropped this slot until the slot's state changes."""
-
-    def list(self, slot: "Slot") -> None: ...
 
 
 class ActiveLease:
@@ -29,28 +24,41 @@ class ActiveLease:
     its calls: these have run for `computed_s`, as far as its node has reported.
     """
 
-    def __init__(self, lease: LeaseId, slot: "Slot", models: tuple[ModelId, ...]) -> None:
+    def __init__(
+        self,
+        lease: LeaseId,
+        slot: "Slot",
+        models: tuple[ModelId, ...],
+        chosen: tuple[Pending, ...] = (),
+        run_s: float = 0.0,
+    ) -> None:
+        """These requests have it from now on."""
         self.id = lease
         self.slot = slot
         self.models = models
-        self.requests: list[Pending] = []
+        self.requests = list(chosen)
         self.loading: dict[ModelId, float] = {}
         self.more: tuple[Slot, ...] = ()
         self.more_ids: tuple[SlotId, ...] = ()
         self.configuration: Configuration | None = None
         self.beside = False
-        self.is_shared = False
+        self.is_shared = len(chosen) > 1
         self.released = False
         self.may_return = False
         self.wanted: list[Pending] = []
         self.dispatch: Dispatch | None = None
         self.begins_s = 0.0
-        self.run_s = 0.0
+        self.run_s = run_s
         self.due_s = 0.0
         self.there_s = 0.0
         self.called_until_s = 0.0
-        self.own = False
+        self.own = bool(chosen)
         self.computed_s = 0.0
+        for pending in chosen:
+            pending.standing = Standing.LEASED
+            pending.at = slot.id
+            pending.lease = lease
+            self.own &= pending.request.own
 
     def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
         """Take what it has beside its slot; a manager that takes no configurations gets none."""
@@ -63,19 +71,6 @@ class ActiveLease:
         if configuration is not None and gpu.spec.vcpus:
             self.configuration = configuration
             gpu.vcpus_used += configuration.vcpus
-
-    def give_to(self, chosen: tuple[Pending, ...]) -> None:
-        self.own = True
-        for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = self.slot.id
-            pending.lease = self.id
-            self.own &= pending.request.own
-        self.requests.extend(chosen)
-        self.is_shared = len(chosen) > 1
-        if self.own and not self.loading:  # else its wait for another lease's load would be kept
-            loads = self.slot.gpu.loads
-            self.loading = {model: loads[model] for model in self.models if model in loads}
 
     def computes(self, now: float) -> None:
         """What it was beside its slot's runs for is loaded: from now on it has a part in them."""
@@ -125,6 +120,16 @@ class Gpu:
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 
+    def has_room(self, bundle: Bundle) -> bool:
+        """Whether the models fit a GPU of their size class, after evictions, and none is stuck."""
+        fits = not self.cache.kept_bytes or self.cache.fits(bundle.needs)
+        return fits and not self.is_stuck(bundle.models)
+
+    def could_hold(self, bundle: Bundle) -> bool:
+        """The same, if only what is pinned had to stay."""
+        fits = not self.cache.pinned_bytes or self.cache.could_fit(bundle.needs)
+        return fits and not self.is_stuck(bundle.models)
+
 
 class Slot:
     """One schedulable unit, the leases it holds, and its local queue.
@@ -151,15 +156,15 @@ class Slot:
         self.frequency = 0
         self.given = 0
         self.highest_listed_s = 0.0
-        self.unlisted: list[Relisting] = []
+        # The rankings that dropped it until its state changes.
+        self.unlisted: list[HolderRanking] = []
 
     def __lt__(self, other: "Slot") -> bool:
         """Two slots of one id: one is of a lost GPU and soon dropped, so that any order will do."""
         return False
 
-    def __hash__(self) -> int:
-        """The same as without an order, which compiled classes otherwise have instead of it."""
-        return id(self)
+    # The same as without an order, which compiled classes otherwise have instead of it.
+    __hash__: ClassVar[Callable[[object], int]] = object.__hash__
 
     @property
     def loadable(self) -> bool:
@@ -239,3 +244,181 @@ class Slot:
 
 def _due_s(lease: ActiveLease) -> float:
     return lease.due_s
+
+
+# Slots ordered by how often they were used or when they are free, without re-sorting.
+#
+# All of these are heaps that may hold outdated entries. A key only ever grows (how often a slot was
+# given work; when it will be free), so that an outdated entry lies too near to the top, comes up
+# there too early, and is then corrected or dropped.
+
+_COMPACT_BEYOND = 16
+
+
+class HolderRanking:
+    """The idle (or the busy) slots that hold one set of models, the best one first.
+
+    A slot to which some of the models are on their way counts as busy for them.
+    """
+
+    def __init__(self, models: tuple[ModelId, ...], *, idle: bool) -> None:
+        self._models = models
+        self._idle = idle
+        self._entries: list[tuple[float, SlotId, Slot]] = []
+
+    def best(self) -> Slot | None:
+        """Least used among the idle, soonest free among the busy; ties to the lowest id."""
+        entries = self._entries
+        while entries:
+            key, slot_id, slot = entries[0]
+            if not slot.gpu.active or not slot.holds(self._models):
+                heappop(entries)
+            elif slot.serves(self._models) != self._idle or slot.gpu.is_stuck(self._models):
+                heappop(entries)
+                slot.unlisted.append(self)
+            else:
+                present = self._key(slot)
+                if present == key:
+                    return slot
+                heapreplace(entries, (present, slot_id, slot))
+        return None
+
+    def list(self, slot: Slot) -> None:
+        """Enter a slot that has begun to hold the models, or whose key has shrunk."""
+        heappush(self._entries, self._entry(slot))
+
+    def overgrown(self, holders: int) -> bool:
+        """Whether duplicate and outdated entries outnumber the holders."""
+        return _overgrown(len(self._entries), holders)
+
+    def rebuild(self, holders: Iterable[Slot]) -> None:
+        self._entries = [self._entry(slot) for slot in holders]
+        heapify(self._entries)
+
+    def _entry(self, slot: Slot) -> tuple[float, SlotId, Slot]:
+        key = self._key(slot)
+        if not self._idle and key > slot.highest_listed_s:
+            slot.highest_listed_s = key
+        return key, slot.id, slot
+
+    def _key(self, slot: Slot) -> float:
+        return slot.frequency if self._idle else slot.serves_at_s(self._models)
+
+
+class SlotRanking:
+    """Slots by how many requests each was given; ties to the lowest id.
+
+    Of loads, a slot is idle here if a load could begin beside its runs, whether it computes or not.
+    """
+
+    def __init__(self, *, of_loads: bool = False) -> None:
+        self.entries: list[tuple[int, SlotId, Slot]] = []
+        self._of_loads = of_loads
+
+    def overgrown(self, slots: int) -> bool:
+        return _overgrown(len(self.entries), slots)
+
+    def add(self, slot: Slot) -> None:
+        heappush(self.entries, (slot.frequency, slot.id, slot))
+
+    def first_idle(self) -> Slot | None:
+        """The least used idle slot; a slot is entered again whenever it is idle after a change."""
+        entries = self.entries
+        while entries:
+            frequency, slot_id, slot = entries[0]
+            idle = slot.loadable if self._of_loads else slot.idle
+            if idle and slot.frequency == frequency:
+                return slot
+            if idle and self._of_loads:  # it was given requests, and takes loads all the same
+                heapreplace(entries, (slot.frequency, slot_id, slot))
+            else:
+                heappop(entries)
+        return None
+
+    def few_with_room(self, bundle: Bundle, most: int) -> list[Slot]:
+        """At most so many idle slots whose GPUs have room for the models, the least used first."""
+        accepted: list[Slot] = []
+        aside: dict[Slot, tuple[int, SlotId, Slot]] = {}
+        while len(accepted) < most and (slot := self.first_idle()) is not None:
+            entry = heappop(self.entries)
+            if slot not in aside and slot.gpu.has_room(bundle):
+                accepted.append(slot)
+            aside[slot] = entry
+        for entry in aside.values():
+            heappush(self.entries, entry)
+        return accepted
+
+    def first_that_could_hold(self, bundle: Bundle) -> Slot | None:
+        """The least used slot, idle or not, whose GPU could hold the models."""
+        entries, aside = self.entries, []
+        first: Slot | None = None
+        while entries and first is None:
+            frequency, slot_id, slot = entries[0]
+            if not slot.gpu.active:
+                heappop(entries)
+            elif slot.frequency != frequency:
+                heapreplace(entries, (slot.frequency, slot_id, slot))
+            elif slot.gpu.could_hold(bundle):
+                first = slot
+            else:
+                aside.append(heappop(entries))
+        for entry in aside:
+            heappush(entries, entry)
+        return first
+
+    def pop(self) -> None:
+        heappop(self.entries)
+
+
+def first_beyond(
+    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    """The first idle slot that was not passed; the others go aside, with their ranking."""
+    slot = ranking.first_idle()
+    if not passed:
+        return slot
+    while slot is not None and slot in passed:
+        ranking.pop()
+        aside.append((ranking, slot))
+        slot = ranking.first_idle()
+    return slot
+
+
+def first_with_local_work(
+    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
+) -> Slot | None:
+    slot = first_beyond(ready, passed, aside)
+    while slot is not None and not slot.local.count:
+        ready.pop()
+        slot = first_beyond(ready, passed, aside)
+    return slot
+
+
+def _overgrown(entries: int, live: int) -> bool:
+    return entries > 2 * live + _COMPACT_BEYOND
+
+
+class LoadableSlots:
+    """The loadable slots of each size class, the least used first.
+
+    Made when a policy asks for it, so that policies that do not ask pay nothing, and anew when
+    sizes have changed.
+    """
+
+    def __init__(self, slots: Iterable[Slot], size_classes: int) -> None:
+        """Follow these slots, which are all there are."""
+        self.rankings = [SlotRanking(of_loads=True) for _ in range(size_classes)]
+        for slot in slots:
+            if slot.loadable:
+                self.rankings[slot.gpu.size_class].add(slot)
+
+    def settle(self, slot: Slot, slots: int) -> bool:
+        """Follow a change of one of so many slots; False if a new start is due, to drop entries."""
+        if not slot.loadable:
+            return True
+        ranking = self.rankings[slot.gpu.size_class]
+        ranking.add(slot)
+        return not ranking.overgrown(slots)
+
+    def has_any(self) -> bool:
+        return any(ranking.first_idle() is not None for ranking in self.rankings)

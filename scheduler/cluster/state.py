@@ -1,12 +1,13 @@
-"""GPUs, slots and leases with their rankings, and what each lease occupies."""
+"""GPUs, slots and leases with their rankings, what each lease occupies, and unmet demand."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 from cache_manager.eviction.eviction_rule import EvictionRule
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
 from cache_manager.residency import CacheIndex
-from scheduler.cluster.rankings import HolderRanking, LoadableSlots, SlotRanking, UnmetDemand
 from scheduler.cluster.request_queue import (
     Bundle,
     BundleLane,
@@ -15,7 +16,14 @@ from scheduler.cluster.request_queue import (
     RequestQueue,
     Visits,
 )
-from scheduler.cluster.slots import ActiveLease, Gpu, Slot
+from scheduler.cluster.slots import (
+    ActiveLease,
+    Gpu,
+    HolderRanking,
+    LoadableSlots,
+    Slot,
+    SlotRanking,
+)
 from scheduler.model.actions import Action
 from scheduler.model.profiles import Profiles
 from scheduler.model.values import CoreSettings, GpuSpec, LeaseId, RequestId, SlotId
@@ -101,12 +109,8 @@ class ClusterState:
             if bundle.size_class != before and bundle in self.waiting.lanes:
                 self.waiting.regroup(len(self.sizes) + 1)
 
-    def too_large(self, bundle: Bundle) -> bool:
-        """Whether no GPU seen so far could hold the models; False before the first one."""
-        return 0 < self.largest_bytes < bundle.bytes
-
     def _needs(self, models: tuple[ModelId, ...]) -> tuple[tuple[ModelId, int], ...]:
-        return tuple([(model, self.profiles.of(model).memory_bytes) for model in models])
+        return tuple([(model, self.profiles.known[model].memory_bytes) for model in models])
 
     def accept(self, models: tuple[ModelId, ...]) -> int:
         """Count one request more, and the use of its models; how many before it are not paused."""
@@ -144,7 +148,7 @@ class ClusterState:
         """How many GPUs hold these models; of several models, the rarest counts."""
         return min([self.index.copies(model) for model in bundle.models])
 
-    def _excess_s(self, lane: BundleLane) -> float:
+    def excess_s(self, lane: BundleLane) -> float:
         """By how much each holder's share of a lane's work exceeds the time of one more load."""
         models = lane.bundle.models
         work_s = lane.waiting * self.profiles.usual_runs_s(models)
@@ -233,10 +237,9 @@ class ClusterState:
         self.loadable = LoadableSlots(self.slots.values(), len(self.sizes))
         return self.loadable
 
-    def follow_demand(self) -> UnmetDemand:
+    def follow_demand(self) -> "UnmetDemand":
         """Begin to follow what waits, and which slots could take it."""
-        idle = [slot for slot in self.slots.values() if slot.idle]
-        self.demand = UnmetDemand(self.waiting, self.is_held, self._excess_s, idle)
+        self.demand = UnmetDemand(self)
         return self.demand
 
     def _rank_active(self) -> None:
@@ -259,14 +262,12 @@ class ClusterState:
     def admit(self, gpu: Gpu, model: ModelId, size_bytes: int, times: tuple[float, float]) -> None:
         """Reserve memory for a model, which counts as held there; `times` to load and to run it."""
         self.index.admit(gpu.cache, model, size_bytes, self.now, times)
-        waiters = 0
-        for bundle in self.bundles_of(model):
-            for slot in gpu.slots:
-                lane = slot.local.lanes.get(bundle) if slot.local.count else None
-                waiters += lane.waiting if lane is not None else 0
+        for slot in gpu.slots:
+            if slot.local.count:
+                lanes = [slot.local.lanes.get(bundle) for bundle in self.bundles_of(model)]
+                waiters = sum([lane.waiting for lane in lanes if lane is not None])
+                self.index.wait(gpu.cache, model, waiters)
         self._list_holders(gpu, model)
-        if waiters:
-            self.index.wait(gpu.cache, model, waiters)
         users = sum(model in lease.models for s in gpu.slots for lease in s.leases.values())
         if users:  # leases for which the model was loaded here and then lost
             self.index.use(gpu.cache, model, users)
@@ -289,8 +290,7 @@ class ClusterState:
             return
         for slot in gpu.slots:
             if arrived:
-                for bundle in self.bundles_of(model):
-                    self._list(self._busy_holders, bundle, slot)
+                self._list(self._busy_holders, model, slot)
             self.settle(slot)
         if was_stuck:  # said once the rankings have its slots again
             self._residency_changed(model)
@@ -327,18 +327,19 @@ class ClusterState:
         return ranking
 
     def _list_holders(self, gpu: Gpu, model: ModelId) -> None:
-        for bundle in self.bundles_of(model):
-            for slot in gpu.slots:
-                self._list(self._idle_holders, bundle, slot)
-                self._list(self._busy_holders, bundle, slot)
+        for rankings in (self._idle_holders, self._busy_holders):
+            if rankings:  # else no policy asks for holders
+                for slot in gpu.slots:
+                    self._list(rankings, model, slot)
 
-    def _list(self, rankings: dict[Bundle, HolderRanking], bundle: Bundle, slot: Slot) -> None:
-        """If the slot holds the models, enter it where somebody has asked for their holders."""
-        ranking = rankings.get(bundle)
-        if ranking is not None and slot.holds(bundle.models):
-            ranking.list(slot)
-            if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
-                ranking.rebuild(self._holders(bundle))
+    def _list(self, rankings: dict[Bundle, HolderRanking], model: ModelId, slot: Slot) -> None:
+        """Enter a slot that holds this model, where somebody has asked for holders of its sets."""
+        for bundle in self.bundles_of(model):
+            ranking = rankings.get(bundle)
+            if ranking is not None and slot.holds(bundle.models):
+                ranking.list(slot)
+                if ranking.overgrown(self.index.copies(bundle.models[0]) * len(slot.gpu.slots)):
+                    ranking.rebuild(self._holders(bundle))
 
     def _holders(self, bundle: Bundle) -> Iterator[Slot]:
         for gpu_id in self.index.holders(bundle.models[0]):
@@ -346,48 +347,11 @@ class ClusterState:
                 if slot.holds(bundle.models):
                     yield slot
 
-    # -- estimates ------------------------------------------------------------------------------
-
-    def load_s(self, bundle: Bundle, slot: Slot) -> float:
-        """The expected seconds to load what of these models the slot lacks."""
-        cache, total_s = slot.gpu.cache, 0.0
-        for model in bundle.models:
-            if model not in cache.residents:
-                total_s += self.profiles.load_s(model, self.index.source(cache, model))
-        return total_s
-
-    def run_s(self, bundle: Bundle, batch: int, slot: Slot) -> float:
-        """The expected seconds of a batch of these models, once they are there."""
-        gpu_type, neighbours = slot.gpu.spec.gpu_type, slot.neighbours()
-        return self.profiles.runs_s(bundle.models, batch, gpu_type, neighbours)
-
-    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
-        """The slot's runs, and how many times as long each takes from when these run too."""
-        runs = slot.runs_beside()
-        if not runs:
-            return []
-        slowdown, gpu_type = self.profiles.slowdown, slot.gpu.spec.gpu_type
-        slowed = []
-        for lease in runs:
-            others = tuple([other.models for other in runs if other is not lease])
-            before = slowdown(lease.models, gpu_type, others)
-            after = slowdown(lease.models, gpu_type, (*others, models))
-            slowed.append((lease, after / before))
-        return slowed
-
-    def prolonged(
-        self, models: tuple[ModelId, ...], slot: Slot
-    ) -> Iterator[tuple[ActiveLease, float]]:
-        """The slot's runs, and by how many seconds these models would prolong each."""
-        for lease, factor in self.slowed(models, slot):
-            left_s = max(0.0, lease.due_s - max(self.now, lease.there_s))
-            yield lease, max(0.0, factor - 1.0) * left_s
-
     # -- slots ----------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
         """Whether an idle slot's local queue may have work."""
-        return bool(self.ready) and self.ready.first_idle() is not None
+        return self.ready.first_idle() is not None
 
     def settle(self, slot: Slot) -> None:
         """Update the rankings after a slot's leases, times or local queue changed."""
@@ -425,11 +389,23 @@ class ClusterState:
         available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
             for model in slot.residents:
-                for bundle in self.bundles_of(model):
-                    self._list(self._busy_holders, bundle, slot)
+                self._list(self._busy_holders, model, slot)
         slot.highest_listed_s = available_s
 
     # -- leases on slots ------------------------------------------------------------------------
+
+    def new_lease(
+        self,
+        slot: Slot,
+        models: tuple[ModelId, ...],
+        chosen: tuple[Pending, ...] = (),
+        run_s: float = 0.0,
+    ) -> ActiveLease:
+        """A lease in force for these requests; without them a prefetch."""
+        self.last_lease += 1
+        lease = ActiveLease(LeaseId(self.last_lease), slot, models, chosen, run_s)
+        self.leases[lease.id] = lease
+        return lease
 
     def occupy(self, lease: ActiveLease, load_s: float) -> None:
         """The lease loads at once, and runs once it is loaded and earlier leases have ended."""
@@ -532,3 +508,100 @@ def _there_s(lease: ActiveLease, now: float) -> float:
 
 def _freed(slot: Slot, lease: ActiveLease, now: float) -> None:
     slot.free_s = max(now, slot.free_s - lease.left_s(now)) if slot.computing else now
+
+
+_COMPACT_LANES_BEYOND = 64
+
+_Key = TypeVar("_Key", int, float)
+
+
+class UnmetDemand:
+    """Which waiting requests could be served at once, on which slots, and which models lack GPUs.
+
+    Made when a policy asks for it, so that policies that do not ask pay nothing; all that waits
+    already is fresh then. Like the rankings of slots, the heaps here may hold outdated entries;
+    these come up too early, and are corrected then.
+    """
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self.fresh_slots = {slot: None for slot in cluster.slots.values() if slot.idle}
+        self.fresh_bundles = dict.fromkeys(cluster.waiting.lanes)
+        self._cluster = cluster
+        self._unheld: list[tuple[int, BundleLane]] = []
+        self._excesses: list[tuple[float, BundleLane]] = []
+        self._rebuild()
+
+    # -- what has changed -----------------------------------------------------------------------
+
+    def waits(self, bundle: Bundle) -> None:
+        self.fresh_bundles[bundle] = None
+        self.residency_changed(bundle)
+
+    def residency_changed(self, bundle: Bundle) -> None:
+        """A GPU has begun to hold these models, or one no longer does."""
+        lane = self._cluster.waiting.lanes.get(bundle)
+        if lane is None or lane.first is None:
+            return
+        if self._cluster.is_held(bundle):
+            heappush(self._excesses, (-self._cluster.excess_s(lane), lane))
+            self.fresh_bundles[bundle] = None  # other slots of that GPU may be idle
+        else:
+            heappush(self._unheld, (lane.first.rank, lane))
+        entries = len(self._excesses) + len(self._unheld)
+        if entries > 4 * len(self._cluster.waiting.lanes) + _COMPACT_LANES_BEYOND:
+            self._rebuild()
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def unheld(self, most: int, could_go: Callable[[Pending], bool]) -> Sequence[Pending]:
+        """First requests of lanes whose models no GPU holds but one could, the oldest first."""
+        return _first(self._unheld, most, self._rank_if_unheld, could_go)
+
+    def most_in_excess(self, most: int) -> Sequence[Pending]:
+        """First requests of lanes whose waiting work per holder exceeds one more load."""
+        return _first(self._excesses, most, self._excess_if_held, None)
+
+    # -- parts ----------------------------------------------------------------------------------
+
+    def _rank_if_unheld(self, lane: BundleLane) -> int | None:
+        first = lane.first
+        return None if first is None or self._cluster.is_held(lane.bundle) else first.rank
+
+    def _excess_if_held(self, lane: BundleLane) -> float | None:
+        is_held = lane.first is not None and self._cluster.is_held(lane.bundle)
+        return -self._cluster.excess_s(lane) if is_held else None
+
+    def _rebuild(self) -> None:
+        self._unheld, self._excesses = [], []
+        for lane in self._cluster.waiting.lanes.values():
+            if self._cluster.is_held(lane.bundle):
+                self._excesses.append((-self._cluster.excess_s(lane), lane))
+            elif lane.first is not None:
+                self._unheld.append((lane.first.rank, lane))
+        heapify(self._unheld)
+        heapify(self._excesses)
+
+
+def _first(
+    heap: list[tuple[_Key, BundleLane]],
+    most: int,
+    present_key: Callable[[BundleLane], _Key | None],
+    wanted: Callable[[Pending], bool] | None,
+) -> list[Pending]:
+    """The first wanted lanes of a heap by their present keys; drops what is outdated or double."""
+    looked_at: dict[Bundle, tuple[_Key, BundleLane]] = {}
+    requests: list[Pending] = []
+    while heap and len(requests) < most:
+        entry, lane = heappop(heap)
+        present = None if lane.bundle in looked_at else present_key(lane)
+        if present is None:
+            continue
+        if present > entry:
+            heappush(heap, (present, lane))
+            continue
+        looked_at[lane.bundle] = present, lane
+        if lane.first is not None and (wanted is None or wanted(lane.first)):
+            requests.append(lane.first)
+    for kept in looked_at.values():
+        heappush(heap, kept)
+    return requests

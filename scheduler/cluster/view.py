@@ -6,16 +6,17 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier
-from scheduler.cluster.rankings import (
+from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
+from scheduler.cluster.slots import (
+    ActiveLease,
+    Gpu,
     LoadableSlots,
+    Slot,
     SlotRanking,
-    UnmetDemand,
     first_beyond,
     first_with_local_work,
 )
-from scheduler.cluster.request_queue import Bundle, Pending, RequestQueue
-from scheduler.cluster.slots import Gpu, Slot
-from scheduler.cluster.state import ClusterState
+from scheduler.cluster.state import ClusterState, UnmetDemand
 from scheduler.model.values import Configuration
 
 
@@ -77,7 +78,8 @@ class View:
     def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        best = first_with_local_work(cluster.ready, passed, aside) if cluster.ready else None
+        ready = cluster.ready
+        best = first_with_local_work(ready, passed, aside) if ready.entries else None
         waiting = cluster.waiting
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):
@@ -90,15 +92,8 @@ class View:
 
     def least_used(self, request: Pending) -> Slot | None:
         """The least used slot, idle or not, whose GPU could hold the request's models."""
-        bundle, could_fit = request.bundle, self._cluster.index.could_fit
-
-        def could_hold(slot: Slot) -> bool:
-            cache = slot.gpu.cache
-            fits = not cache.pinned_bytes or could_fit(cache, bundle.needs)
-            return fits and not slot.gpu.is_stuck(bundle.models)
-
-        rankings = self._cluster.active[bundle.size_class :]
-        firsts = [ranking.first_active(could_hold) for ranking in rankings]
+        rankings = self._cluster.active[request.bundle.size_class :]
+        firsts = [ranking.first_that_could_hold(request.bundle) for ranking in rankings]
         return min([slot for slot in firsts if slot is not None], key=_used, default=None)
 
     def idle_holder(self, request: Pending) -> Slot | None:
@@ -144,10 +139,17 @@ class View:
 
     def load_s(self, request: Pending, slot: Slot) -> float:
         """Seconds to load there what of the request's models is missing there."""
-        return self._cluster.load_s(request.bundle, slot)
+        profiles, index = self._cluster.profiles, self._cluster.index
+        cache, total_s = slot.gpu.cache, 0.0
+        for model in request.models:
+            if model not in cache.residents:
+                total_s += profiles.load_s(model, index.source(cache, model))
+        return total_s
 
     def run_s(self, request: Pending, slot: Slot) -> float:
-        return self._cluster.run_s(request.bundle, request.request.batch, slot)
+        """Seconds that the request should run there, once its models are there."""
+        batch, gpu_type = request.request.batch, slot.gpu.spec.gpu_type
+        return self._cluster.profiles.runs_s(request.models, batch, gpu_type, slot.neighbours())
 
     def slowdown(self, request: Pending, slot: Slot) -> float:
         """How many times as long as alone the request should run beside what runs there now.
@@ -161,14 +163,36 @@ class View:
     def disturbs(self, request: Pending, slot: Slot) -> float:
         """Seconds by which the request should prolong the runs there, all of them together."""
         total_s = 0.0
-        for _, prolonged_s in self._cluster.prolonged(request.models, slot):
+        for _, prolonged_s in self.prolonged(request.models, slot):
             total_s += prolonged_s
         return total_s
 
     def slows(self, request: Pending, slot: Slot) -> float:
         """How many times as long the run there should take that the request slows down most."""
-        slowed = self._cluster.slowed(request.models, slot)
+        slowed = self.slowed(request.models, slot)
         return max([factor for _, factor in slowed], default=1.0)
+
+    def slowed(self, models: tuple[ModelId, ...], slot: Slot) -> list[tuple[ActiveLease, float]]:
+        """The slot's runs, and how many times as long each takes from when these run too."""
+        runs = slot.runs_beside()
+        if not runs:
+            return []
+        slowdown, gpu_type = self._cluster.profiles.slowdown, slot.gpu.spec.gpu_type
+        slowed = []
+        for lease in runs:
+            others = tuple([other.models for other in runs if other is not lease])
+            before = slowdown(lease.models, gpu_type, others)
+            after = slowdown(lease.models, gpu_type, (*others, models))
+            slowed.append((lease, after / before))
+        return slowed
+
+    def prolonged(
+        self, models: tuple[ModelId, ...], slot: Slot
+    ) -> Iterator[tuple[ActiveLease, float]]:
+        """The slot's runs, and by how many seconds these models would prolong each."""
+        for lease, factor in self.slowed(models, slot):
+            left_s = max(0.0, lease.due_s - max(self._cluster.now, lease.there_s))
+            yield lease, max(0.0, factor - 1.0) * left_s
 
     def room(self, slot: Slot) -> GpuRoom:
         gpu = slot.gpu
@@ -183,9 +207,10 @@ class View:
     def measured(self, request: Pending, slot: Slot) -> Sequence[Configuration]:
         """The configurations in which such requests were measured on GPUs of the slot's type."""
         gpu_type, batch = slot.gpu.spec.gpu_type, request.request.batch
+        profile = self._cluster.profiles.known[request.models[0]]
         return [
             configuration._replace(batch=configuration.batch // batch)
-            for configuration, its_type in self._cluster.profiles.of(request.models[0]).configured_s
+            for configuration, its_type in profile.configured_s
             if its_type == gpu_type and configuration.batch % batch == 0
         ]
 
@@ -198,10 +223,10 @@ class View:
             return self._first_for_any()
         gpu = slot.gpu
         first = cluster.waiting.first(gpu.size_class)
-        if first is None or self._has_room(gpu, first.bundle):
+        if first is None or gpu.has_room(first.bundle):
             return first
         lanes = cluster.waiting.first_lanes(gpu.size_class)
-        return next((pending for pending in lanes if self._has_room(gpu, pending.bundle)), None)
+        return next((pending for pending in lanes if gpu.has_room(pending.bundle)), None)
 
     def first_hit(self, slot: Slot) -> Pending | None:
         return self._first_resident(self._cluster.waiting, slot)
@@ -375,20 +400,13 @@ class View:
         first = slot.local.first() if slot.local.count else None
         if first is None or slot.holds(first.models):
             return first
-        needs = first.bundle.needs
-        fits = self._cluster.index.fits(slot.gpu.cache, needs, spare_waiting=False)
-        return first if fits else None
+        return first if slot.gpu.cache.fits(first.bundle.needs, spare_waiting=False) else None
 
     def local_hit(self, slot: Slot) -> Pending | None:
         """The first request of the slot's local queue whose models are all there."""
         return self._first_resident(slot.local, slot) if slot.local.count else None
 
     # -- parts ----------------------------------------------------------------------------------
-
-    def _has_room(self, gpu: Gpu, bundle: Bundle) -> bool:
-        """Whether the models fit a GPU of their size class, after evictions, and none is stuck."""
-        fits = not gpu.cache.kept_bytes or self._cluster.index.fits(gpu.cache, bundle.needs)
-        return fits and not gpu.is_stuck(bundle.models)
 
     def _idle_on(self, node: NodeId | None, bundle: Bundle) -> Sequence[Slot]:
         gpus = None if node is None else self._cluster.gpus_of.get(node)
@@ -399,7 +417,7 @@ class View:
         slots = [
             slot
             for gpu in gpus
-            if gpu.size_class >= bundle.size_class and self._has_room(gpu, bundle)
+            if gpu.size_class >= bundle.size_class and gpu.has_room(bundle)
             for slot in gpu.slots
             if slot.idle
         ]
@@ -407,13 +425,10 @@ class View:
         return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
-        def has_room(slot: Slot) -> bool:
-            return self._has_room(slot.gpu, bundle)
-
         slots = [
             slot
             for ranking in rankings[bundle.size_class :]
-            for slot in ranking.few_idle(most, has_room)
+            for slot in ranking.few_with_room(bundle, most)
         ]
         slots.sort(key=_used)
         return slots[:most]

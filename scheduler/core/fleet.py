@@ -387,7 +387,7 @@ class Fleet:
     def _take_over(self, gpu: Gpu, model: ModelId, size_bytes: int | None) -> None:
         """A manager holds a model that the core did not count there: count it, and free memory."""
         profiles, index, cache = self._cluster.profiles, self._cluster.index, gpu.cache
-        needed = profiles.memory_bytes(model) if size_bytes is None else size_bytes
+        needed = profiles.known[model].memory_bytes if size_bytes is None else size_bytes
         self._make_room(gpu, needed - cache.free_bytes, f"{model} is there unexpectedly")
         times = profiles.times_s(model, index.tier(gpu.spec.node, model))
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), times)
@@ -412,7 +412,7 @@ class Fleet:
     def _remeasured(self, model: ModelId) -> None:
         """A model was measured or declared again: correct its size on every GPU that holds it."""
         self._cluster.remeasure(model)
-        needed = self._cluster.profiles.memory_bytes(model)
+        needed = self._cluster.profiles.known[model].memory_bytes
         for gpu_id in list(self._cluster.index.holders(model)):
             self._resize(self._cluster.gpus[gpu_id], model, needed)
 
@@ -468,9 +468,7 @@ class Fleet:
         fitting = [
             slot
             for slot in self._cluster.slots.values()
-            if slot.idle
-            and not slot.holds((model,))
-            and self._cluster.index.fits(slot.gpu.cache, bundle.needs)
+            if slot.idle and not slot.holds((model,)) and slot.gpu.cache.fits(bundle.needs)
         ]
         return min(fitting, key=lambda slot: (slot.frequency, slot.id), default=None)
 

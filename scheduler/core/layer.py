@@ -8,7 +8,7 @@ from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Gpu, Slot
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event, RunFinished
-from scheduler.model.values import LeaseUse, Request, StandingTerms
+from scheduler.model.values import LeaseUse, StandingTerms
 from scheduler.policies.placement_policy import Policy
 
 # What one kind of event does, and whether the policy runs after it.
@@ -40,9 +40,6 @@ class Layer:
         """The event is dealt with: do what it has made due."""
 
     # -- which requests come in, and which of them the policy sees --------------------------------
-
-    def check(self, request: Request) -> None:
-        """BadEvent if no request can be like this one; nothing is known of it yet."""
 
     def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
         """Why this request may not come in; it may have been `promised` a lease before."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cache_manager.model.ids import ModelId
-from scheduler.cluster.request_queue import Pending, Standing
+from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.handover import Handover
@@ -74,8 +74,6 @@ class Lifecycle:
         cluster, request = self.cluster, event.request
         if not request.models:
             raise BadEvent("model named by request", request.id)
-        for layer in self.hooks["check"]:
-            layer.check(request)
         accepted = cluster.requests.get(request.id)
         if accepted is not None:
             self._repeat(accepted)
@@ -87,7 +85,7 @@ class Lifecycle:
             return
         now = cluster.now
         pending = self.pending(request, now if request.arrived_s is None else request.arrived_s)
-        if cluster.too_large(pending.bundle):
+        if self.too_large(pending.bundle):
             self._refuse_too_large(pending)
             return
         promised = self._promised(pending)
@@ -140,6 +138,10 @@ class Lifecycle:
         has_it = lease is not None and pending.standing is Standing.LEASED
         if lease is not None and has_it and lease.dispatch is not None:
             self.cluster.out.append(lease.dispatch)
+
+    def too_large(self, bundle: Bundle) -> bool:
+        """Whether no GPU seen so far could hold the models; False before the first one."""
+        return 0 < self.cluster.largest_bytes < bundle.bytes
 
     def _refuse_too_large(self, pending: Pending) -> None:
         needs, largest = pending.bundle.bytes, self.cluster.largest_bytes
@@ -522,7 +524,7 @@ class Lifecycle:
         self._wait_again(pending)
 
     def _wait_again(self, pending: Pending) -> None:
-        if self.cluster.too_large(pending.bundle):  # its models were measured meanwhile
+        if self.too_large(pending.bundle):  # its models were measured meanwhile
             self._refuse_too_large(pending)
         else:
             self.wait(pending)
@@ -552,7 +554,7 @@ class Lifecycle:
         cluster = self.cluster
         for slot in cluster.slots.values():
             self.recall_what_cannot_fit(slot)
-        lanes = [lane for lane in cluster.waiting.lanes.values() if cluster.too_large(lane.bundle)]
+        lanes = [lane for lane in cluster.waiting.lanes.values() if self.too_large(lane.bundle)]
         for lane in lanes:
             for pending in list(lane):
                 self.take(pending)
@@ -560,8 +562,8 @@ class Lifecycle:
 
     def recall_what_cannot_fit(self, slot: Slot) -> None:
         """If something waits at this slot in vain, it waits for any GPU again, with the others."""
-        could_fit, cache = self.cluster.index.could_fit, slot.gpu.cache
-        if not all(could_fit(cache, lane.bundle.needs) for lane in slot.local.lanes.values()):
+        cache = slot.gpu.cache
+        if not all(cache.could_fit(lane.bundle.needs) for lane in slot.local.lanes.values()):
             self.recall(slot)
 
     # -- leases that an earlier leader gave -------------------------------------------------------

@@ -5,9 +5,8 @@ from operator import itemgetter
 
 from cache_manager.model.ids import ModelId, Tier
 from cache_manager.residency import LoadPlan
-from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
-from scheduler.cluster.state import ClusterState
 from scheduler.cluster.view import View
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.model.actions import EnqueueLocally, Prepare
@@ -15,7 +14,6 @@ from scheduler.model.values import (
     CoreSettings,
     Estimate,
     Explanation,
-    LeaseId,
     ModelLoad,
     SlotCandidate,
     SlotId,
@@ -64,7 +62,8 @@ class Placer:
 
     def _place(self, chosen: tuple[Pending, ...], decision: Place) -> None:
         """Give requests of the same models one lease on a slot with room, or beside its runs."""
-        lifecycle, first, slot = self._lifecycle, chosen[0], decision.slot
+        cluster, lifecycle = self._cluster, self._lifecycle
+        first, slot = chosen[0], decision.slot
         bundle, has_room = first.bundle, slot.loadable if decision.beside else slot.idle
         assert has_room, f"{slot.id} has no room for another lease"
         if len(chosen) > 1:
@@ -74,24 +73,33 @@ class Placer:
         for layer in lifecycle.hooks["allows"]:
             if not layer.allows(chosen, bundle, slot):
                 return
-        plan = None if hit else self._plan(bundle, slot, spare_waiting=not from_local)
-        held_elsewhere = not hit and self._cluster.index.held(bundle.models)
-        explanation = self._explain(first, slot, decision.rule, plan)
+        plan, index = None, cluster.index
+        if not hit:
+            spares = not from_local
+            plan = index.plan(slot.gpu.cache, bundle.needs, cluster.now, spare_waiting=spares)
+            assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
+        held_elsewhere = not hit and index.held(bundle.models)
+        explanation = None
+        if first.id in self._watched:
+            explanation = self._explain(first, slot, decision.rule, plan)
         for pending in chosen:
             lifecycle.take(pending)
         run_s = self._run_s(chosen, decision)
-        lease = self._new_lease(slot, bundle.models, beside=decision.beside)
+        lease = cluster.new_lease(slot, bundle.models, chosen, run_s)
+        lease.beside = decision.beside
         if decision.more_slots or decision.configuration:
             _configure(lease, decision, len(chosen))
         load_s = 0.0
         if plan is not None:
             load_s = self._load(lease, plan)
         elif slot.leases or len(slot.gpu.slots) > 1:
-            load_s = _under_way_s(slot, bundle.models, self._cluster.now)
-        lease.give_to(chosen)
+            load_s = _under_way_s(slot, bundle.models, cluster.now)
+        if lease.own and hit:  # it waits for what others load
+            loads = slot.gpu.loads
+            lease.loading = {model: loads[model] for model in lease.models if model in loads}
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
-        self._occupy(lease, load_s, run_s)
+        self._occupy(lease, load_s)
         lifecycle.placed(first.request.function, len(chosen))
         lifecycle.dispatch(
             lease,
@@ -114,30 +122,20 @@ class Placer:
         for layer in self._lifecycle.hooks["allows"]:
             if not layer.allows((), bundle, slot):
                 return False
-        plan = self._plan(bundle, slot, spare_waiting=True)
-        lease = self._new_lease(slot, bundle.models)
-        self._occupy(lease, self._load(lease, plan, prefetch=True), 0.0)
+        plan = cluster.index.plan(slot.gpu.cache, bundle.needs, cluster.now)
+        assert plan is not None, f"{model} cannot fit {slot.gpu.spec.id} now"
+        lease = cluster.new_lease(slot, bundle.models)
+        self._occupy(lease, self._load(lease, plan, prefetch=True))
         return True
 
-    def _new_lease(
-        self, slot: Slot, models: tuple[ModelId, ...], *, beside: bool = False
-    ) -> ActiveLease:
-        cluster = self._cluster
-        cluster.last_lease += 1
-        lease = ActiveLease(LeaseId(cluster.last_lease), slot, models)
-        lease.beside = beside
-        cluster.leases[lease.id] = lease
-        return lease
-
-    def _occupy(self, lease: ActiveLease, load_s: float, run_s: float) -> None:
+    def _occupy(self, lease: ActiveLease, load_s: float) -> None:
         """A new lease begins: it has its slots, and uses its models."""
         cluster, slot, now = self._cluster, lease.slot, self._cluster.now
         for model in lease.models:
             cluster.index.touch(slot.gpu.cache, model, now)
             cluster.index.use(slot.gpu.cache, model, +1)
-        lease.run_s = run_s
-        if slot.at_once and run_s and not lease.beside:
-            for other, prolonged_s in cluster.prolonged(lease.models, slot):
+        if slot.at_once and lease.run_s and not lease.beside:
+            for other, prolonged_s in self._view.prolonged(lease.models, slot):
                 other.due_s += prolonged_s
         cluster.occupy(lease, load_s)
         for layer in self._lifecycle.hooks["granted"]:
@@ -147,11 +145,13 @@ class Placer:
 
     def _enqueue(self, decision: Queue) -> None:
         cluster, pending, slot, rule = self._cluster, decision.request, decision.slot, decision.rule
-        explanation = self._explain(pending, slot, rule, None)
+        explanation = None
+        if pending.id in self._watched:
+            explanation = self._explain(pending, slot, rule, None)
         self._lifecycle.take(pending)
         pending.standing = Standing.LOCAL
         pending.at = slot.id
-        pending.wait_s = cluster.run_s(pending.bundle, pending.request.batch, slot)
+        pending.wait_s = self._view.run_s(pending, slot)
         if slot.at_once:
             pending.wait_s /= slot.capacity
         slot.frequency += not self._counts_dispatches
@@ -167,22 +167,16 @@ class Placer:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _plan(self, bundle: Bundle, slot: Slot, *, spare_waiting: bool) -> LoadPlan:
-        index, cache, now = self._cluster.index, slot.gpu.cache, self._cluster.now
-        plan = index.plan(cache, bundle.needs, now, spare_waiting=spare_waiting)
-        assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
-        return plan
-
     def _run_s(self, chosen: tuple[Pending, ...], decision: Place) -> float:
         """The expected seconds of one run of all these requests."""
-        bundle, slot, given = chosen[0].bundle, decision.slot, decision.configuration
+        models, slot, given = chosen[0].models, decision.slot, decision.configuration
         batch = chosen[0].request.batch
         if len(chosen) > 1:
             batch = sum([pending.request.batch for pending in chosen])
-        if given is None:
-            return self._cluster.run_s(bundle, batch, slot)
         profiles, gpu_type = self._cluster.profiles, slot.gpu.spec.gpu_type
-        return profiles.configured_runs_s(bundle.models, given._replace(batch=batch), gpu_type)
+        if given is None:
+            return profiles.runs_s(models, batch, gpu_type, slot.neighbours())
+        return profiles.configured_runs_s(models, given._replace(batch=batch), gpu_type)
 
     def _load(self, lease: ActiveLease, plan: LoadPlan, *, prefetch: bool = False) -> float:
         """Evict the victims and reserve memory; returns the expected seconds of the load."""
@@ -227,15 +221,81 @@ class Placer:
 
     def _explain(
         self, pending: Pending, slot: Slot, rule: str, plan: LoadPlan | None
-    ) -> Explanation | None:
-        if pending.request.id not in self._watched:
-            return None
+    ) -> Explanation:
+        """All slots that could take the request, soonest finish first; reads every slot.
+
+        It must be asked before the decision is carried out.
+        """
+        cluster, now = self._cluster, self._cluster.now
         weigh = getattr(self.policy, "weighed", None)
         weighed: Sequence[WeighedSlot] = ()
         if weigh is not None and pending.standing is Standing.WAITING:
             weighed = weigh(self._view, pending)
-        victims = plan.victims if plan is not None else ()
-        return explain(self._cluster, self.policy_name, pending, slot, rule, weighed, victims)
+        queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
+        return Explanation(
+            request=pending.id,
+            decided_s=now,
+            waited_s=now - pending.arrived_s,
+            policy=self.policy_name,
+            rule=rule,
+            chosen=slot.id,
+            visits=cluster.visits.count(pending.seq),
+            queue_length=len(queue),
+            ahead=queue.ahead_of(pending),
+            candidates=self._candidates(pending, {each.slot: each.terms for each in weighed}),
+            victims=plan.victims if plan is not None else (),
+            held_s=pending.held_s,
+            held_for=pending.held_for if pending.held_s else "",
+        )
+
+    def _candidates(
+        self, pending: Pending, terms: Mapping[SlotId, dict[str, float]]
+    ) -> tuple[SlotCandidate, ...]:
+        """Every slot whose GPU could hold the models, soonest finish first."""
+        cluster, now = self._cluster, self._cluster.now
+        models, size_class = pending.models, pending.bundle.size_class
+        candidates: list[tuple[float, SlotId, SlotCandidate]] = []
+        estimates: dict[Hashable, Estimate] = {}
+        beside = cluster.loadable is not None
+        for slot in cluster.slots.values():
+            gpu = slot.gpu
+            if not gpu.active or gpu.size_class < size_class:
+                continue
+            cached = slot.holds(models)
+            load_s, run_s = self._estimate(pending, slot, estimates)
+            wait_s = 0.0 if slot.idle else slot.wait_s(now)
+            copy_wait_s = 0.0
+            if gpu.loads:
+                copy_wait_s = max(0.0, max(gpu.loads.values()) - now)
+                if slot.awaits(models):
+                    wait_s = max(wait_s, slot.serves_at_s(models) - now)
+            candidate = SlotCandidate(
+                slot.id,
+                slot.idle,
+                cached,
+                slot.frequency,
+                wait_s,
+                load_s,
+                run_s,
+                copy_wait_s,
+                beside,
+                terms.get(slot.id),
+            )
+            candidates.append((candidate.finish_s, slot.id, candidate))
+        candidates.sort(key=_SOONEST)
+        return tuple([candidate for _, _, candidate in candidates])
+
+    def _estimate(self, pending: Pending, slot: Slot, known: dict[Hashable, Estimate]) -> Estimate:
+        """The estimate of one slot, made once for all slots with the same facts."""
+        view, spec = self._view, slot.gpu.spec
+        key: Hashable = spec.node, spec.gpu_type, slot.holds(pending.models), slot.neighbours()
+        if len(pending.models) > 1:  # a slot may hold some of them
+            key = slot.id
+        estimate = known.get(key)
+        if estimate is None:
+            load_s, run_s = view.load_s(pending, slot), view.run_s(pending, slot)
+            estimate = known[key] = Estimate(load_s, run_s)
+        return estimate
 
 
 def _configure(lease: ActiveLease, decision: Place, requests: int) -> None:
@@ -264,93 +324,6 @@ def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
         if model in models
     ]
     return max(0.0, max(ends) - now) if ends else 0.0
-
-
-def explain(
-    cluster: ClusterState,
-    policy: str,
-    pending: Pending,
-    slot: Slot,
-    rule: str,
-    weighed: Sequence[WeighedSlot],
-    victims: tuple[ModelId, ...],
-) -> Explanation:
-    """All slots that could take the request, soonest finish first; reads every slot.
-
-    It must be asked before the decision is carried out.
-    """
-    now = cluster.now
-    queue = cluster.waiting if pending.standing is Standing.WAITING else slot.local
-    return Explanation(
-        request=pending.request.id,
-        decided_s=now,
-        waited_s=now - pending.arrived_s,
-        policy=policy,
-        rule=rule,
-        chosen=slot.id,
-        visits=cluster.visits.count(pending.seq),
-        queue_length=len(queue),
-        ahead=queue.ahead_of(pending),
-        candidates=_candidates(cluster, pending, now, {each.slot: each.terms for each in weighed}),
-        victims=victims,
-        held_s=pending.held_s,
-        held_for=pending.held_for if pending.held_s else "",
-    )
-
-
-def _candidates(
-    cluster: ClusterState, pending: Pending, now: float, terms: Mapping[SlotId, dict[str, float]]
-) -> tuple[SlotCandidate, ...]:
-    """Every slot whose GPU could hold the models, in the order in which the request would end."""
-    models, size_class = pending.bundle.models, pending.bundle.size_class
-    candidates: list[tuple[float, SlotId, SlotCandidate]] = []
-    estimates: dict[Hashable, Estimate] = {}
-    beside = cluster.loadable is not None
-    for slot in cluster.slots.values():
-        gpu = slot.gpu
-        if not gpu.active or gpu.size_class < size_class:
-            continue
-        cached = slot.holds(models)
-        load_s, run_s = _estimate(cluster, pending, slot, estimates)
-        wait_s = 0.0 if slot.idle else slot.wait_s(now)
-        copy_wait_s = 0.0
-        if gpu.loads:
-            copy_wait_s = max(0.0, max(gpu.loads.values()) - now)
-            if slot.awaits(models):
-                wait_s = max(wait_s, slot.serves_at_s(models) - now)
-        candidate = SlotCandidate(
-            slot.id,
-            slot.idle,
-            cached,
-            slot.frequency,
-            wait_s,
-            load_s,
-            run_s,
-            copy_wait_s,
-            beside,
-            terms.get(slot.id),
-        )
-        candidates.append((candidate.finish_s, slot.id, candidate))
-    candidates.sort(key=_SOONEST)
-    return tuple([candidate for _, _, candidate in candidates])
-
-
-def _estimate(
-    cluster: ClusterState,
-    pending: Pending,
-    slot: Slot,
-    known: dict[Hashable, Estimate],
-) -> Estimate:
-    """The estimate of one slot, made once for all slots with the same facts."""
-    bundle, spec = pending.bundle, slot.gpu.spec
-    key: Hashable = spec.node, spec.gpu_type, slot.holds(bundle.models), slot.neighbours()
-    if len(bundle.models) > 1:  # a slot may hold some of them
-        key = slot.id
-    estimate = known.get(key)
-    if estimate is None:
-        run_s = cluster.run_s(bundle, pending.request.batch, slot)
-        estimate = known[key] = Estimate(cluster.load_s(bundle, slot), run_s)
-    return estimate
 
 
 _SOONEST = itemgetter(0, 1)

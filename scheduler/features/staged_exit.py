@@ -14,9 +14,8 @@ from scheduler.cluster.state import ClusterState
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
 from scheduler.model.actions import Demote, DemoteStored, EndContext, SetTimer
-from scheduler.model.errors import BadEvent
 from scheduler.model.events import ContextKept, Event, StageDue
-from scheduler.model.values import CoreSettings, Request
+from scheduler.model.values import CoreSettings
 
 # A model that may not leave when its time is over is looked at again after this long at least; so
 # is one in a store, whose node may refuse to move it.
@@ -52,7 +51,7 @@ class _Idle:
             context_bytes = self._gpu.spec.context_bytes if kept is None else kept.bytes
         if stage is Tier.CONTEXT:
             return context_bytes
-        whole_bytes = self._cluster.profiles.memory_bytes(self._model)
+        whole_bytes = self._cluster.profiles.known[self._model].memory_bytes
         return whole_bytes if stage is Tier.GPU else max(0, whole_bytes - context_bytes)
 
     def reload_s(self, stage: Tier) -> float:
@@ -62,7 +61,7 @@ class _Idle:
 
 _NEVER = "never"
 # What it hears while no model leaves by time: which rules come, and what stores have since when.
-_ALWAYS = ("check", "accepted", "forgotten", "stored", "store_reported")
+_ALWAYS = ("accepted", "forgotten", "stored", "store_reported")
 
 
 class StagedExit(Layer):
@@ -172,10 +171,6 @@ class StagedExit(Layer):
         own = self._own.get(model)
         return self._rule if own is None else exits.make(own)
 
-    def check(self, request: Request) -> None:
-        if request.exit_rule and not exits.is_rule(request.exit_rule):
-            raise BadEvent("exit rule", request.exit_rule)
-
     def accepted(self, pending: Pending) -> None:
         """Its function may name a rule of its own, or an empty one: that of the cluster."""
         exit_rule = pending.request.exit_rule
@@ -202,7 +197,7 @@ class StagedExit(Layer):
         for model in lease.models:
             idle_s = self._idle_s.pop(model, None)
             if idle_s is not None:
-                self._cluster.profiles.of(model).gaps.saw(self._cluster.now - idle_s)
+                self._cluster.profiles.known[model].gaps.saw(self._cluster.now - idle_s)
 
     def ended(self, lease: ActiveLease) -> None:
         gpu = lease.slot.gpu

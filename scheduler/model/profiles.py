@@ -1,7 +1,9 @@
 """Every model's known size and times: declared, measured, or a default."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from cache_manager.model.ids import ModelId, Tier
@@ -68,18 +70,12 @@ class Profiles:
 
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings
-        # Every model that was declared, requested or reported, the least recently used first.
-        self.known: dict[ModelId, Profile] = {}
+        # Every model that was declared, requested or reported, the least recently used first. A
+        # model that is asked for here has a profile from then on, at first with the defaults.
+        self.known = defaultdict[ModelId, Profile](partial(Profile, settings.default_memory_bytes))
         self._changed: set[ModelId] = set()
         self._predict: Slowdown = _none_slows
         self.forgotten = 0
-
-    def of(self, model: ModelId) -> Profile:
-        """The model's profile; a new model's profile has the defaults."""
-        profile = self.known.get(model)
-        if profile is None:
-            profile = self.known[model] = Profile(self._settings.default_memory_bytes)
-        return profile
 
     def predict_slowdowns(self, predict: "Slowdown") -> None:
         """Ask this from now on how long models run beside others; without it, as long as alone."""
@@ -108,7 +104,7 @@ class Profiles:
     def declare(self, spec: ModelSpec) -> None:
         """Take over a declaration; measured values stay."""
         self._changed.add(spec.id)
-        profile = self.of(spec.id)
+        profile = self.known[spec.id]
         self.used(spec.id)
         if spec.weights_bytes:
             profile.weights_bytes = spec.weights_bytes
@@ -129,9 +125,6 @@ class Profiles:
 
     # -- questions ------------------------------------------------------------------------------
 
-    def memory_bytes(self, model: ModelId) -> int:
-        return self.of(model).memory_bytes
-
     def weights_bytes(self, model: ModelId) -> int:
         """The size of the stored image; while it is unknown, what the model needs on a GPU."""
         profile = self.known.get(model)  # to ask for it does not make a model known
@@ -141,7 +134,7 @@ class Profiles:
 
     def load_s(self, model: ModelId, source: Tier) -> float:
         """Seconds to load from this tier; if unknown, from the next slower known tier."""
-        loads_s = self.of(model).load_s
+        loads_s = self.known[model].load_s
         if not loads_s:
             return self._settings.default_load_s
         exact = loads_s.get(source)
@@ -152,7 +145,7 @@ class Profiles:
 
     def run_s(self, model: ModelId, batch: int, gpu_type: str) -> float:
         """Seconds of one run; if unknown, scaled from the nearest known run."""
-        runs_s = self.of(model).run_s
+        runs_s = self.known[model].run_s
         exact = runs_s.get((batch, gpu_type))
         return exact if exact is not None else self._nearest_run_s(runs_s, batch, gpu_type)
 
@@ -162,7 +155,7 @@ class Profiles:
 
     def usual_run_s(self, model: ModelId) -> float:
         """Seconds of a run as last reported, for any batch and GPU."""
-        usual = self.of(model).usual_run_s
+        usual = self.known[model].usual_run_s
         return self._settings.default_run_s if usual is None else usual
 
     def usual_runs_s(self, models: tuple[ModelId, ...]) -> float:
@@ -236,7 +229,7 @@ class Profiles:
         portion = -(-configuration.batch // max(1, configuration.vgpus))
         total_s = 0.0
         for model in models:
-            exact = self.of(model).configured_s.get((configuration, gpu_type))
+            exact = self.known[model].configured_s.get((configuration, gpu_type))
             total_s += self.run_s(model, portion, gpu_type) if exact is None else exact
         return total_s
 
@@ -270,7 +263,7 @@ class Profiles:
 
     def report_load(self, model: ModelId, source: Tier, load_s: float) -> None:
         self._changed.add(model)
-        profile = self.of(model)
+        profile = self.known[model]
         profile.measured_loads.add(source)
         times = profile.load_s
         times[source] = self._blend(times.get(source), load_s)
@@ -280,7 +273,7 @@ class Profiles:
     ) -> None:
         """Of calls that ran `together` the time is that of a larger batch, and usual in parts."""
         self._changed.add(model)
-        profile = self.of(model)
+        profile = self.known[model]
         times, whole_s = profile.run_s, run_s * together
         key = (batch * together, gpu_type)
         before_s = times.get(key)
@@ -298,7 +291,7 @@ class Profiles:
         self, model: ModelId, batch: int, gpu_type: str, run_s: float, together: int = 1
     ) -> None:
         """A run had neighbours: it stands in for one alone while the time of none is known."""
-        profile, key = self.of(model), (batch * together, gpu_type)
+        profile, key = self.known[model], (batch * together, gpu_type)
         if self.alone_s(model, batch * together, gpu_type) is not None:
             return
         self._changed.add(model)
@@ -312,12 +305,12 @@ class Profiles:
     ) -> None:
         """A run in this configuration was measured; beyond the bound the oldest is forgotten."""
         self._changed.add(model)
-        profile, key = self.of(model), (configuration, gpu_type)
+        profile, key = self.known[model], (configuration, gpu_type)
         profile.keep_configured(key, self._blend(profile.configured_s.get(key), run_s))
 
     def report_memory(self, model: ModelId, peak_bytes: int) -> bool:
         """Take over a measured peak: the first replaces the declaration; True if it changed."""
-        profile = self.of(model)
+        profile = self.known[model]
         needed = max(profile.measured_bytes, peak_bytes)
         changed = needed != profile.memory_bytes
         if needed != profile.measured_bytes:

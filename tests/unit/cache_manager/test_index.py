@@ -65,7 +65,7 @@ def test_plan_takes_a_waited_for_model_only_when_allowed_and_nothing_else_helps(
 def test_plan_exists_exactly_when_the_models_fit(size: int) -> None:
     index, cache = gpu_holding(a=30, b=30, c=30)
     index.use(cache, B, +1)
-    fits = index.fits(cache, ((D, size),))
+    fits = cache.fits(((D, size),))
     assert fits == (size <= 70)
     assert (index.plan(cache, ((D, size),), 0.0) is not None) == fits
 
@@ -121,11 +121,11 @@ def test_holders_follow_when_models_come_and_go() -> None:
 def test_model_could_fit_when_only_pinned_ones_must_stay() -> None:
     index, cache = gpu_holding(a=50, b=50)
     index.use(cache, A, +1)
-    assert index.could_fit(cache, ((C, 100),))
+    assert cache.could_fit(((C, 100),))
     index.pin(cache, B, pinned=True)
-    assert not index.could_fit(cache, ((C, 100),))
-    assert index.could_fit(cache, ((C, 50),))
-    assert index.could_fit(cache, ((B, 50), (C, 50)))
+    assert not cache.could_fit(((C, 100),))
+    assert cache.could_fit(((C, 50),))
+    assert cache.could_fit(((B, 50), (C, 50)))
 
 
 # -- tiers and demand -----------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from scheduler.cluster.slots import Slot
 from scheduler.cluster.view import View
 from scheduler.composition import make_core
 from scheduler.core.core import Core
-from tests.kit.cores.core_world import World
+from scheduler.model.events import GpuJoined, ModelRegistered
+from tests.kit.cores.builders import gpu, model, request
+from tests.kit.cores.core_world import World, placements
 from tests.kit.cores.life_lengths import life_length
 from tests.kit.cores.random_lives import Chaos, random_operations
 
@@ -41,7 +43,7 @@ def check(core: Core) -> None:
         stuck = [slot for slot in slots if slot.gpu.is_stuck(models)]
         busy = [slot for slot in slots if slot not in idle and slot not in stuck]
         assert view.idle_holder(lane.first) is least_used(holding(models, idle))
-        fitting = [slot for slot in slots if has_room(slot) and fits(core, slot, lane.bundle)]
+        fitting = [slot for slot in slots if has_room(slot) and fits(slot, lane.bundle)]
         assert view.few_idle(lane.first, len(slots)) == sorted(fitting, key=use)
         soonest = min(
             holding(models, busy), key=lambda slot: (begins_s(slot, models), slot.id), default=None
@@ -50,9 +52,27 @@ def check(core: Core) -> None:
         moving = [slot for slot in slots if slot not in stuck]
         large = [slot for slot in moving if could_hold(slot, lane.bundle.needs)]
         assert view.least_used(lane.first) is least_used(large)
+    check_hits(core, [slot for slot in slots if has_room(slot)])
     lanes = core.cluster.waiting.lanes
     held = [bundle for bundle in lanes if core.cluster.is_held(bundle)]
     assert {each.bundle for each in view.most_in_excess(len(lanes))} == set(held)
+
+
+def check_hits(core: Core, idle: list[Slot]) -> None:
+    bundles = [lane.bundle for lane in core.cluster.waiting.lanes.values()]
+    with_hit = [slot for slot in idle if any(slot.has(bundle.models) for bundle in bundles)]
+    _, slot = next(View(core.cluster).hits(), (None, None))
+    assert slot is least_used(with_hit)
+
+
+def test_hits_name_the_other_slot_of_a_gpu_that_loads_one_more_copy() -> None:
+    world = World(make_core("netgain"))
+    world.send(ModelRegistered(model("bert", load_s=2.0, run_s=10.0)))
+    world.send(GpuJoined(gpu("g0")))
+    for number in range(4):
+        world.arrive(request(f"r{number}", "bert"))
+    joined = world.send(GpuJoined(gpu("g1", slots=2)))
+    assert placements(joined) == [("r3", "g1.0"), ("r1", "g1.1")]
 
 
 def has_room(slot: Slot) -> bool:
@@ -83,10 +103,10 @@ def use(slot: Slot) -> tuple[int, str]:
     return slot.frequency, slot.id
 
 
-def fits(core: Core, slot: Slot, bundle: Bundle) -> bool:
+def fits(slot: Slot, bundle: Bundle) -> bool:
     moves = not slot.gpu.is_stuck(bundle.models)
     fits_in = bundle.bytes <= slot.gpu.spec.memory_bytes
-    return moves and fits_in and core.cluster.index.fits(slot.gpu.cache, bundle.needs)
+    return moves and fits_in and slot.gpu.cache.fits(bundle.needs)
 
 
 def holding(models: tuple[str, ...], slots: list[Slot]) -> list[Slot]:
@@ -99,8 +119,8 @@ def could_hold(slot: Slot, needs: tuple[tuple[str, int], ...]) -> bool:
     A GPU smaller than the models is none, even where it holds them: they were measured elsewhere.
     """
     sizes = {each.model: each.bytes for each in slot.gpu.cache.residents.values() if each.pinned}
-    for model, size_bytes in needs:
-        sizes.setdefault(model, size_bytes)  # type: ignore[arg-type]
+    for name, size_bytes in needs:
+        sizes.setdefault(name, size_bytes)  # type: ignore[arg-type]
     there_bytes = slot.gpu.spec.memory_bytes - slot.gpu.cache.withheld_bytes
     needed_bytes = sum(size_bytes for _, size_bytes in needs)
     return sum(sizes.values()) <= there_bytes and needed_bytes <= slot.gpu.spec.memory_bytes

@@ -157,4 +157,4 @@ def test_every_gpu_is_ranked_once_for_all_when_a_node_breaks_off_again_and_again
         world.free("g0")
     cluster = world.core.cluster
     rankings = [*cluster.active, *cluster.idle, cluster.ready]
-    assert max(len(ranking) for ranking in rankings) < 50
+    assert max(len(ranking.entries) for ranking in rankings) < 50

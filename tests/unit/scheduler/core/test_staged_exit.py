@@ -28,13 +28,13 @@ from scheduler.model.events import (
 from scheduler.model.values import CoreSettings, SlotId
 from tests.kit.cores.action_digest import lived
 from tests.kit.cores.builders import a_core, gpu, model, request
-from tests.kit.cores.core_world import World, only, refused
+from tests.kit.cores.core_world import World, only
 
 NODE, GPU = NodeId("node-of-g0"), GpuId("g0")
 BERT, VGG, OTHER = ModelId("t/bert"), ModelId("t/vgg"), ModelId("u/other")
 STAGES = "fixed:10,20,30,40"
 CONTEXT_BYTES = 300 * MIB
-ALWAYS_ASKED = ["check", "accepted", "stored", "store_reported", "forgotten"]
+ALWAYS_ASKED = ["accepted", "stored", "store_reported", "forgotten"]
 
 
 def a_world(exit_rule: str = STAGES, *, memory_mb: int = 4000) -> World:
@@ -237,15 +237,6 @@ def test_little_is_asked_of_it_until_some_model_leaves_by_time() -> None:
     from_the_start = a_world().core.lifecycle.hooks
     for name, layers in hooks.items():  # it has its place before others that were on by then
         assert [type(each) for each in layers] == [type(each) for each in from_the_start[name]]
-
-
-def test_unknown_rule_is_refused() -> None:
-    world = a_world()
-    actions = world.arrive(replace(request("bad", BERT), exit_rule="soon"), at=0.0)
-    assert refused(actions) == ["no exit rule 'soon'"]
-    stranger = replace(request("bad", ModelId("t/stranger")), exit_rule="soon")
-    assert refused(world.arrive(stranger, at=0.0)) == ["no exit rule 'soon'"]
-    assert "t/stranger" not in world.core.cluster.profiles.known  # it pushes no other one out
 
 
 def test_stages_of_no_time_are_passed_through() -> None:

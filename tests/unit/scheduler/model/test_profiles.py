@@ -150,7 +150,7 @@ def test_declaration_changes_nothing_when_the_times_were_measured() -> None:
 def test_calls_that_ran_as_one_are_a_run_of_a_larger_batch_and_usual_in_parts() -> None:
     profiles = Profiles(CoreSettings())
     profiles.report_run(BERT, 2, "h200", 0.010, together=4)
-    assert profiles.of(BERT).run_s == {(8, "h200"): pytest.approx(0.040)}
+    assert profiles.known[BERT].run_s == {(8, "h200"): pytest.approx(0.040)}
     assert profiles.usual_run_s(BERT) == pytest.approx(0.010)
     profiles.report_run(BERT, 2, "h200", 0.030)
     assert profiles.run_s(BERT, 2, "h200") == pytest.approx(0.030)

@@ -201,13 +201,14 @@ async def test_a_new_core_estimates_as_the_old_one_when_it_was_recovered() -> No
     found.restore(new)
     before, after = old.cluster.profiles, new.cluster.profiles
     for each in (ModelId("a"), ModelId("b"), odd):
-        again, known = (model_record(them.of(each), 0) for them in (after, before))
+        again, known = (model_record(them.known[each], 0) for them in (after, before))
         assert again == known
-    configured = after.of(ModelId("b")).configured_s
+    configured = after.known[ModelId("b")].configured_s
     assert len(configured) == 2
-    assert list(configured) == list(before.of(ModelId("b")).configured_s)  # the oldest leaves first
+    configured_before = before.known[ModelId("b")].configured_s  # the oldest leaves first
+    assert list(configured) == list(configured_before)
     new.handle(ModelRegistered(model("a", memory_mb=1, run_s={(2, "any"): 99.0})), 0.0)
-    assert after.memory_bytes(ModelId("a")) == 1024 * MIB  # what was measured stays
+    assert after.known[ModelId("a")].memory_bytes == 1024 * MIB  # what was measured stays
     assert after.run_s(ModelId("a"), 2, "any") == 0.5
 
 
@@ -269,7 +270,7 @@ async def test_keeper_writes_a_models_use_once_an_hour_when_nothing_else_changes
 @virtually
 async def test_models_of_an_earlier_leader_are_forgotten_when_they_are_too_old() -> None:
     store, now_s = FailingStore(), int(time.time())
-    known = two_gpus().cluster.profiles.of(ModelId("a"))
+    known = two_gpus().cluster.profiles.known[ModelId("a")]
     record = model_record(known, now_s - 40 * DAY_S)
     await store.put("models/old", encoded(record))
     await store.put("models/new", encoded(replace(record, used_unix_s=now_s - DAY_S)))
@@ -337,10 +338,10 @@ async def test_gaps_between_uses_are_known_to_the_next_leader() -> None:
         found = await recover(made.store, LOG)
     later = a_core(models=(), settings=CoreSettings(exit_rule="adaptive"))
     found.restore(later)
-    gaps = later.cluster.profiles.of(ModelId("a")).gaps
+    gaps = later.cluster.profiles.known[ModelId("a")].gaps
     assert len(gaps.counts) == 2
     for (kind, count), (known, counted) in zip(
-        gaps.counts, core.cluster.profiles.of(ModelId("a")).gaps.counts, strict=True
+        gaps.counts, core.cluster.profiles.known[ModelId("a")].gaps.counts, strict=True
     ):
         assert kind == known
         assert abs(count - counted) < 1e-4
@@ -359,7 +360,7 @@ async def test_nothing_is_kept_of_gaps_where_models_never_leave() -> None:
 @virtually
 async def test_record_is_passed_over_when_nobody_can_have_seen_its_gaps(gaps: object) -> None:
     store = FailingStore()
-    known = two_gpus().cluster.profiles.of(ModelId("a"))
+    known = two_gpus().cluster.profiles.known[ModelId("a")]
     record = model_record(known, int(time.time()))
     await store.put("models/a", encoded(asdict(record) | {"gaps": gaps}))
     found = await recover(store, LOG)

@@ -58,7 +58,7 @@ def test_batch_that_is_used_again_and_again_is_kept() -> None:
     for batch in range(1, MANY):
         core.handle(RunFinished(SlotId("g0"), A, batch, 1.0), 0.0)
         core.handle(RunFinished(SlotId("g0"), A, 1, 0.25), 0.0)
-    known = core.cluster.profiles.of(A)
+    known = core.cluster.profiles.known[A]
     assert known.run_s[1, "any"] == pytest.approx(0.25)
     assert known.measured_runs <= known.run_s.keys()
 
@@ -72,14 +72,14 @@ def test_declaration_of_many_batches_and_features_is_cut_and_replaces_no_measure
         features={f"f{number}": 1.0 for number in range(MANY)},
     )
     core.handle(ModelRegistered(spec), 0.0)
-    known = core.cluster.profiles.of(A)
+    known = core.cluster.profiles.known[A]
     assert known.run_s[1, "any"] < 9.0
     assert len(known.run_s) == MOST_RUNS
     assert len(known.features) <= MOST_RUNS
 
 
 def test_large_record_of_an_older_version_is_read_within_the_bounds() -> None:
-    known = one_gpu().cluster.profiles.of(A)
+    known = one_gpu().cluster.profiles.known[A]
     known.run_s = {(batch, "any"): 1.0 for batch in range(1, MANY)}
     assert len(stored_model(encoded(model_record(known, 0))).profile.run_s) == MOST_RUNS
 
@@ -89,7 +89,7 @@ def test_times_by_configuration_are_bounded_and_never_absurd() -> None:
     for batch in range(1, 200):
         given = Configuration(batch, 1, 2)
         core.handle(RunFinished(SlotId("g0"), A, batch, 0.25, configuration=given), 0.0)
-    known = core.cluster.profiles.of(A)
+    known = core.cluster.profiles.known[A]
     assert [key.batch for key, _ in known.configured_s] == [*range(200 - MOST_RUNS, 200)]
     record = model_record(known, 0)
     assert stored_model(encoded(record)).profile.configured_s == known.configured_s

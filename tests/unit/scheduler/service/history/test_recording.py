@@ -171,7 +171,7 @@ def test_beginning_carries_the_gaps_that_decide_when_models_leave() -> None:
     models = {ModelId("bert"): model_record(profile, 0)}
     beginning = Beginning(VERSION, "lb", "lru", exit_rule="adaptive", models=models)
     assert parsed(beginning_line(beginning)) == beginning
-    assert beginning.core().cluster.profiles.of(ModelId("bert")).gaps.counts == gaps.counts
+    assert beginning.core().cluster.profiles.known[ModelId("bert")].gaps.counts == gaps.counts
 
 
 def test_beginning_carries_what_decides_admission_and_lease_numbers() -> None:
