@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Self
@@ -79,10 +78,7 @@ class LeaseKind(NamedTuple):
 
 
 class LeasePool:
-    """The leases of this gateway, and the calls of GPU functions that wait for them.
-
-    A `LeaseKeeper`: the scheduler says here which leases it wants back.
-    """
+    """The leases of this gateway, and the calls of GPU functions that wait for them."""
 
     def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
         self._source = source
@@ -92,7 +88,7 @@ class LeasePool:
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        source.let_stand(self)
+        source.let_stand(self._recalled)
 
     @property
     def kept_leases(self) -> int:
@@ -112,21 +108,6 @@ class LeasePool:
             return ""
         queue = self.queues.get(_kind(function))
         return queue.free[-1].instance if queue is not None and queue.free else ""
-
-    def recalled(self, lease: LeaseId) -> None:
-        """Begin no further call under this lease, and give it back."""
-        wanted = self._standing.get(lease)
-        if wanted is None:
-            return
-        wanted.recalled = True
-        if wanted in wanted.queue.free:
-            wanted.queue.free.remove(wanted)
-            self._give_back(wanted)
-
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        """The same for all leases that were granted: the stream to their leader has ended."""
-        for lease in held:
-            self.recalled(lease)
 
     async def take(self, call: "CallLease") -> None:
         """Wait for a lease; there is none if the scheduler no longer knows the models."""
@@ -306,6 +287,16 @@ class LeasePool:
             lease.free_s = now_s
             lease.queue.in_use.pop(lease)
             lease.queue.free.append(lease)
+
+    def _recalled(self, lease: LeaseId) -> None:
+        """Begin no further call under this lease, and give it back."""
+        wanted = self._standing.get(lease)
+        if wanted is None:
+            return
+        wanted.recalled = True
+        if wanted in wanted.queue.free:
+            wanted.queue.free.remove(wanted)
+            self._give_back(wanted)
 
     def _give_back(self, lease: "PooledLease") -> None:
         if not lease.stands:
