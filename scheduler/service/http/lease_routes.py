@@ -91,8 +91,7 @@ class HotPath:
         placement = await self._placement(office, scope, office.acquire(request))
         if placement is None:
             return _GONE
-        self._callers.granted(office, _caller(scope), placement.lease, request.id)
-        return await _answer(send, 200, self._shown(placement, request))
+        return await _answer(send, 200, self._granted(scope, placement, request))
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -101,8 +100,8 @@ class HotPath:
         placement = await self._placement(office, scope, office.driver.wanted(request_id))
         if placement is None:
             return _GONE
-        self._callers.granted(office, _caller(scope), placement.lease, request_id)
-        return await _answer(send, 200, self._shown(placement, office.request(request_id)))
+        granted = self._granted(scope, placement, office.request(request_id))
+        return await _answer(send, 200, granted)
 
     async def _placement(
         self, office: Office, scope: Scope, asking: Awaitable[Placement]
@@ -119,7 +118,9 @@ class HotPath:
                 return None
             raise
         except RequestWithdrawn as error:
-            raise self._ended(office, error) from error
+            if office.closed:  # it must be sent again to the next leader
+                raise NotLeading(self._service.elsewhere()) from error
+            raise
         finally:
             watch.stop()
 
@@ -170,17 +171,17 @@ class HotPath:
                 placement = await self._placement(office, scope, office.acquire(request))
             if placement is None:
                 return _GONE
-            self._callers.granted(office, _caller(scope), placement.lease, request.id)
-            await line({"state": "placed"} | self._shown(placement, request))
+            await line({"state": "placed"} | self._granted(scope, placement, request))
         except SchedulerError as error:
             status = {"status": error_table.failure(error).status}
             await line({"state": "ended"} | status | error_table.body(error))
         await send(_EMPTY)
         return 200
 
-    def _shown(self, placement: Placement, request: Request) -> dict[str, Any]:
-        estimate = placement.estimate
-        term, addresses, token = self._service.signed(placement, request)
+    def _granted(self, scope: Scope, placement: Placement, request: Request) -> dict[str, Any]:
+        """The answer to the caller, which has this lease from now on."""
+        caller = header_of(scope, _CALLER).decode("latin-1")
+        granted = self._service.grant(caller, placement, request)
         return {
             "request": request.id,
             "lease": placement.lease,
@@ -189,21 +190,11 @@ class HotPath:
             "slot": placement.slot,
             "models": placement.models,
             "hit": placement.hit,
-            "estimate": {"load_s": estimate.load_s, "run_s": estimate.run_s},
-            "term": term,
-            "addresses": addresses,
-            "token": token,
+            "estimate": placement.estimate._asdict(),
+            "term": granted.term,
+            "addresses": granted.addresses,
+            "token": granted.token,
         }
-
-    def _ended(self, office: Office, error: RequestWithdrawn) -> SchedulerError:
-        """A request that ended with its leader's term must be sent again to the next leader."""
-        if not office.closed:
-            return error
-        try:
-            self._service.office()
-        except NotLeading as moved:
-            return moved
-        return NotLeading(None)
 
 
 def unknown_caller() -> CallerNotAllowed:
@@ -225,10 +216,6 @@ async def send_error(send: Send, error: SchedulerError) -> int:
     """Answer an error as the table of errors has it; returns the status."""
     status = error_table.failure(error).status
     return await _answer(send, status, error_table.body(error), error_table.headers(error))
-
-
-def _caller(scope: Scope) -> str:
-    return header_of(scope, _CALLER).decode("latin-1")
 
 
 def _trace(scope: Scope) -> TraceContext | None:

@@ -56,9 +56,8 @@ _MOST_UNSENT_BYTES = 16 << 20
 _MOST_QUESTIONS = 100_000
 _OK = 200
 
-# The term, addresses and signed token of a placement.
-Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
-
+# The answer to a question of this number, whose caller has the placement's lease from now on.
+Grant = Callable[[str, Placement, Request, int], Granted]
 
 # A caller whose connection broke may connect again within this time.
 RETURN_S = 1.0
@@ -74,12 +73,8 @@ class CallerLeases:
     def __init__(self) -> None:
         self.lines: dict[AcceptedLine, str] = {}
         self._present: Counter[str] = Counter()
-        # By lease, by the request whose part of a shared one it is (None: it is not shared).
-        self._holders: dict[LeaseId, dict[RequestId | None, str]] = {}
-
-    def __len__(self) -> int:
-        """The number of leases that would end with their callers."""
-        return len(self._holders)
+        # Of each lease, or of each request's part of a shared one.
+        self._holders: dict[tuple[LeaseId, RequestId | None], str] = {}
 
     @contextmanager
     def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
@@ -106,10 +101,11 @@ class CallerLeases:
         in_force = office.core.leases
         live_lease = in_force.get(lease)
         if caller and live_lease is not None and not (live_lease.is_shared and request is None):
-            part = request if live_lease.is_shared else None
-            self._holders.setdefault(lease, {})[part] = caller
-        if len(self) > 2 * len(in_force) + _SPARE:
-            self._holders = {held: who for held, who in self._holders.items() if held in in_force}
+            self._holders[lease, request if live_lease.is_shared else None] = caller
+        if len(self._holders) > 2 * (len(in_force) + len(office.core.requests)) + _SPARE:
+            self._holders = {
+                held: who for held, who in self._holders.items() if held[0] in in_force
+            }
 
     def recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller, after the task that was granted it just now resumes."""
@@ -117,32 +113,23 @@ class CallerLeases:
 
     def _recall(self, lease: LeaseId) -> None:
         """A caller that is gone loses its leases anyway."""
-        caller = self._holders.get(lease, {}).get(None)  # nobody keeps one that is shared
+        caller = self._holders.get((lease, None))  # nobody keeps one that is shared
         for line, name in self.lines.items():
             if name == caller:
                 line.send(pack(Recalled(lease)))
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
-        parts = self._holders.get(lease, {})
-        parts.pop(None, None)
-        parts.pop(request, None)
-        if not parts or request is None:
-            self._holders.pop(lease, None)
+        self._holders.pop((lease, None), None)
+        self._holders.pop((lease, request), None)
 
     def _left(self, office: Office, caller: str) -> None:
         self._present[caller] -= 1
         if self._present[caller]:
             return
         del self._present[caller]
-        held = [
-            (lease, request)
-            for lease, parts in self._holders.items()
-            for request, who in parts.items()
-            if who == caller
-        ]
-        for lease, request in held:
-            self.released(lease, request)
+        for lease, request in [held for held, who in self._holders.items() if who == caller]:
+            del self._holders[lease, request]
             if not office.closed and lease in office.core.leases:
                 office.driver.release(lease, request)
 
@@ -158,14 +145,14 @@ class CallerStreams:
         office: Office,
         leases: CallerLeases,
         meters: SchedulerCounters,
-        signed: Signed,
+        grant: Grant,
         elsewhere: Callable[[], str | None],
         fenced: Callable[[int], None],
     ) -> None:
         self.office = office
         self.leases = leases
         self.meters = meters
-        self.signed = signed
+        self.grant = grant
         self.fenced = fenced
         self._elsewhere = elsewhere
         self._closed = False
@@ -302,14 +289,12 @@ class _CallerStream:
         try:
             answer = await self._granted(question)
             status = _OK
-        except RequestWithdrawn as error:
-            if self._office.closed:
-                return  # the caller is sent to the next leader, and asks there
-            answer, status = Refused(question.call, refusal(error)), _status(error)
-        except NotLeading:
-            return
         except SchedulerError as error:
-            answer, status = Refused(question.call, refusal(error)), _status(error)
+            withdrawn = self._office.closed and isinstance(error, RequestWithdrawn)
+            if withdrawn or isinstance(error, NotLeading):
+                return  # the caller is sent to the next leader, and asks there
+            answer = Refused(question.call, refusal(error))
+            status = error_table.failure(error).status
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
@@ -323,8 +308,7 @@ class _CallerStream:
         trace = trace_of(question.parent, question.state) if question.parent else None
         ABOUT.set(Work(trace, function=request.function, request=request.id))
         placement = await office.acquire(request)
-        self._streams.leases.granted(office, self._caller, placement.lease, request.id)
-        return Granted(question.call, placement, *self._streams.signed(placement, request))
+        return self._streams.grant(self._caller, placement, request, question.call)
 
 
 def _checked(message: object) -> Present:
@@ -333,10 +317,6 @@ def _checked(message: object) -> Present:
     if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
         raise BadValue("the caller's name or its leases are too long")
     return message
-
-
-def _status(error: SchedulerError) -> int:
-    return error_table.failure(error).status
 
 
 async def _beat(line: AcceptedLine) -> None:
