@@ -299,16 +299,12 @@ class LeasePool:
             self._give_back(wanted)
 
     def _give_back(self, lease: "PooledLease") -> None:
-        if not lease.stands:
-            self._source.release(lease.id, lease.first)
-            return
-        report = lease.report(0.0)
         self._unreported.pop(lease, None)
-        if report is not None:
+        if (report := lease.report(0.0)) is not None:
             self._source.report((report,))
         self._standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
-        self._source.release(lease.id)
+        self._source.release(lease.id, None if lease.stands else lease.first)
 
     def _report_soon(self, lease: "PooledLease") -> None:
         self._unreported[lease] = None
@@ -416,8 +412,11 @@ class CallLease:
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """Lines of a request's head that pass the lease to a function; nothing without one."""
-        return self.lease.lines if self.has_lease else ()
+        """Lines of a request's head that pass the lease to a function; nothing without one.
+
+        An address that no header can have must fail only calls.
+        """
+        return self.lease.granted.header_lines() if self.has_lease else ()
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
@@ -461,15 +460,15 @@ class PooledLease:
     """
 
     __slots__ = (
-        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance",
-        "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "id", "instance",
+        "queue", "recalled", "running", "stands", "terms", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
         self.queue = queue
         self.granted = granted
+        self.id = granted.placement.lease
         self.first = first
-        self._lines: tuple[bytes, ...] = ()
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
         self.began_s = time.monotonic()
@@ -483,17 +482,6 @@ class PooledLease:
         # The calls that run, and the use by which they are still to be reported: the scheduler
         # placed the first call itself.
         self.running: dict[RequestId, LeaseUse | None] = {first: None}
-
-    @property
-    def id(self) -> LeaseId:
-        return self.granted.placement.lease
-
-    @property
-    def lines(self) -> tuple[bytes, ...]:
-        """Made by a call: an address that no header can have must fail only calls."""
-        if not self._lines:
-            self._lines = self.granted.header_lines()
-        return self._lines
 
     def begin(self, call: CallLease) -> None:
         began_s = time.monotonic()
