@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Self
@@ -83,16 +84,12 @@ class LeasePool:
     def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
         self._source = source
         self._meters = meters
-        self.queues: dict[LeaseKind, _Queue] = {}
-        self._standing: dict[LeaseId, PooledLease] = {}
+        self.standing: dict[LeaseId, PooledLease] = {}
+        self._queues: dict[LeaseKind, _Queue] = {}
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         source.let_stand(self._recalled)
-
-    @property
-    def kept_leases(self) -> int:
-        return len(self._standing)
 
     def lease(self, call: FunctionCall) -> "CallLease":
         """The lease of one attempt at the call, from when it is taken to the end of the context.
@@ -106,7 +103,7 @@ class LeasePool:
         """The instance that best takes a call, as it has left a lease for one; empty: any."""
         if len(function.instances) == 1:
             return ""
-        queue = self.queues.get(_kind(function))
+        queue = self._queues.get(_kind(function))
         return queue.free[-1].instance if queue is not None and queue.free else ""
 
     async def take(self, call: "CallLease") -> None:
@@ -141,7 +138,7 @@ class LeasePool:
 
     def _at_hand(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | None":
         """A lease that an earlier call has left, or shares."""
-        queue = self.queues.get(kind)
+        queue = self._queues.get(kind)
         if queue is None:
             return None
         if kind.is_shared and (joined := queue.joined(call)) is not None:
@@ -154,8 +151,8 @@ class LeasePool:
 
     async def _wait(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | SchedulerError":
         """Wait until the call has a lease; the error if the scheduler refuses one."""
-        if (queue := self.queues.get(kind)) is None:
-            queue = self.queues[kind] = _Queue(kind)
+        if (queue := self._queues.get(kind)) is None:
+            queue = self._queues[kind] = _Queue(kind)
         call.wish = call.needs()  # now: the function's models may change while it waits
         loop = asyncio.get_running_loop()
         if self._looking is None:
@@ -197,7 +194,7 @@ class LeasePool:
             request = replace(request, id=RequestId(f"{request.id}~ask"))
         else:  # the call's name is that of the question, which may be asked for another one
             call.request = RequestId(f"{request.id}~kept")
-        question = call.question = _Question(request.id, call)
+        question = call.question = _Question(request.id, call, call)
         answered = partial(self._answered, queue, question)
         question.number = self._source.ask(request, call.trace, answered)
         if queue.kind.is_shared:
@@ -220,7 +217,7 @@ class LeasePool:
         call.hit = answer.placement.hit
         lease = PooledLease(queue, answer, question.request, call.instance)
         if lease.stands:
-            self._standing[lease.id] = lease
+            self.standing[lease.id] = lease
             queue.in_use[lease] = None
         if waits and (question.request == call.wish.id or not lease.stands):
             call.request = question.request
@@ -290,7 +287,7 @@ class LeasePool:
 
     def _recalled(self, lease: LeaseId) -> None:
         """Begin no further call under this lease, and give it back."""
-        wanted = self._standing.get(lease)
+        wanted = self.standing.get(lease)
         if wanted is None:
             return
         wanted.recalled = True
@@ -302,7 +299,7 @@ class LeasePool:
         self._unreported.pop(lease, None)
         if (report := lease.report(0.0)) is not None:
             self._source.report((report,))
-        self._standing.pop(lease.id, None)
+        self.standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
         self._source.release(lease.id, None if lease.stands else lease.first)
 
@@ -330,14 +327,14 @@ class LeasePool:
         """Give back leases that nobody uses, and forget queues without any."""
         self._looking = None
         now_s = time.monotonic()
-        for queue in list(self.queues.values()):
+        for queue in list(self._queues.values()):
             for lease in list(queue.free):
                 if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
                     queue.free.remove(lease)
                     self._give_back(lease)
             if not queue.has_leases and not queue.waiting:
-                del self.queues[queue.kind]
-        if self.queues:
+                del self._queues[queue.kind]
+        if self._queues:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _refused(self, taking: "CallLease", error: SchedulerError) -> None:
@@ -363,30 +360,24 @@ def _kind(function: Function) -> LeaseKind:
     return LeaseKind(function.id, function.learned.models, together)
 
 
+@dataclass(slots=True, eq=False)
 class CallLease:
     """A call that waits for a lease, and then has it; `request` is its name at the scheduler."""
 
-    __slots__ = (
-        "asked_s", "call", "has_lease", "hit", "instance", "lease", "passed_over", "question",
-        "request", "served", "trace", "wish", "_pool",
-    )  # fmt: skip
-
+    _pool: LeasePool
+    call: FunctionCall
+    has_lease: bool = False
+    hit: bool = True
+    passed_over: int = 0
+    question: "_Question | None" = None
     # From `take` on; `wish` and `served` while the call waits, `lease` behind that.
-    instance: str
-    asked_s: float
-    request: RequestId
-    trace: TraceContext
-    wish: Request
-    served: "asyncio.Future[PooledLease | SchedulerError]"
-    lease: "PooledLease"
-
-    def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
-        self.call = call
-        self.has_lease = False
-        self.hit = True
-        self.passed_over = 0
-        self.question: _Question | None = None
-        self._pool = pool
+    instance: str = field(init=False)
+    asked_s: float = field(init=False)
+    request: RequestId = field(init=False)
+    trace: TraceContext = field(init=False)
+    wish: Request = field(init=False)
+    served: "asyncio.Future[PooledLease | SchedulerError]" = field(init=False)
+    lease: "PooledLease" = field(init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -525,18 +516,18 @@ class PooledLease:
         return LeaseUsed(self.id, self.queue.kind.function.for_scheduler, uses, ends)
 
 
+@dataclass(slots=True, eq=False)
 class _Question:
     """A question that the scheduler has not answered, and the call that needs the answer now."""
 
-    __slots__ = ("asker", "call", "number", "request", "timer")
-
-    def __init__(self, request: RequestId, asker: CallLease) -> None:
-        self.request = request
-        self.asker = self.call = asker
-        self.number = 0
-        self.timer: asyncio.TimerHandle | None = None
+    request: RequestId
+    asker: CallLease
+    call: CallLease
+    number: int = 0
+    timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Queue:
     """The leases of one kind, and the calls that wait for one.
 
@@ -544,18 +535,15 @@ class _Queue:
     questions were not answered within the patience, the last until `FULL_S` before `full_until_s`.
     """
 
-    __slots__ = ("asking", "free", "full_until_s", "in_use", "kind", "late", "unasked", "waiting")
-
-    def __init__(self, kind: LeaseKind) -> None:
-        self.kind = kind
-        self.free: list[PooledLease] = []
-        self.in_use: dict[PooledLease, None] = {}
-        # The first one is asked for all the time: a plain dict would look through what was deleted.
-        self.waiting: OrderedDict[CallLease, None] = OrderedDict()
-        self.unasked: OrderedDict[CallLease, float] = OrderedDict()
-        self.asking: asyncio.TimerHandle | None = None
-        self.late: dict[_Question, None] = {}
-        self.full_until_s = 0.0
+    kind: LeaseKind
+    free: list[PooledLease] = field(default_factory=list)
+    in_use: dict[PooledLease, None] = field(default_factory=dict)
+    # The first one is asked for all the time: a plain dict would look through what was deleted.
+    waiting: OrderedDict[CallLease, None] = field(default_factory=OrderedDict)
+    unasked: OrderedDict[CallLease, float] = field(default_factory=OrderedDict)
+    asking: asyncio.TimerHandle | None = None
+    late: dict[_Question, None] = field(default_factory=dict)
+    full_until_s: float = 0.0
 
     @property
     def has_leases(self) -> bool:

@@ -57,9 +57,6 @@ class HotPath:
 
     def __init__(self, service: SchedulerService) -> None:
         self._service = service
-        self._access = service.access
-        self._meters = service.meters
-        self._callers = service.leases
         self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
             "/acquire": self._acquire,
             "/wanted": self._wanted,
@@ -72,14 +69,14 @@ class HotPath:
         """Answer one request to one of the routes; only POST is accepted."""
         path = scope["path"]
         try:
-            if self._access.role(header_of(scope, b"authorization")) is None:
+            if self._service.access.role(header_of(scope, b"authorization")) is None:
                 raise unknown_caller()
             if scope["method"] != "POST":
                 raise MalformedRequest(f"{path} takes POST only")
             status = await self.routes[path](scope, receive, send)
         except SchedulerError as error:
             status = await send_error(send, error)
-        self._meters.answered[path, status] += 1
+        self._service.meters.answered[path, status] += 1
 
     async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -128,7 +125,7 @@ class HotPath:
         office = self._service.office()
         released = release(await _body(scope, receive))
         office.driver.report(released)
-        self._callers.released(released.lease, released.request)
+        self._service.leases.released(released.lease, released.request)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -144,7 +141,7 @@ class HotPath:
         office = self._service.office()
         caller, leases = presence(await _body(scope, receive))
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
-        with self._callers.present(office, caller, leases):
+        with self._service.leases.present(office, caller, leases):
             gone = get_running_loop().create_task(until_disconnected(receive))
             try:
                 while not gone.done() and not office.closed:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -134,28 +135,17 @@ class CallerLeases:
                 office.driver.release(lease, request)
 
 
+@dataclass(slots=True)
 class CallerStreams:
-    """The streams of one leader's callers.
+    """The streams of one leader's callers."""
 
-    `fenced` is called when a caller has met a higher term than this leader's.
-    """
-
-    def __init__(
-        self,
-        office: Office,
-        leases: CallerLeases,
-        meters: SchedulerCounters,
-        grant: Grant,
-        elsewhere: Callable[[], str | None],
-        fenced: Callable[[int], None],
-    ) -> None:
-        self.office = office
-        self.leases = leases
-        self.meters = meters
-        self.grant = grant
-        self.fenced = fenced
-        self._elsewhere = elsewhere
-        self._closed = False
+    office: Office
+    leases: CallerLeases
+    meters: SchedulerCounters
+    grant: Grant
+    elsewhere: Callable[[], str | None]  # the URL of the next leader, if it is known
+    fenced: Callable[[int], None]  # called when a caller has met a higher term than this leader's
+    closed: bool = False
 
     async def serve(self, line: AcceptedLine) -> None:
         try:
@@ -163,13 +153,14 @@ class CallerStreams:
             async with time_limit(GREETING_S):
                 present = _checked(read_up(await line.receive()))
             if present.version != VERSION:
-                await self._refuse(
-                    line, other_version(present.version, "the caller", "this scheduler")
-                )
+                why = other_version(present.version, "the caller", "this scheduler")
+                log.warning("a caller's stream: %s", why)
+                line.send(pack(SentAway(refusal=why)))
+                await line.flush()
                 return
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES
-            if self._closed:  # since it was dialled
+            if self.closed:  # since it was dialled
                 await self._send_away([line])
                 return
             line.send(pack(Leads(self.office.term)))
@@ -180,7 +171,7 @@ class CallerStreams:
                 )
                 for feature in self.office.features:
                     presence.enter_context(feature.caller_present(present.caller))
-                await self._serve_stream(line, present.caller)
+                await _CallerStream(line, present.caller, self).serve()
         except (BadValue, LineBroken) as error:
             log.info("a caller's stream: %s", error)
         except TimeoutError:
@@ -190,27 +181,13 @@ class CallerStreams:
 
     async def close(self) -> None:
         """Send every caller to the next leader, also one that presents itself after this."""
-        self._closed = True
+        self.closed = True
         await self._send_away(list(self.leases.lines))
-
-    async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
-        log.warning("a caller's stream: %s", refusal)
-        line.send(pack(SentAway(refusal=refusal)))
-        await line.flush()
 
     async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
-            line.send(pack(SentAway(self._elsewhere())))
+            line.send(pack(SentAway(self.elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
-
-    async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
-        stream = _CallerStream(line, caller, self)
-        beats = asyncio.get_running_loop().create_task(_beat(line))
-        try:
-            await line.pump(stream.take)
-        finally:
-            beats.cancel()
-            stream.end()
 
 
 class _CallerStream:
@@ -225,7 +202,15 @@ class _CallerStream:
         self._asking: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks(log, "a caller's question")
 
-    def take(self, frame: bytes) -> None:
+    async def serve(self) -> None:
+        """Take messages in until the line ends; then nobody waits for its questions any more."""
+        self._tasks.start(_beat(self._line))
+        try:
+            await self._line.pump(self._take)
+        finally:
+            self._tasks.cancel()
+
+    def _take(self, frame: bytes) -> None:
         """Take a message in; BadValue ends the stream."""
         message = read_up(frame)
         if isinstance(message, GiveBack):
@@ -253,10 +238,6 @@ class _CallerStream:
             self._begin(message)
         else:
             raise BadValue("a caller presents itself once")
-
-    def end(self) -> None:
-        """The line has ended: nobody waits for the open questions here any more."""
-        self._tasks.cancel()
 
     def _step_down(self, term: int) -> None:
         if not self._office.term < term <= MOST_TERM:
