@@ -407,7 +407,12 @@ class CallLease:
 
         An address that no header can have must fail only calls.
         """
-        return self.lease.granted.header_lines() if self.has_lease else ()
+        if not self.has_lease:
+            return ()
+        granted = self.lease.granted
+        addresses = ",".join(granted.addresses).encode("latin-1")
+        token = granted.token.encode("latin-1")
+        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
