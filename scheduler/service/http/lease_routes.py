@@ -33,6 +33,7 @@ from scheduler.service.history.history import Decided
 from scheduler.service.leadership.term import Office
 from scheduler.service.request_bounds import MOST_S, MOST_WHOLE, check_name, check_request
 from scheduler.service.scheduler_service import SchedulerService
+from scheduler.wire.caller_stream import MOST_LEASES
 from scheduler.wire.request_times import absolute
 
 MOST_BODY_BYTES = 1 << 20
@@ -41,7 +42,6 @@ _LINES = (b"content-type", b"application/jsonl")
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _EMPTY = {"type": "http.response.body"}
 _CALLER = b"x-gpufaas-caller"
-_MOST_LEASES = 4_096
 _UNKNOWN, _MISSING = "Object contains unknown field `", "Object missing required field `"
 Seconds = Annotated[float, Meta(ge=0.0, le=MOST_S)]
 _Body = TypeVar("_Body", bound=Struct)
@@ -285,7 +285,7 @@ class PresenceBody(Struct, forbid_unknown_fields=True):
     """The name under which a caller acquires leases, and the leases that it holds already."""
 
     caller: str
-    leases: Annotated[list[int], Meta(max_length=_MOST_LEASES)] = []
+    leases: Annotated[list[int], Meta(max_length=MOST_LEASES)] = []
 
 
 def acquire(body: bytes, now_s: float) -> Request:
