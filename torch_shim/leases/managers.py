@@ -68,11 +68,6 @@ class Nodes:
     def peers(self) -> list[WorkerPeer]:
         return [peer for session in self.sessions() for peer in session.peers()]
 
-    def forget_image(self, digest: str) -> None:
-        """Send these weights again to every node: one has lost them."""
-        for session in self.sessions():
-            session.images.pop(digest, None)
-
     def sweep_later(self) -> None:
         if self._timer is None:
             with self._lock:
