@@ -189,11 +189,11 @@ class PresentedLease:
         claimed = self._claimed
         if claimed.session is None:
             claimed.session = self._nodes.holder(self._token, self._claims.node)
-        session, ahead = claimed.session, self._claims.lease  # may be used without asking; 0: none
+        session, claims = claimed.session, self._claims
         model = bring(session)
         lease = claimed.leases.get(model.digest)
-        if lease is None and ahead and self._is_first:
-            lease = session.lease_ahead(ahead, self._claims.gpu, model.digest)
+        if lease is None and claims.ahead and self._is_first:
+            lease = session.lease_ahead(claims.lease, claims.gpu, model.digest)
             if lease is not None:
                 lease = claimed.leases.setdefault(model.digest, lease)
         return model, lease

@@ -71,8 +71,7 @@ class Nodes:
     def sweep_later(self) -> None:
         if self._timer is None:
             with self._lock:
-                if self._timer is None:
-                    self._start_timer()
+                self._start_timer()
 
     def close(self) -> None:
         with self._lock:
@@ -112,14 +111,14 @@ class Nodes:
             if session is None or session.retired:
                 session = ManagerSession(address, self._credential, _AT_ONCE_S)
                 self._others[address] = session
-            if self._timer is None:
-                self._start_timer()
+            self._start_timer()
             return session
 
     def _start_timer(self) -> None:
-        self._timer = threading.Timer(self._idle_s / 4, self._sweep)
-        self._timer.daemon = True
-        self._timer.start()
+        if self._timer is None:
+            self._timer = threading.Timer(self._idle_s / 4, self._sweep)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _sweep(self) -> None:
         """Close what is idle for too long; repeat while there is anything to close."""
