@@ -1,5 +1,7 @@
 """Leases that linger: when they end, and that nobody loses one before a first call."""
 
+import math
+
 import pytest
 
 from gpu_manager.node.leases import EndReason, Lease, LeaseTimes, SessionClaim, SessionKey
@@ -11,7 +13,7 @@ BERT = ModelId("t/bert")
 
 
 def lease(
-    granted_s: float | None = None,
+    granted_s: float = math.inf,
     *requests: RequestId,
     own: bool = False,
     stands_s: float = 0.0,
@@ -55,7 +57,7 @@ def ends_s(held: Lease, *, contended: bool = False) -> float | None:
 
 
 def test_lease_does_not_linger_when_nobody_was_told_of_it() -> None:
-    assert ends(lease(), contended=True) is None
+    assert ends_s(lease(), contended=True) == math.inf
 
 
 def test_lease_ends_when_it_was_idle_for_long() -> None:
@@ -247,7 +249,7 @@ def test_unclaimed_request_of_a_divided_lease_has_its_own_time_to_be_claimed() -
 
 def test_only_the_session_of_its_request_has_a_part_of_a_divided_lease() -> None:
     held = divided()
-    assert held.is_free_for(HOLDER, ONE)
-    assert not held.is_free_for(OTHER, ONE)
-    assert not held.is_free_for(HOLDER, RequestId("r3"))
+    assert held.free_claim(HOLDER, ONE) is held.claim_of(ONE)
+    assert held.free_claim(OTHER, ONE) is None
+    assert held.free_claim(HOLDER, RequestId("r3")) is None
     assert held.claims_of(OTHER).keys() == {TWO}
