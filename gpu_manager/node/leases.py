@@ -123,7 +123,7 @@ class Lease:
         self.admitted = False  # its models let calls in
         self.checking = False  # its models are asked whether calls are pending
         self.ending: EndReason | None = None
-        self.deadline_s = 0.0  # for calls in flight, once the lease is ending
+        self.deadline_s = math.inf  # for calls in flight, once the lease is ending
         self._computed_s = 0.0  # what has been counted of its computing
         # When each of its models told of its computing last, and what had been counted then.
         self._told: dict[ModelId, tuple[float, float]] = {}
@@ -213,18 +213,17 @@ class Lease:
 
     def end_by_itself(
         self, times: LeaseTimes, claim_s: float, *, contended: bool
-    ) -> tuple[float, EndReason] | None:
-        """Return when and why it ends if nothing happens; None if it does not, or not now.
+    ) -> tuple[float, EndReason]:
+        """Return when and why it ends if nothing happens; inf: not by itself, or not now.
 
         Its function has `claim_s` to claim it where others wait. QUIET ones need a check first.
         """
         if self.ending is not None or self.checking:
-            return None
+            return math.inf, EndReason.QUIET
         if not contended:
             claim_s = times.linger_s if self.live.own else times.unclaimed_s
         claims = self.claims.values()
-        ends = [self._end_of(claim, times, claim_s, contended=contended) for claim in claims]
-        return max(ends, default=None)
+        return max(self._end_of(claim, times, claim_s, contended=contended) for claim in claims)
 
     def _end_of(
         self, claim: SessionClaim, times: LeaseTimes, claim_s: float, *, contended: bool
@@ -268,20 +267,19 @@ _MOST_FUNCTIONS = _MOST_ENDED = 1_024
 class ClaimPatience:
     """The functions whose last leases nobody claimed."""
 
-    __slots__ = ("_ended", "_halvings")
-
-    def __init__(self) -> None:
+    def __init__(self, usual_s: float) -> None:
+        self._usual_s = usual_s
         self._halvings = Latest[str, int](_MOST_FUNCTIONS)
         # Leases that ended so, and until when the usual time would have lasted.
         self._ended = Latest[LeaseId, tuple[str, float]](_MOST_ENDED)
 
-    def of(self, function: str, usual_s: float) -> float:
-        """The time that the function's sessions have; `usual_s` for most."""
-        return usual_s / (1 << self._halvings.get(function, 0))
+    def of(self, function: str) -> float:
+        """The time that the function's sessions have."""
+        return self._usual_s / (1 << self._halvings.get(function, 0))
 
-    def in_vain(self, function: str, lease: LeaseId, now_s: float, usual_s: float) -> None:
+    def in_vain(self, function: str, lease: LeaseId, now_s: float) -> None:
         """Nobody has claimed this lease in time."""
-        self._ended[lease] = function, now_s + usual_s - self.of(function, usual_s)
+        self._ended[lease] = function, now_s + self._usual_s - self.of(function)
         self._halvings[function] = min(self._halvings.get(function, 0) + 1, MOST_HALVINGS)
 
     def claimed(self, function: str, times: int = 1) -> None:

@@ -66,7 +66,7 @@ class LeasesInForce:
         self.latest = _NO_LEASE
         self.granted = ChangeSignal()  # a lease
         self.offered = ChangeSignal()  # a lease that may be taken over
-        self.patience = ClaimPatience()
+        self.patience = ClaimPatience(self.times.claim_s)
         self._leases: dict[LeaseId, Lease] = {}
         self._loop = asyncio.get_running_loop()
         self._checked_s = self._loop.time()
@@ -263,13 +263,12 @@ class LeasesInForce:
         if grace_s is None:
             grace_s = lease.grace_s(self.times, reason)
         deadline_s = self._loop.time() + grace_s
-        first = lease.ending is None
-        if not first and deadline_s >= lease.deadline_s:
+        if deadline_s >= lease.deadline_s:
             return
+        first = lease.ending is None
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
         if first and reason is EndReason.UNCLAIMED and self.contended and lease.function:
-            now_s, usual_s = self._loop.time(), self.times.claim_s
-            self.patience.in_vain(lease.function, lease.id, now_s, usual_s)
+            self.patience.in_vain(lease.function, lease.id, self._loop.time())
         if first and not lease.admitted:
             self._freed(lease)
         else:
@@ -290,7 +289,7 @@ class LeasesInForce:
                 self.end(lease, reason)
         if self._timer is not None:
             self._timer.cancel()
-        times = [end[0] for lease in self if (end := self._end_of(lease)) is not None]
+        times = [self._end_of(lease)[0] for lease in self]
         times += [at_s for lease in self if (at_s := lease.passes_on_s(self.times)) > now_s]
         next_s = min(times, default=math.inf)
         self._timer = None if next_s == math.inf else self._loop.call_at(next_s, self.check)
@@ -311,12 +310,12 @@ class LeasesInForce:
         log.debug("lease %d on %s is granted to %s", lease.id, lease.live.slot, holders)
         return True
 
-    def _end_of(self, lease: Lease) -> tuple[float, EndReason] | None:
-        claim_s = self.patience.of(lease.function, self.times.claim_s)
+    def _end_of(self, lease: Lease) -> tuple[float, EndReason]:
+        claim_s = self.patience.of(lease.function)
         return lease.end_by_itself(self.times, claim_s, contended=self.contended)
 
     def _due(self, lease: Lease, now_s: float) -> EndReason | None:
-        at_s, reason = self._end_of(lease) or (now_s, None)
+        at_s, reason = self._end_of(lease)
         return reason if at_s <= now_s else None
 
     async def _follow(self, lease: Lease) -> None:
