@@ -91,19 +91,13 @@ class Nodes:
         own = self.own
         if own.address in addresses or (own.connected and own.node == node):
             yield own
-        for address in addresses:
-            if address != own.address and address.startswith("unix:") and _is_here(address):
-                yield from self._others_at(address)
-        for address in addresses:
-            if address != own.address and address.startswith(("tls:", "tcp:")):
-                yield from self._others_at(address)
-
-    def _others_at(self, address: str) -> Iterator[ManagerSession]:
-        """Yield the session there, and another one if that was idle and is closed meanwhile."""
-        session = self._other(address)
-        yield session
-        if session.retired:
-            yield self._other(address)
+        others = [address for address in addresses if address != own.address]
+        here = [other for other in others if other.startswith("unix:") and _is_here(other)]
+        for address in (*here, *(other for other in others if other.startswith(("tls:", "tcp:")))):
+            session = self._other(address)
+            yield session
+            if session.retired:  # it was idle, and is closed meanwhile
+                yield self._other(address)
 
     def _other(self, address: str) -> ManagerSession:
         with self._lock:

@@ -104,9 +104,7 @@ class AdmittedLeases:
             self._tell_ended(lease)
 
     def end_all(self) -> None:
-        with self._changed:
-            leases = [number for number, lease in self._leases.items() if lease.owners]
-        for lease in leases:
+        for lease in list(self._leases):
             self.end(lease)
 
     def in_force(self, lease: int) -> AdmittedLease:
