@@ -282,7 +282,7 @@ class Tenancy(Layer):
 
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
-        pending, cluster = turn.pending, self._cluster
+        pending = turn.pending
         if self._lifecycle.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
