@@ -30,9 +30,6 @@ class Lineup(Generic[Key, Item]):
         self._heap: list[tuple[Key, int, Item]] = []
         self._count = 0
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def put(self, item: Item, key: Key) -> None:
         if self.keys.get(item) == key:
             return
@@ -191,10 +188,6 @@ class FunctionOwner(Owner):
         self.turns: Lineup[int, Turn] = Lineup()
         self.models: dict[ModelId, None] = {}
         self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
-
-    @property
-    def held(self) -> int:
-        return len(self.turns)
 
     @property
     def has_quotas(self) -> bool:

@@ -185,12 +185,12 @@ class Tenancy(Layer):
             return False
         pending.pauses = self._pauses(pending)
         order.queue(turn)
-        limits.note_named(turn.owner, pending.models, cluster)
+        if turn.owner.limited:
+            limits.note_named(turn.owner, pending.models, cluster)
         is_new = pending.lease is None
-        if is_new and not cluster.held and order.comes_at_once(turn):
-            order.take(turn)
+        if is_new and not cluster.held and order.takes_at_once(turn):
             return False
-        self.order.hold(turn)
+        order.hold(turn)
         return True
 
     def let_go(self, pending: Pending) -> None:
