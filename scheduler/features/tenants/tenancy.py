@@ -158,7 +158,7 @@ class Tenancy(Layer):
                 self.owners.count_refusal(over.owner, over.quota)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = pending.pauses = self._pauses(pending)
+        pauses = pending.pauses = request.goes_on and self._lacks_gpu_time(pending)
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
             return None
@@ -167,12 +167,9 @@ class Tenancy(Layer):
         reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
-    def _pauses(self, pending: Pending) -> bool:
-        """Whether its call goes on, and a quota of GPU time has no room for it."""
-        request = pending.request
-        return request.goes_on and limits.lacks_gpu_time(
-            self.owners.of(request.function), pending.bundle, self._cluster
-        )
+    def _lacks_gpu_time(self, pending: Pending) -> bool:
+        owner = self.owners.of(pending.request.function)
+        return limits.lacks_gpu_time(owner, pending.bundle, self._cluster)
 
     def wait_s(self, function: str) -> float | None:
         return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
@@ -183,7 +180,7 @@ class Tenancy(Layer):
         turn = order.turn(pending)
         if turn.exposed:
             return False
-        pending.pauses = self._pauses(pending)
+        pending.pauses = pending.request.goes_on and self._lacks_gpu_time(pending)
         order.queue(turn)
         if turn.owner.limited:
             limits.note_named(turn.owner, pending.models, cluster)
@@ -411,21 +408,21 @@ class Tenancy(Layer):
 
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        cluster = self._cluster
-        turns = [self.order.turns[pending.id] for pending in chosen]  # of one function
-        if turns and not turns[0].owner.has_quotas:
+        cluster, turns = self._cluster, self.order.turns
+        owner = turns[chosen[0].id].owner if chosen else None  # they are of one function
+        if owner is not None and not owner.has_quotas:
             return True
-        over = [turn for turn in turns if limits.lost_its_turn(turn, cluster.now)]
+        over = [p for p in chosen if limits.lost_its_turn(turns[p.id], cluster.now)]
         loads = [need for need in bundle.needs if need[0] not in slot.residents]
         if not over:
             model, spared = bundle.models[0], (slot.gpu, bundle.models)
-            owners = both(turns[0].owner) if turns else limits.owners_of(model, self.owners)
+            owners = limits.owners_of(model, self.owners) if owner is None else both(owner)
             if not loads or limits.make_room(owners, loads, spared, cluster, cluster.out):
                 return True
-        for turn in over or turns:
-            self._lifecycle.take(turn.pending)
+        for pending in over or chosen:
+            self._lifecycle.take(pending)
             cluster.contending += 1
-            self._hold_again(turn, stuck=not over)
+            self._hold_again(turns[pending.id], stuck=not over)
             self._diverted = True
         return False
 
