@@ -365,7 +365,6 @@ class Tenancy(Layer):
     def stands_aside(self, lease: ActiveLease) -> None:
         charge = self.charges[lease.id]
         charge.end()
-        charge.runs = False
         self._may_have_room(charge)
 
     def ended(self, lease: ActiveLease) -> None:
@@ -413,11 +412,10 @@ class Tenancy(Layer):
         if owner is not None and not owner.has_quotas:
             return True
         over = [p for p in chosen if limits.lost_its_turn(turns[p.id], cluster.now)]
-        loads = [need for need in bundle.needs if need[0] not in slot.residents]
         if not over:
-            model, spared = bundle.models[0], (slot.gpu, bundle.models)
+            model = bundle.models[0]
             owners = limits.owners_of(model, self.owners) if owner is None else both(owner)
-            if not loads or limits.make_room(owners, loads, spared, cluster, cluster.out):
+            if limits.make_room(owners, bundle, slot, cluster):
                 return True
         for pending in over or chosen:
             self._lifecycle.take(pending)
@@ -472,6 +470,7 @@ class LeaseCharge:
         self.wake()
         if self.runs:
             self._run(-1, self._due_s)
+        self.runs = False
 
     def rest(self, since_s: float) -> None:
         """No call has run under it since then."""
