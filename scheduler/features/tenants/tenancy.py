@@ -324,7 +324,7 @@ class Tenancy(Layer):
             owners = [*self.charges[lease.id].owners, *owners]
             self.ended(lease)
         charge = self.charges[lease.id] = LeaseCharge(self._cluster, lease, owners)
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.owners.count(owner, leases=1)
         if not lease.beside:
             charge.begin(self._cluster.now + expected_s)
@@ -371,10 +371,10 @@ class Tenancy(Layer):
         """Its owners are charged for what it has used."""
         charge = self.charges.pop(lease.id)
         self._recharge(charge, charge.used_s())
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.owners.count(owner, leases=-1)
         charge.end()
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.order.list(owner)
             self.order.paused.may_have_room(owner)
 
@@ -384,14 +384,14 @@ class Tenancy(Layer):
             self.order.charge(owner, change_s)
 
     def _may_have_room(self, charge: "LeaseCharge") -> None:
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.order.paused.may_have_room(owner)
 
     def may_be_kept(self, lease: ActiveLease) -> bool:
         """Not if its owner has too much of something."""
         order, cluster = self.order, self._cluster
         others_wait = cluster.waiting.count or cluster.held > cluster.paused
-        for function in self.charges[lease.id].distinct():
+        for function in self.charges[lease.id].functions:
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return False
             for owner in both(function):
@@ -428,19 +428,20 @@ class Tenancy(Layer):
 class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
-    Nobody, of a prefetch, or while it is not known who has a lease of an earlier leader. Each has
-    a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
-    if it is only loading, beside the runs of others. While it is kept and no call runs (`rests_s`:
-    since then; else one runs since `woke_s`), its time counts for no quota, but for what others
-    wait, from `contended_s` of its slot's contention on; and for the calls that are reported when
-    they have ended, `called_s` of them. Before that it was kept for `kept_s`, of which `others_s`
-    were counted.
+    Nobody, of a prefetch, or while it is not known who has a lease of an earlier leader. Each, and
+    each once among the `functions`, has a `share` of the lease's slots since `since_s`, and until
+    `due_s` by estimate; not yet if it is only loading, beside the runs of others. While it is kept
+    and no call runs (`rests_s`: since then; else one runs since `woke_s`), its time counts for no
+    quota, but for what others wait, from `contended_s` of its slot's contention on; and for the
+    calls that are reported when they have ended, `called_s` of them. Before that it was kept for
+    `kept_s`, of which `others_s` were counted.
     """
 
     def __init__(
         self, cluster: ClusterState, lease: ActiveLease, owners: Sequence[FunctionOwner]
     ) -> None:
         self.owners = owners
+        self.functions = list(dict.fromkeys(owners))
         self.share = (1 + len(lease.more)) / max(1, len(owners))
         self.charge_s = 0.0
         self.runs = False
@@ -453,10 +454,6 @@ class LeaseCharge:
     def used_s(self) -> float:
         """What each request has used until now."""
         return max(0.0, self._cluster.now - self._since_s) * self.share if self.runs else 0.0
-
-    def distinct(self) -> Sequence[FunctionOwner]:
-        """Its functions, each once."""
-        return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
 
     def begin(self, due_s: float) -> None:
         now = self._cluster.now
