@@ -184,7 +184,7 @@ class Tenancy(Layer):
         order.queue(turn)
         if turn.owner.limited:
             limits.note_named(turn.owner, pending.models, cluster)
-        is_new = pending.lease is None
+        is_new = pending.lease is None  # of several that come back, the first turn goes first
         if is_new and not cluster.held and order.takes_at_once(turn):
             return False
         order.hold(turn)
