@@ -5,7 +5,7 @@ from math import inf
 
 from cache_manager.model.ids import ModelId, tenant_of
 from scheduler.cluster.request_queue import Bundle, Pending
-from scheduler.cluster.slots import Gpu
+from scheduler.cluster.slots import Gpu, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.features.tenants.owners import (
     FunctionOwner,
@@ -17,7 +17,7 @@ from scheduler.features.tenants.owners import (
     both,
     estimate_s,
 )
-from scheduler.model.actions import Action, Demote
+from scheduler.model.actions import Demote
 
 # So many calls of a namespace may wait for GPU time.
 MOST_PAUSED = 1_000
@@ -47,24 +47,18 @@ def refusal(
     if too_large is not None:
         return too_large
     for owner in both(function):
-        terms = owner.terms
-        if terms.waiting is not None and owner.waiting >= terms.waiting * (1 + goes_on):
-            detail = f"{owner.waiting} of {terms.waiting} requests wait"
-            return QuotaRefusal(owner, "waiting", detail, None)
-        if terms.gpu_s is not None and not pauses:
-            refused = _gpu_time(owner, terms.gpu_s, pending.bundle, cluster)
-            if refused is not None:
-                return refused
+        most = owner.terms.waiting
+        if most is not None and owner.waiting >= most * (1 + goes_on):
+            return QuotaRefusal(owner, "waiting", f"{owner.waiting} of {most} requests wait", None)
+        too_long = None if pauses else _too_much_gpu_time(owner, pending.bundle, cluster)
+        if too_long is not None:
+            return too_long
     return None
 
 
 def lacks_gpu_time(function: FunctionOwner, bundle: Bundle, cluster: ClusterState) -> bool:
     """Whether one more request for these models would exceed a quota of GPU time."""
-    for owner in both(function):
-        most_s = owner.terms.gpu_s
-        if most_s is not None and _gpu_time(owner, most_s, bundle, cluster) is not None:
-            return True
-    return False
+    return any(_too_much_gpu_time(owner, bundle, cluster) for owner in both(function))
 
 
 def too_many_bytes(function: FunctionOwner, bundle: Bundle) -> QuotaRefusal | None:
@@ -94,26 +88,25 @@ def lost_its_turn(turn: Turn, now: float) -> bool:
     return owner.has_its_leases or owner.space.has_its_leases or must_pause(turn, now)
 
 
-def _gpu_time(
-    owner: Owner, most_s: float, bundle: Bundle, cluster: ClusterState
-) -> QuotaRefusal | None:
+def _too_much_gpu_time(owner: Owner, bundle: Bundle, cluster: ClusterState) -> QuotaRefusal | None:
     """What was used, what is accepted and one more request must not exceed the quota together.
 
     A request that alone exceeds it may begin where nothing was used or accepted: its estimate may
     be wrong, and only a run can correct it.
     """
+    most_s, window = owner.terms.gpu_s, owner.window
+    if most_s is None or window is None:
+        return None
     now, expected_s = cluster.now, estimate_s(bundle, cluster)
     used_s, to_come_s = owner.used_s(now), owner.to_come_s(now)
     short_s = used_s + to_come_s + expected_s - most_s
     if short_s <= 0.0 or (used_s <= 0.0 and not owner.busy):
         return None
-    window = owner.window
-    again_s = window.frees_in_s(short_s, now) if window is not None else None
     detail = (
         f"{used_s:.1f} of {most_s:g} s of GPU time used in {owner.terms.window_s:g} s, "
         f"{to_come_s:.1f} s accepted, {expected_s:.1f} s more asked for"
     )
-    return QuotaRefusal(owner, "gpu_s", detail, again_s)
+    return QuotaRefusal(owner, "gpu_s", detail, window.frees_in_s(short_s, now))
 
 
 _MOST_NAMED = 256
@@ -147,19 +140,16 @@ def has_room(function: FunctionOwner, bundle: Bundle, cluster: ClusterState) -> 
     return True
 
 
-def make_room(
-    owners: Iterable[Owner],
-    loads: Sequence[tuple[ModelId, int]],
-    spared: tuple[Gpu, tuple[ModelId, ...]],
-    cluster: ClusterState,
-    out: list[Action],
-) -> bool:
-    """Demote idle models of these owners, so that the loads keep their quotas; False: they cannot.
+def make_room(owners: Iterable[Owner], bundle: Bundle, slot: Slot, cluster: ClusterState) -> bool:
+    """Demote idle models of these owners, so that a load keeps their quotas; False: it cannot.
 
     Models on the GPU that loads leave first, and else those that were not used for longest; those
-    that are `spared` there are needed.
+    that the bundle needs there stay.
     """
-    needed_bytes = sum(size for _, size in loads)
+    loads = [size_bytes for model, size_bytes in bundle.needs if model not in slot.residents]
+    if not loads:
+        return True
+    needed_bytes = sum(loads)
     victims: dict[tuple[Gpu, ModelId], None] = {}
     for owner in owners:
         most_bytes = owner.terms.resident_bytes
@@ -169,7 +159,7 @@ def make_room(
         short_bytes = needed_bytes - most_bytes
         for gpu, model in residents:
             short_bytes += gpu.cache.residents[model].bytes if (gpu, model) not in victims else 0
-        for gpu, model in _idle_first(residents, spared):
+        for gpu, model in _idle_first(residents, slot.gpu, bundle.models):
             if short_bytes <= 0:
                 break
             if (gpu, model) not in victims:
@@ -179,7 +169,7 @@ def make_room(
             return False
     for gpu, model in victims:
         cluster.evict(gpu, model)
-        out.append(Demote(gpu.spec.id, model, "its owner's quota of resident bytes"))
+        cluster.out.append(Demote(gpu.spec.id, model, "its owner's quota of resident bytes"))
     return True
 
 
@@ -203,9 +193,8 @@ def _residents(owner: Owner, cluster: ClusterState) -> list[tuple[Gpu, ModelId]]
 
 
 def _idle_first(
-    residents: list[tuple[Gpu, ModelId]], spared: tuple[Gpu, tuple[ModelId, ...]]
+    residents: list[tuple[Gpu, ModelId]], here: Gpu, needed: Sequence[ModelId]
 ) -> list[tuple[Gpu, ModelId]]:
-    here, needed = spared
     idle: list[tuple[bool, float, int]] = []
     for place, (gpu, model) in enumerate(residents):
         resident = gpu.cache.residents[model]

@@ -30,9 +30,6 @@ class Lineup(Generic[Key, Item]):
         self._heap: list[tuple[Key, int, Item]] = []
         self._count = 0
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def put(self, item: Item, key: Key) -> None:
         if self.keys.get(item) == key:
             return
@@ -191,10 +188,6 @@ class FunctionOwner(Owner):
         self.turns: Lineup[int, Turn] = Lineup()
         self.models: dict[ModelId, None] = {}
         self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
-
-    @property
-    def held(self) -> int:
-        return len(self.turns)
 
     @property
     def has_quotas(self) -> bool:
@@ -456,17 +449,15 @@ class OwnerTable:
         name = namespace_of(function)
         space = self.spaces.get(name)
         if space is None:
-            space = self.spaces[name] = TenantSpace(name, self._number())
+            self._made += 1
+            space = self.spaces[name] = TenantSpace(name, self._made)
             space.take_terms(self.terms.get(name, NO_TERMS), 0.0)
-        owner = FunctionOwner(function, self._number(), space)
+        self._made += 1
+        owner = FunctionOwner(function, self._made, space)
         if "/" in function:
             owner.take_terms(self.terms.get(function, NO_TERMS), 0.0)
         self.functions[function] = space.functions[function] = owner
         return owner
-
-    def _number(self) -> int:
-        self._made += 1
-        return self._made
 
     def _forget(self, owner: FunctionOwner) -> None:
         space = owner.space

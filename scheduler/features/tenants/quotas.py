@@ -400,11 +400,8 @@ class Quotas(TermFeature):
         if is_function(name):
             owner = function = owners.functions.get(name)
             models: Iterable[ModelId] = () if function is None else function.models
-            functions = [] if function is None else [function]
         else:
-            owner = space = owners.spaces.get(name)
-            models = index.parts.models_of(name)
-            functions = [] if space is None else list(space.functions.values())
+            owner, models = owners.spaces.get(name), index.parts.models_of(name)
         resident_bytes = sum(
             cache.residents[model].bytes
             for model in models
@@ -418,7 +415,7 @@ class Quotas(TermFeature):
             resident_bytes,
             owner.leases,
             owner.waiting,
-            sum(entry.held + entry.paused for entry in functions),
+            owner.waiting - owner.exposed,
             refused,
         )
 

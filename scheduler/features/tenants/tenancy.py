@@ -158,7 +158,7 @@ class Tenancy(Layer):
                 self.owners.count_refusal(over.owner, over.quota)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = pending.pauses = self._pauses(pending)
+        pauses = pending.pauses = request.goes_on and self._lacks_gpu_time(pending)
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
             return None
@@ -167,12 +167,9 @@ class Tenancy(Layer):
         reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
-    def _pauses(self, pending: Pending) -> bool:
-        """Whether its call goes on, and a quota of GPU time has no room for it."""
-        request = pending.request
-        return request.goes_on and limits.lacks_gpu_time(
-            self.owners.of(request.function), pending.bundle, self._cluster
-        )
+    def _lacks_gpu_time(self, pending: Pending) -> bool:
+        owner = self.owners.of(pending.request.function)
+        return limits.lacks_gpu_time(owner, pending.bundle, self._cluster)
 
     def wait_s(self, function: str) -> float | None:
         return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
@@ -183,14 +180,14 @@ class Tenancy(Layer):
         turn = order.turn(pending)
         if turn.exposed:
             return False
-        pending.pauses = self._pauses(pending)
+        pending.pauses = pending.request.goes_on and self._lacks_gpu_time(pending)
         order.queue(turn)
-        limits.note_named(turn.owner, pending.models, cluster)
-        is_new = pending.lease is None
-        if is_new and not cluster.held and order.comes_at_once(turn):
-            order.take(turn)
+        if turn.owner.limited:
+            limits.note_named(turn.owner, pending.models, cluster)
+        is_new = pending.lease is None  # of several that come back, the first turn goes first
+        if is_new and not cluster.held and order.takes_at_once(turn):
             return False
-        self.order.hold(turn)
+        order.hold(turn)
         return True
 
     def let_go(self, pending: Pending) -> None:
@@ -327,7 +324,7 @@ class Tenancy(Layer):
             owners = [*self.charges[lease.id].owners, *owners]
             self.ended(lease)
         charge = self.charges[lease.id] = LeaseCharge(self._cluster, lease, owners)
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.owners.count(owner, leases=1)
         if not lease.beside:
             charge.begin(self._cluster.now + expected_s)
@@ -368,17 +365,16 @@ class Tenancy(Layer):
     def stands_aside(self, lease: ActiveLease) -> None:
         charge = self.charges[lease.id]
         charge.end()
-        charge.runs = False
         self._may_have_room(charge)
 
     def ended(self, lease: ActiveLease) -> None:
         """Its owners are charged for what it has used."""
         charge = self.charges.pop(lease.id)
         self._recharge(charge, charge.used_s())
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.owners.count(owner, leases=-1)
         charge.end()
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.order.list(owner)
             self.order.paused.may_have_room(owner)
 
@@ -388,14 +384,14 @@ class Tenancy(Layer):
             self.order.charge(owner, change_s)
 
     def _may_have_room(self, charge: "LeaseCharge") -> None:
-        for owner in charge.distinct():
+        for owner in charge.functions:
             self.order.paused.may_have_room(owner)
 
     def may_be_kept(self, lease: ActiveLease) -> bool:
         """Not if its owner has too much of something."""
         order, cluster = self.order, self._cluster
         others_wait = cluster.waiting.count or cluster.held > cluster.paused
-        for function in self.charges[lease.id].distinct():
+        for function in self.charges[lease.id].functions:
             if self.takes_turns and others_wait and order.is_ahead(function.space):
                 return False
             for owner in both(function):
@@ -411,21 +407,20 @@ class Tenancy(Layer):
 
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        cluster = self._cluster
-        turns = [self.order.turns[pending.id] for pending in chosen]  # of one function
-        if turns and not turns[0].owner.has_quotas:
+        cluster, turns = self._cluster, self.order.turns
+        owner = turns[chosen[0].id].owner if chosen else None  # they are of one function
+        if owner is not None and not owner.has_quotas:
             return True
-        over = [turn for turn in turns if limits.lost_its_turn(turn, cluster.now)]
-        loads = [need for need in bundle.needs if need[0] not in slot.residents]
+        over = [p for p in chosen if limits.lost_its_turn(turns[p.id], cluster.now)]
         if not over:
-            model, spared = bundle.models[0], (slot.gpu, bundle.models)
-            owners = both(turns[0].owner) if turns else limits.owners_of(model, self.owners)
-            if not loads or limits.make_room(owners, loads, spared, cluster, cluster.out):
+            model = bundle.models[0]
+            owners = limits.owners_of(model, self.owners) if owner is None else both(owner)
+            if limits.make_room(owners, bundle, slot, cluster):
                 return True
-        for turn in over or turns:
-            self._lifecycle.take(turn.pending)
+        for pending in over or chosen:
+            self._lifecycle.take(pending)
             cluster.contending += 1
-            self._hold_again(turn, stuck=not over)
+            self._hold_again(turns[pending.id], stuck=not over)
             self._diverted = True
         return False
 
@@ -433,19 +428,20 @@ class Tenancy(Layer):
 class LeaseCharge:
     """One lease: each of its requests' `owners` was charged `charge_s` seconds of GPU time.
 
-    Nobody, of a prefetch, or while it is not known who has a lease of an earlier leader. Each has
-    a `share` of the lease's slots since `since_s`, and until `due_s` by estimate; not yet
-    if it is only loading, beside the runs of others. While it is kept and no call runs (`rests_s`:
-    since then; else one runs since `woke_s`), its time counts for no quota, but for what others
-    wait, from `contended_s` of its slot's contention on; and for the calls that are reported when
-    they have ended, `called_s` of them. Before that it was kept for `kept_s`, of which `others_s`
-    were counted.
+    Nobody, of a prefetch, or while it is not known who has a lease of an earlier leader. Each, and
+    each once among the `functions`, has a `share` of the lease's slots since `since_s`, and until
+    `due_s` by estimate; not yet if it is only loading, beside the runs of others. While it is kept
+    and no call runs (`rests_s`: since then; else one runs since `woke_s`), its time counts for no
+    quota, but for what others wait, from `contended_s` of its slot's contention on; and for the
+    calls that are reported when they have ended, `called_s` of them. Before that it was kept for
+    `kept_s`, of which `others_s` were counted.
     """
 
     def __init__(
         self, cluster: ClusterState, lease: ActiveLease, owners: Sequence[FunctionOwner]
     ) -> None:
         self.owners = owners
+        self.functions = list(dict.fromkeys(owners))
         self.share = (1 + len(lease.more)) / max(1, len(owners))
         self.charge_s = 0.0
         self.runs = False
@@ -459,10 +455,6 @@ class LeaseCharge:
         """What each request has used until now."""
         return max(0.0, self._cluster.now - self._since_s) * self.share if self.runs else 0.0
 
-    def distinct(self) -> Sequence[FunctionOwner]:
-        """Its functions, each once."""
-        return self.owners if len(self.owners) == 1 else list(dict.fromkeys(self.owners))
-
     def begin(self, due_s: float) -> None:
         now = self._cluster.now
         self._contended_s = self._cluster.contended_s(self._slot)
@@ -475,6 +467,7 @@ class LeaseCharge:
         self.wake()
         if self.runs:
             self._run(-1, self._due_s)
+        self.runs = False
 
     def rest(self, since_s: float) -> None:
         """No call has run under it since then."""

@@ -112,7 +112,8 @@ class TurnOrder:
             return
         head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
         owner.turns.put(turn, turn.arrival - head)
-        pending.held_for = self._why(owner)
+        ahead = owner.space.virtual_s > self.virtual_s
+        pending.held_for = self._lacks_room(owner) or (AHEAD if ahead else ITS_TURN)
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
@@ -164,12 +165,11 @@ class TurnOrder:
             space.virtual_s = max(space.virtual_s, self.virtual_s)
         self._spaces.put(space, (space.virtual_s - self._head_s(first), space.number))
 
-    def _why(self, owner: FunctionOwner) -> str:
+    def _lacks_room(self, owner: FunctionOwner) -> str:
+        """The quota that has no room for a further request of it; empty: none."""
         if owner in self.stuck:
             return RESIDENT
-        if owner.at_its_leases or owner.space.at_its_leases:
-            return LEASES
-        return AHEAD if owner.space.virtual_s > self.virtual_s else ITS_TURN
+        return LEASES if owner.at_its_leases or owner.space.at_its_leases else ""
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -188,10 +188,10 @@ class TurnOrder:
         assert owner is not None
         return owner.turns.first()
 
-    def comes_at_once(self, turn: Turn) -> bool:
-        """Whether it is the turn of a new request, while no other one is held back."""
+    def takes_at_once(self, turn: Turn) -> bool:
+        """Take a new request, while no other one is held back, if it is its turn."""
         owner, space = turn.owner, turn.owner.space
-        if turn.pending.pauses or owner in self.stuck or owner.at_its_leases or space.at_its_leases:
+        if owner.has_quotas and (turn.pending.pauses or self._lacks_room(owner)):
             return False
         owner.virtual_s = max(owner.virtual_s, space.turn_s)
         space.virtual_s = max(space.virtual_s, self.virtual_s)
@@ -202,6 +202,7 @@ class TurnOrder:
             if turn_s > clock_s + self.lead_s * self._pace:
                 return False
             self.virtual_s = clock_s
+        self.take(turn)
         return True
 
     def take(self, turn: Turn) -> None:

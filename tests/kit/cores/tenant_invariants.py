@@ -124,7 +124,7 @@ class TenantInvariants(Invariants):
         core = self.world.core
         for lease in core.leases:
             charge = core.layer(Tenancy).charges.get(lease)
-            for function in () if charge is None else charge.distinct():
+            for function in () if charge is None else charge.functions:
                 for name in _names(function.name):
                     found[name] += 1
         return found

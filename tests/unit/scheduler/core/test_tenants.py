@@ -85,6 +85,16 @@ def test_namespace_that_comes_late_goes_next_when_another_has_flooded_the_queue(
     assert "b0" in served(world, 3)
 
 
+def test_namespace_has_saved_nothing_when_the_requests_of_another_went_at_once() -> None:
+    world = fair()
+    for number in range(20):
+        world.arrive(of(A, f"early{number}"))
+        world.free("g0", world.now + 1.0)
+    world.arrive(*(of(function, f"{function[0]}{n}") for n in range(10) for function in (B, A)))
+    given = Counter(name[0] for name in served(world, 10))
+    assert given == {"a": 5, "b": 5}
+
+
 def test_lalbo3_serves_the_flood_first_when_nobody_takes_turns() -> None:
     world = World(a_core("lalbo3", models=["bert"]))
     world.arrive(*(of(A, f"a{number}") for number in range(50)))
