@@ -18,9 +18,8 @@ import torch
 from gpu_manager.worker.features import WorkerFeature
 from gpu_manager.worker.life import FEATURES
 from tests.kit.worlds.caller import LocalWorker, program, step
-from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.programs import Ref
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import FrameKind, FrameSocket
 
 _ROOT = str(Path(__file__).parents[1])
 _OURS = tuple(f"{_ROOT}/{room}/" for room in ("common", "gpu_manager", "torch_shim"))

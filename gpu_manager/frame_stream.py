@@ -11,13 +11,13 @@ from typing import Any
 
 from torch_shim.errors import BadFrame, ConnectionLost
 from torch_shim.wire.connections import carries_descriptors
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.protocol import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     MAX_DESCRIPTORS,
     MAX_META_BYTES,
     Buffer,
+    Frame,
     FrameKind,
     Header,
     pack_frame,

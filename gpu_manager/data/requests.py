@@ -25,9 +25,8 @@ from gpu_manager.server.requests import (
 from gpu_manager.sessions.sessions import ClientSession, in_thread
 from gpu_manager.worker.orders import WorkerOrder
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import AboutData, Get, Piece, Put
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, Frame, FrameKind
 
 Answer = dict[str, Any]
 _MOST_ARRIVING = 4  # of one connection, in pieces

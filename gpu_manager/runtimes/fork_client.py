@@ -21,8 +21,7 @@ from gpu_manager.errors import NoWorker
 from gpu_manager.frame_stream import FrameStream
 from gpu_manager.worker import orders
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
-from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import Frame, FrameKind
 
 log = logging.getLogger(__name__)
 

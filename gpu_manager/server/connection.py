@@ -27,9 +27,8 @@ from gpu_manager.sessions.sessions import session_key
 from scheduler import api as scheduling
 from scheduler.api import LeaseId
 from torch_shim.errors import BadFrame, ConnectionLost, OtherVersion
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Hello
-from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FailureKind, FrameKind
+from torch_shim.wire.protocol import MAX_HELLO_BYTES, MAX_META_BYTES, FailureKind, Frame, FrameKind
 
 log = logging.getLogger(__name__)
 

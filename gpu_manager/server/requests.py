@@ -24,9 +24,8 @@ from gpu_manager.sessions.administration import NodeAdministration
 from gpu_manager.sessions.sessions import ClientSession, ClientSessions
 from gpu_manager.sessions.weight_requests import Library, WeightRequests
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Hello
-from torch_shim.wire.protocol import MAX_PIECE_BYTES, REQUESTS, FrameKind
+from torch_shim.wire.protocol import MAX_PIECE_BYTES, REQUESTS, Frame, FrameKind
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from gpu_manager.weights.sealed_images import WeightsUpload, read_sizes
 from gpu_manager.weights.store import WeightStore
 from scheduler.api import ModelRegistered, ModelSpec, NodeReports
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import ImageTable
 from torch_shim.wire.messages import Chunk, Prove, Upload
+from torch_shim.wire.protocol import Frame
 
 # Before the first measurement, calls are assumed to need this fraction (1/N) of the weights' bytes
 # in addition, and at least the constant below.

@@ -29,10 +29,9 @@ from gpu_manager.worker.program.inputs import NO_AREA, ChannelState, InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
-from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.messages import Call, Done, Fetch
 from torch_shim.wire.programs import unpack
-from torch_shim.wire.protocol import FailureKind, FrameKind, places_behind
+from torch_shim.wire.protocol import FailureKind, Frame, FrameKind, FrameSocket, places_behind
 
 _ARENA_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MOST_PROGRAMS = 1024

@@ -37,9 +37,8 @@ from gpu_manager.worker.orders import (
 from gpu_manager.worker.program.inputs import InputStorage, KeptStorages
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import MOST_ABOUT_BYTES, Done, Publish, Take
-from torch_shim.wire.protocol import FailureKind, FrameKind
+from torch_shim.wire.protocol import FailureKind, Frame, FrameKind
 
 MOST_HANDLE_CHARACTERS = 300
 # A model that leaves waits for those who copy what it has lent, for so long at most.

@@ -10,9 +10,8 @@ from gpu_manager.devices.paths import DeviceLink
 from gpu_manager.worker.executor import Executor, RunCall
 from gpu_manager.worker.orders import LoadImage, WorkerOrder
 from gpu_manager.worker.program.inputs import KeptStorages
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.messages import Done
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import Frame, FrameKind
 
 # Carries out an order, and has its descriptors.
 CarryOut = Callable[[Any, Frame], object]

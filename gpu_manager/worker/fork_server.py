@@ -26,8 +26,7 @@ from gpu_manager.worker.life import live
 from gpu_manager.worker.program.allowed_operators import preload
 from gpu_manager.worker.sandbox import die_with, separate
 from torch_shim.errors import BadFrame, WireError
-from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import FrameKind, FrameSocket
 
 _PAGE_OUT = 21  # MADV_PAGEOUT; kernels before 5.4 do not know it, and keep the pages
 _OF_CUDA = ("/nvidia/", "libtorch_cuda", "libc10_cuda", "/cuda/bindings/")

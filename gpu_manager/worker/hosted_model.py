@@ -24,8 +24,7 @@ from gpu_manager.worker.features import (
 )
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.inputs import MOST_CHANNELS
-from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import Frame, FrameKind
 
 _MOST_TEXT = 500  # characters of a note: it may say what a function sent
 _LEAVING_S = 2.0  # calls under way may last longer than anybody waits for

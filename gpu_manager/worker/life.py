@@ -35,8 +35,7 @@ from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.transfers.device_link import WorkerTransfers
 from torch_shim.errors import WireError
-from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import Frame, FrameKind, FrameSocket
 
 
 def live(

@@ -12,8 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union
 from msgspec import Meta, Struct, msgpack, structs
 
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind, decoded
+from torch_shim.wire.protocol import Frame, FrameKind, decoded
 
 # No number in an order is negative, and none is larger than any count of bytes (or not a number).
 MAX_NUMBER = 1 << 62

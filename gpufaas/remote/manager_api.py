@@ -12,8 +12,7 @@ from common.addresses import UnixAddress, parse_address
 from gpufaas.errors import CommandError
 from torch_shim.errors import OtherVersion, ShimError
 from torch_shim.wire.connections import connect
-from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import FrameKind, pack_frame
+from torch_shim.wire.protocol import Frame, FrameKind, FrameSocket, pack_frame
 
 
 def default_address(environment: Mapping[str, str]) -> str:

@@ -20,7 +20,6 @@ from torch_shim.tensors.absent_bytes import RunThere, absent_of, storage_without
 from torch_shim.tensors.handles import CudaTensor
 from torch_shim.tensors.moves import note_origin
 from torch_shim.weights import ModelImage
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.manager_session import Content, DataChannel, WorkerPeer
 from torch_shim.wire.messages import (
     BEHIND,
@@ -36,7 +35,7 @@ from torch_shim.wire.messages import (
     SentOutput,
     SentTensor,
 )
-from torch_shim.wire.protocol import ALIGNMENT, aligned, places_behind
+from torch_shim.wire.protocol import ALIGNMENT, Frame, aligned, places_behind
 from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch_shim.errors import ConnectionLost, OtherVersion, RemoteFailure, WireError
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
-from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import Buffer, FrameKind
+from torch_shim.wire.protocol import Buffer, Frame, FrameKind, FrameSocket
 
 # While a thread waits for an answer, it sends a PING at this interval; after so many unanswered
 # PINGs the manager counts as lost. A manager answers a PING at once, even while requests wait.

@@ -25,9 +25,15 @@ from torch_shim.process_report import report
 from torch_shim.wire import current_call
 from torch_shim.wire.connections import CONNECT_TIMEOUT_S, connect
 from torch_shim.wire.control_connection import ControlConnection, ManagerAnswer
-from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.messages import Done, Fetch, SentTensor
-from torch_shim.wire.protocol import MOST_BINDINGS, Buffer, FailureKind, FrameKind
+from torch_shim.wire.protocol import (
+    MOST_BINDINGS,
+    Buffer,
+    FailureKind,
+    Frame,
+    FrameKind,
+    FrameSocket,
+)
 from torch_shim.wire.shared_memory import LentPages, SharedBlock, make_arena, shared_blocks
 
 log = logging.getLogger("gpufaas")

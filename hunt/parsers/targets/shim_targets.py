@@ -23,13 +23,13 @@ from torch_shim.data.put_and_get import DescribedValue, Describer
 from torch_shim.errors import BadFrame
 from torch_shim.remote.values import Results
 from torch_shim.wire import programs
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import lay_out, pack_sizes
 from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import BEHIND, CallOptions, SentTensor
 from torch_shim.wire.protocol import (
     MAX_BODY_BYTES,
     MAX_META_BYTES,
+    Frame,
     FrameKind,
     decoded,
     encode,
@@ -90,7 +90,7 @@ def _frames() -> Target:
     return Target(
         "frames", decode, (BadFrame,), lambda: seeds, InputForm.FRAME,
         ("torch_shim/wire/protocol.py",
-         "gpu_manager/frame_stream.py", "torch_shim/wire/frame_socket.py"),
+         "gpu_manager/frame_stream.py", "torch_shim/wire/protocol.py"),
         "functions, workers and managers",
         "by kind: metadata of 16 KiB to 64 MiB, read as the kind's type, bodies of 8 GiB at most, "
         "whose buffer grows as they arrive",

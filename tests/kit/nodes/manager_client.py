@@ -21,7 +21,6 @@ from gpufaas.embedded_node import EmbeddedNode, embedded_node
 from tests.kit.nodes.in_memory_runtime import InMemoryRuntime
 from torch_shim.errors import ConnectionLost
 from torch_shim.wire.connections import connect
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.image_digests import (
     ImageTable,
     image_digest,
@@ -30,7 +29,7 @@ from torch_shim.wire.image_digests import (
     parts_of,
     possession_proof,
 )
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import Frame, FrameKind
 
 
 @dataclass(slots=True)

@@ -25,10 +25,9 @@ from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature,
 from gpu_manager.worker.orders import Admission, WorkerOrder
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from gpu_manager.worker.program.tensor_specs import DTYPES, NAMES
-from torch_shim.wire.frame_socket import Frame, FrameSocket
 from torch_shim.wire.messages import CallResult, SentOutput
 from torch_shim.wire.programs import Program, ProgramStep, Tuple, digest_of
-from torch_shim.wire.protocol import FrameKind, aligned
+from torch_shim.wire.protocol import Frame, FrameKind, FrameSocket, aligned
 
 Part = TypeVar("Part", bound=ModelFeature)
 

@@ -17,8 +17,15 @@ from gpu_manager.frame_stream import FrameDecoder, FrameStream
 from tests.kit.processes.open_files import open_files, opened_since
 from tests.kit.waiting import wait_until
 from torch_shim.errors import BadFrame, ConnectionLost, WireError
-from torch_shim.wire.frame_socket import Frame, FrameSocket
-from torch_shim.wire.protocol import MAGIC, MAX_DESCRIPTORS, VERSION, FrameKind, pack_frame
+from torch_shim.wire.protocol import (
+    MAGIC,
+    MAX_DESCRIPTORS,
+    VERSION,
+    Frame,
+    FrameKind,
+    FrameSocket,
+    pack_frame,
+)
 
 Streams = Callable[[Callable[[FrameStream, FrameStream], Awaitable[None]]], Awaitable[None]]
 

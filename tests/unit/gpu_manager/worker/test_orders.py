@@ -8,8 +8,7 @@ from gpu_manager.worker import orders
 from gpu_manager.worker.orders import Singly
 from tests.kit.outcomes import instead_of, outcome
 from torch_shim.errors import BadFrame
-from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind, encode
+from torch_shim.wire.protocol import Frame, FrameKind, encode
 
 EXAMPLES: list[orders.WorkerOrder] = [
     orders.Warm("cpu", 0.25, 1 << 28),

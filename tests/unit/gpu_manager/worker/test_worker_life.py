@@ -13,8 +13,7 @@ from gpu_manager.worker import life, orders
 from gpu_manager.worker.features import WorkerFeature
 from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire.protocol import FrameKind, FrameSocket
 
 LOAD = orders.LoadImage(
     1,

@@ -19,9 +19,8 @@ from tests.kit.waiting import PATIENCE_S, wait_until
 from torch_shim.errors import ConnectionLost, ManagerUnreachable, OtherVersion, RemoteFailure
 from torch_shim.wire import connections, control_connection, manager_session
 from torch_shim.wire.control_connection import ControlConnection
-from torch_shim.wire.frame_socket import FrameSocket
 from torch_shim.wire.manager_session import ManagerSession, ModelLease
-from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
+from torch_shim.wire.protocol import VERSION, FrameKind, FrameSocket, pack_frame
 
 MANAGER_TAKES, ASKED = 64, 80  # requests at once
 # What a manager does after HELLO, on its end of each connection.

@@ -13,9 +13,8 @@ import pytest
 from msgspec import msgpack
 
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire import frame_socket
-from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.protocol import FrameKind
+from torch_shim.wire import protocol
+from torch_shim.wire.protocol import FrameKind, FrameSocket
 
 PAUSES_S = (0.0, 0.0, 0.002, 0.0, 0.0001, 0.02, 0.0, 0.0)
 
@@ -103,7 +102,7 @@ def slow(wires: tuple[FrameSocket, FrameSocket], monkeypatch: pytest.MonkeyPatch
     wires[0].send_timeout_s = 1.0
     found = SlowPeer(wires[1].socket)
     instead = SimpleNamespace(poll=lambda: found, POLLOUT=select.POLLOUT)
-    monkeypatch.setattr(frame_socket, "select", instead)
+    monkeypatch.setattr(protocol, "select", instead)
     return found
 
 

@@ -19,9 +19,8 @@ from tests.kit.worlds.caller import (
     program,
     step,
 )
-from torch_shim.wire.frame_socket import Frame
 from torch_shim.wire.programs import Ref
-from torch_shim.wire.protocol import MOST_BLOCK_BYTES, MOST_BLOCKS, FrameKind
+from torch_shim.wire.protocol import MOST_BLOCK_BYTES, MOST_BLOCKS, Frame, FrameKind
 
 SIZE = 1 << 19  # floats: 2 MiB
 DOUBLE = program(step("o:mul", Ref(0), 2), output=[Ref(1)])

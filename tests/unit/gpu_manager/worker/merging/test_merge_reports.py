@@ -6,8 +6,7 @@ from gpu_manager.worker.merging.records import (
     MergeSums,
 )
 from gpu_manager.worker.orders import Singly
-from torch_shim.wire.frame_socket import Frame
-from torch_shim.wire.protocol import FrameKind, pack_frame, read_header
+from torch_shim.wire.protocol import Frame, FrameKind, pack_frame, read_header
 
 
 def travelled(report: orders.WorkerOrder) -> orders.CallsMerged:
