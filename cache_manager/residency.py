@@ -202,7 +202,8 @@ class CacheIndex:
         self.changes: IndexChanges | None = None
         self._spares_waiting = spares_waiting
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
-        self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
+        # The GPUs that keep an empty process, by the model that left it.
+        self.left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self.rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
@@ -242,10 +243,6 @@ class CacheIndex:
         """The GPUs that hold `model`, or are loading it."""
         return self._holders.get(model, _NO_HOLDERS)
 
-    def left(self, model: ModelId) -> Mapping[GpuId, GpuCache]:
-        """The GPUs that keep an empty process that `model` left."""
-        return self._left.get(model, _NO_HOLDERS)
-
     def tiers(self, model: ModelId) -> Mapping[NodeId, Tier]:
         """The tier of `model` below GPU memory, on each node that has its weights."""
         return self._tiers.get(model, _NO_TIERS)
@@ -277,7 +274,7 @@ class CacheIndex:
 
     def is_near(self, node: NodeId, model: ModelId) -> bool:
         """Whether a GPU of this node holds the model, or an empty process that it left."""
-        for caches in (self._holders.get(model), self._left.get(model)):
+        for caches in (self._holders.get(model), self.left.get(model)):
             if caches and any(cache.node == node for cache in caches.values()):
                 return True
         return False
@@ -445,7 +442,7 @@ class CacheIndex:
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
         """A model has left a GPU, and an empty process there."""
         cache.contexts[model] = KeptContext(model, size_bytes, now)
-        self._left.setdefault(model, {})[cache.id] = cache
+        self.left.setdefault(model, {})[cache.id] = cache
         cache.used_bytes += size_bytes
         self._note(cache, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
@@ -453,10 +450,10 @@ class CacheIndex:
     def drop_context(self, cache: GpuCache, model: ModelId) -> None:
         """The empty process that a model left has ended, or is taken by another one."""
         cache.used_bytes -= cache.contexts.pop(model).bytes
-        left = self._left[model]
+        left = self.left[model]
         del left[cache.id]
         if not left:
-            del self._left[model]
+            del self.left[model]
         self._note(cache, model)
 
     def resize_context(self, cache: GpuCache, model: ModelId, size_bytes: int) -> bool:

@@ -1,6 +1,6 @@
 """GPUs, their slots with the orders that these are kept in, and the leases in force on them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ class ActiveLease:
         self.id = lease
         self.slot = slot
         self.models = models
-        self.requests = list(chosen)
+        self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
         self.more: tuple[Slot, ...] = ()
         self.more_ids: tuple[SlotId, ...] = ()
@@ -55,10 +55,13 @@ class ActiveLease:
         self.own = bool(chosen)
         self.computed_s = 0.0
         for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = slot.id
-            pending.lease = lease
+            self.give_to(pending)
             self.own &= pending.request.own
+
+    def give_to(self, pending: Pending) -> None:
+        pending.standing = Standing.LEASED
+        pending.at, pending.lease = self.slot.id, self.id
+        self.requests.append(pending)
 
     def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
         """Take what it has beside its slot; a manager that takes no configurations gets none."""
@@ -209,10 +212,6 @@ class Slot:
 
     def neighbours(self, own: ActiveLease | None = None) -> tuple[tuple[ModelId, ...], ...]:
         return tuple([lease.models for lease in self.runs_beside(own)]) if self.at_once else ()
-
-    @property
-    def residents(self) -> Mapping[ModelId, object]:
-        return self.gpu.cache.residents
 
     def holds(self, models: tuple[ModelId, ...]) -> bool:
         """Whether all these models are resident on its GPU, or being loaded there."""

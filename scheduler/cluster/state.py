@@ -238,8 +238,9 @@ class ClusterState:
         return self.loadable
 
     def follow_demand(self) -> "UnmetDemand":
-        """Begin to follow what waits, and which slots could take it."""
-        self.demand = UnmetDemand(self)
+        """What waits, and which slots could take it, is followed from the first call on."""
+        if self.demand is None:
+            self.demand = UnmetDemand(self)
         return self.demand
 
     def _rank_active(self) -> None:
@@ -388,7 +389,7 @@ class ClusterState:
         """
         available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
-            for model in slot.residents:
+            for model in slot.gpu.cache.residents:
                 self._list(self._busy_holders, model, slot)
         slot.highest_listed_s = available_s
 

@@ -385,7 +385,7 @@ class Lifecycle:
         """
         cluster, slot, now = self.cluster, lease.slot, self.cluster.now
         for model in lease.models:
-            if model in slot.residents:  # else its worker has died
+            if model in slot.gpu.cache.residents:  # else its worker has died
                 cluster.index.touch(slot.gpu.cache, model, now)
         slot.frequency += 1
         if slot.idle:
@@ -625,10 +625,7 @@ class Lifecycle:
 
     def _rejoin(self, pending: Pending, lease: ActiveLease) -> None:
         """Give a request that is in no queue its lease again."""
-        pending.standing = Standing.LEASED
-        pending.at = lease.slot.id
-        pending.lease = lease.id
-        lease.requests.append(pending)
+        lease.give_to(pending)
         for layer in self.hooks["rejoined"]:
             layer.rejoined(lease, pending)
         self.rest_if_own(lease)

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
@@ -248,10 +248,8 @@ class StandingLeases(Layer):
         """A call runs under this lease, as its caller reports; `number` were accepted before it."""
         pending = self._lifecycle.pending(request, request.arrived_s or 0.0)
         pending.number = number
-        pending.standing = Standing.LEASED
-        pending.at, pending.lease = lease.slot.id, lease.id
+        lease.give_to(pending)
         self._cluster.requests[request.id] = pending
-        lease.requests.append(pending)
 
     def _call_ended(self, request: RequestId, lease: LeaseId, ended_s: float) -> None:
         """A call has ended whose caller keeps the lease; one that is unknown has ended before."""

@@ -92,7 +92,7 @@ class Policy:
                 continue
             for slot in view.few_loadable(request, CANDIDATES):
                 gain_s = saved_s - max(view.load_s(request, slot), view.wait_s(slot))
-                if gain_s <= best_s or view.is_hit(request, slot):
+                if gain_s <= best_s or slot.holds(request.models):
                     continue
                 victims = view.victims(request, slot)
                 gain_s -= _RENT * horizon_s * reloads(view, victims)

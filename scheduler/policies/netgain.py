@@ -66,8 +66,8 @@ class Policy:
 
     def _hit(self, view: View) -> Place | None:
         for hit, slot in view.hits():
-            holders = (near for near in view.near_idle(hit) if view.is_hit(hit, near))
-            return Place((hit,), next(holders, slot), "hit on an idle GPU")
+            holder = next(iter(view.near_holders(hit)), slot)
+            return Place((hit,), holder, "hit on an idle GPU")
         return None
 
     def _load_unheld(self, view: View) -> Place | None:

@@ -429,7 +429,8 @@ class Tenancy(Layer):
         """
         cluster, order = self._cluster, self.order
         over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
-        loads = [need for need in bundle.needs if need[0] not in slot.residents]
+        residents = slot.gpu.cache.residents
+        loads = [need for need in bundle.needs if need[0] not in residents]
         if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):
             return True
         for pending in over or chosen:
