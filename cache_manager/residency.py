@@ -1,15 +1,16 @@
 """The map of GPU memory: which GPU holds which model, in which order it was last used."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache_manager.eviction.eviction_rule import EvictionRule, ResidentView
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
 from cache_manager.model.request_rates import RequestRates
 
+_NONE_EMPTIED: Mapping[ModelId, ModelId] = {}
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+
+class LoadPlan(NamedTuple):
     """What a GPU must load, and what must leave first, so that a request can run there.
 
     `emptied` says, by the models that left them, which empty processes take some of the loads, and
@@ -18,7 +19,7 @@ class LoadPlan:
 
     loads: tuple[tuple[ModelId, int], ...]
     victims: tuple[ModelId, ...]
-    emptied: Mapping[ModelId, ModelId] = field(default_factory=dict)
+    emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
     ends: tuple[ModelId, ...] = ()
 
 
@@ -310,7 +311,7 @@ class CacheIndex:
                 lacking.append(need)
                 short_bytes += need[1]
         loads = tuple(lacking)
-        emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
+        emptied = _NONE_EMPTIED
         if cache.contexts and loads:
             emptied = processes_for(cache, loads)
             short_bytes -= sum(cache.contexts[left].bytes for left in emptied.values())
@@ -543,7 +544,6 @@ class CacheIndex:
         self.rates.forget(model)
 
 
-_NONE_EMPTIED: dict[ModelId, ModelId] = {}
 _NO_TIERS: dict[NodeId, Tier] = {}
 _NO_HOLDERS: dict[GpuId, GpuCache] = {}
 

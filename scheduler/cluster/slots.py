@@ -120,6 +120,11 @@ class Gpu:
         self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
 
+    @property
+    def leases(self) -> "list[ActiveLease]":
+        """The leases in force on its slots."""
+        return [lease for slot in self.slots for lease in slot.leases.values()]
+
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
 

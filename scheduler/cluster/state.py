@@ -112,15 +112,6 @@ class ClusterState:
     def _needs(self, models: tuple[ModelId, ...]) -> tuple[tuple[ModelId, int], ...]:
         return tuple([(model, self.profiles.known[model].memory_bytes) for model in models])
 
-    def accept(self, models: tuple[ModelId, ...]) -> int:
-        """Count one request more, and the use of its models; how many before it are not paused."""
-        number = self.accepted - self.paused  # who is paused overtakes nobody
-        self.accepted += 1
-        for model in models:
-            self.index.rates.count_request(model, self.now)
-            self.profiles.used(model)
-        return number
-
     # -- the global queue -----------------------------------------------------------------------
 
     @property

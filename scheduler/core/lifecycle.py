@@ -115,7 +115,7 @@ class Lifecycle:
         if cluster.by_arrival:
             cluster.latest_seq = max(pending.seq, cluster.latest_seq)
         cluster.requests[request.id] = pending
-        pending.number = cluster.accept(pending.models)
+        pending.number = self.count(pending.models)
         for layer in self.hooks["accepted"]:
             layer.accepted(pending)
         if self.handover.promised:
@@ -124,6 +124,16 @@ class Lifecycle:
             self.wait(pending)
         else:
             self._rejoin(pending, lease)
+
+    def count(self, models: tuple[ModelId, ...]) -> int:
+        """Count one request more, and the use of its models; how many before it are not paused."""
+        cluster = self.cluster
+        number = cluster.accepted - cluster.paused  # who is paused overtakes nobody
+        cluster.accepted += 1
+        for model in models:
+            cluster.index.rates.count_request(model, cluster.now)
+            cluster.profiles.used(model)
+        return number
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""

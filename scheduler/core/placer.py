@@ -318,8 +318,7 @@ def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
     """Seconds until models that another lease on this GPU is loading will be resident."""
     ends = [
         ends_s
-        for other in slot.gpu.slots
-        for lease in other.leases.values()
+        for lease in slot.gpu.leases
         for model, ends_s in lease.loading.items()
         if model in models
     ]

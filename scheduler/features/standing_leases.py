@@ -208,7 +208,7 @@ class StandingLeases(Layer):
             began_s = min(use.began_s, cluster.now)
             taken = replace(dispatch, requests=(use.request,))
             cluster.out.append(Taken(request, began_s, taken, use.parent))
-            number = cluster.accept(request.models)
+            number = lifecycle.count(request.models)
             if lease is not None:
                 lifecycle.called(lease, use)
             if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
