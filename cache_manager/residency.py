@@ -436,8 +436,10 @@ class CacheIndex:
         self._count(cache, resident, -resident.bytes)
         del self._holders[model][cache.id]
         self.parts.left(model, resident.bytes)
-        if cache.shared:
-            self._leave_shared(cache, model)
+        process = process_of(cache, model)
+        if process is not None:  # without a last model it has none until it is reported
+            del process.models[model]
+            self._note_shared(cache)
         self._note(cache, model)
 
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
@@ -516,13 +518,6 @@ class CacheIndex:
         process = cache.shared.get(tenant_of(model))
         if process is not None and model in cache.residents:
             process.models[model] = None
-            self._note_shared(cache)
-
-    def _leave_shared(self, cache: GpuCache, model: ModelId) -> None:
-        """The process of a last model has no models until it is reported."""
-        process = cache.shared.get(tenant_of(model))
-        if process is not None and model in process.models:
-            del process.models[model]
             self._note_shared(cache)
 
     # -- for who counts memory over time --------------------------------------------------------

@@ -339,6 +339,23 @@ class SlotRanking:
                 heappop(entries)
         return None
 
+    def first_beyond(
+        self, passed: set[Slot], aside: "list[tuple[SlotRanking, Slot]]", *, ready: bool = False
+    ) -> Slot | None:
+        """The first idle slot that was not passed; those that were go aside, with their ranking.
+
+        If they are to be `ready`, slots without work in their local queue are dropped.
+        """
+        slot = self.first_idle()
+        while slot is not None:
+            if slot in passed:
+                aside.append((self, slot))
+            elif slot.local.count or not ready:
+                break
+            heappop(self.entries)
+            slot = self.first_idle()
+        return slot
+
     def few_with_room(self, bundle: Bundle, most: int) -> list[Slot]:
         """At most so many idle slots whose GPUs have room for the models, the least used first."""
         accepted: list[Slot] = []
@@ -369,33 +386,6 @@ class SlotRanking:
         for entry in aside:
             heappush(entries, entry)
         return first
-
-    def pop(self) -> None:
-        heappop(self.entries)
-
-
-def first_beyond(
-    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    """The first idle slot that was not passed; the others go aside, with their ranking."""
-    slot = ranking.first_idle()
-    if not passed:
-        return slot
-    while slot is not None and slot in passed:
-        ranking.pop()
-        aside.append((ranking, slot))
-        slot = ranking.first_idle()
-    return slot
-
-
-def first_with_local_work(
-    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    slot = first_beyond(ready, passed, aside)
-    while slot is not None and not slot.local.count:
-        ready.pop()
-        slot = first_beyond(ready, passed, aside)
-    return slot
 
 
 def _overgrown(entries: int, live: int) -> bool:

@@ -13,8 +13,6 @@ from scheduler.cluster.slots import (
     LoadableSlots,
     Slot,
     SlotRanking,
-    first_beyond,
-    first_with_local_work,
 )
 from scheduler.cluster.state import ClusterState, UnmetDemand
 from scheduler.model.values import Configuration
@@ -78,12 +76,11 @@ class View:
     def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        ready = cluster.ready
-        best = first_with_local_work(ready, passed, aside) if ready.entries else None
-        waiting = cluster.waiting
+        ready, waiting = cluster.ready, cluster.waiting
+        best = ready.first_beyond(passed, aside, ready=True) if ready.entries else None
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):
-                slot = first_beyond(ranking, passed, aside)
+                slot = ranking.first_beyond(passed, aside)
                 if slot is None or (best is not None and _used(best) < _used(slot)):
                     continue
                 if waiting.first(size_class) is not None:
@@ -285,7 +282,7 @@ class View:
         return () if node is None else self._idle_on(node, request.bundle)
 
     def near_holders(self, request: Pending) -> Sequence[Slot]:
-        """Those of them that hold all the request's models."""
+        """The idle slots there that hold all the request's models."""
         return [slot for slot in self.near_idle(request) if slot.holds(request.models)]
 
     def home_idle(self, request: Pending) -> Sequence[Slot]:
