@@ -293,7 +293,7 @@ class HolderRanking:
 
     def overgrown(self, holders: int) -> bool:
         """Whether duplicate and outdated entries outnumber the holders."""
-        return _overgrown(len(self._entries), holders)
+        return len(self._entries) > 2 * holders + _COMPACT_BEYOND
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
         self._entries = [self._entry(slot) for slot in holders]
@@ -320,7 +320,7 @@ class SlotRanking:
         self._of_loads = of_loads
 
     def overgrown(self, slots: int) -> bool:
-        return _overgrown(len(self.entries), slots)
+        return len(self.entries) > 2 * slots + _COMPACT_BEYOND
 
     def add(self, slot: Slot) -> None:
         heappush(self.entries, (slot.frequency, slot.id, slot))
@@ -386,10 +386,6 @@ class SlotRanking:
         for entry in aside:
             heappush(entries, entry)
         return first
-
-
-def _overgrown(entries: int, live: int) -> bool:
-    return entries > 2 * live + _COMPACT_BEYOND
 
 
 class LoadableSlots:

@@ -299,7 +299,7 @@ class ClusterState:
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand is not None:
             for bundle in self.bundles_of(model):
-                self.demand.residency_changed(bundle)
+                self.demand.changed(bundle)
 
     def idle_holder(self, bundle: Bundle) -> Slot | None:
         """The least used idle slot that holds all these models."""
@@ -525,18 +525,14 @@ class UnmetDemand:
 
     # -- what has changed -----------------------------------------------------------------------
 
-    def waits(self, bundle: Bundle) -> None:
-        self.fresh_bundles[bundle] = None
-        self.residency_changed(bundle)
-
-    def residency_changed(self, bundle: Bundle) -> None:
-        """A GPU has begun to hold these models, or one no longer does."""
+    def changed(self, bundle: Bundle) -> None:
+        """A request waits for these models, or a GPU began to hold them, or no longer does."""
         lane = self._cluster.waiting.lanes.get(bundle)
         if lane is None or lane.first is None:
             return
         if self._cluster.is_held(bundle):
             heappush(self._excesses, (-self._cluster.excess_s(lane), lane))
-            self.fresh_bundles[bundle] = None  # other slots of that GPU may be idle
+            self.fresh_bundles[bundle] = None
         else:
             heappush(self._unheld, (lane.first.rank, lane))
         entries = len(self._excesses) + len(self._unheld)

@@ -209,16 +209,22 @@ class View:
 
     # -- the global queue -----------------------------------------------------------------------
 
-    def head(self, slot: Slot | None = None) -> Pending | None:
-        """The first waiting request: of all that some GPU could hold, or that has room here."""
+    def first(self) -> Pending | None:
+        """The first waiting request of all that some GPU could hold."""
         cluster = self._cluster
-        if slot is None:
-            return self._first_for_any()
-        gpu = slot.gpu
-        first = cluster.waiting.first(gpu.size_class)
+        largest = len(cluster.sizes) - 1
+        if not cluster.index.pinned_bytes:
+            return cluster.waiting.first(largest)
+        lanes = cluster.waiting.first_lanes(largest)
+        return next((request for request in lanes if self.least_used(request)), None)
+
+    def head(self, slot: Slot) -> Pending | None:
+        """The first waiting request that has room here."""
+        waiting, gpu = self._cluster.waiting, slot.gpu
+        first = waiting.first(gpu.size_class)
         if first is None or gpu.has_room(first.bundle):
             return first
-        lanes = cluster.waiting.first_lanes(gpu.size_class)
+        lanes = waiting.first_lanes(gpu.size_class)
         return next((pending for pending in lanes if gpu.has_room(pending.bundle)), None)
 
     def first_hit(self, slot: Slot) -> Pending | None:
@@ -458,14 +464,6 @@ class View:
         if pending.bundle.size_class >= len(cluster.sizes):
             return False
         return not cluster.index.pinned_bytes or self.least_used(pending) is not None
-
-    def _first_for_any(self) -> Pending | None:
-        cluster = self._cluster
-        largest = len(cluster.sizes) - 1
-        if not cluster.index.pinned_bytes:
-            return cluster.waiting.first(largest)
-        lanes = cluster.waiting.first_lanes(largest)
-        return next((request for request in lanes if self.least_used(request)), None)
 
     def _first_resident(self, queue: RequestQueue, slot: Slot) -> Pending | None:
         lanes = queue.lanes

@@ -254,7 +254,7 @@ class Lifecycle:
             layer.waits(pending)
         cluster.waiting.add(pending, pending.seq, cluster.now)
         if cluster.demand is not None:
-            cluster.demand.waits(pending.bundle)
+            cluster.demand.changed(pending.bundle)
 
     def leave_queue(self, pending: Pending) -> None:
         for layer in self.hooks["waits_no_more"]:

@@ -47,7 +47,7 @@ class Policy:
         check_bounds("beside", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while (view.any_idle() or view.any_loadable()) and (head := view.head()) is not None:
+        while (view.any_idle() or view.any_loadable()) and (head := view.first()) is not None:
             decision = self._overdue(view, head) or self._hit(view)
             if decision is None and view.any_loadable():
                 decision = self._load_unheld(view) or self._load_again(view)

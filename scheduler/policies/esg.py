@@ -86,7 +86,7 @@ class Policy:
 
     def decide(self, view: View) -> Iterator[Decision]:
         placed: list[tuple[Pending, Slot]] = []
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             overdue = self._overdue(view, head)
             decisions = [overdue] if overdue is not None else self._round(view)
             yield from decisions
@@ -94,7 +94,7 @@ class Policy:
             if not isinstance(last, Place):
                 break
             placed.append((last.requests[0], last.slot))
-        if placed and view.any_idle() and view.head() is None:
+        if placed and view.any_idle() and view.first() is None:
             for request, slot in placed[-CANDIDATES:]:
                 yield from self._prewarmed(view, request, slot)
 

@@ -65,7 +65,7 @@ class Policy:
         check_bounds("gain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while (head := view.head()) is not None:
+        while (head := view.first()) is not None:
             may_load = view.any_loadable() if self.overlap else view.any_idle()
             if not may_load and not view.any_idle():
                 return

@@ -45,7 +45,7 @@ class Policy:
         check_bounds("netgain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             decision = (
                 self._overdue(view, head)
                 or self._hit(view)

@@ -40,7 +40,7 @@ class Policy:
         check_bounds("pairs", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             decision = self._overdue(view, head) or self._least_disturbing(view)
             if decision is None:
                 return
