@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Self
@@ -79,24 +79,17 @@ class LeaseKind(NamedTuple):
 
 
 class LeasePool:
-    """The leases of this gateway, and the calls of GPU functions that wait for them.
-
-    A `LeaseKeeper`: the scheduler says here which leases it wants back.
-    """
+    """The leases of this gateway, and the calls of GPU functions that wait for them."""
 
     def __init__(self, source: LeaseClient, meters: GatewayMeters) -> None:
         self._source = source
         self._meters = meters
-        self.queues: dict[LeaseKind, _Queue] = {}
-        self._standing: dict[LeaseId, PooledLease] = {}
+        self.standing: dict[LeaseId, PooledLease] = {}
+        self._queues: dict[LeaseKind, _Queue] = {}
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
-        source.let_stand(self)
-
-    @property
-    def kept_leases(self) -> int:
-        return len(self._standing)
+        source.let_stand(self._recalled)
 
     def lease(self, call: FunctionCall) -> "CallLease":
         """The lease of one attempt at the call, from when it is taken to the end of the context.
@@ -110,23 +103,8 @@ class LeasePool:
         """The instance that best takes a call, as it has left a lease for one; empty: any."""
         if len(function.instances) == 1:
             return ""
-        queue = self.queues.get(_kind(function))
+        queue = self._queues.get(_kind(function))
         return queue.free[-1].instance if queue is not None and queue.free else ""
-
-    def recalled(self, lease: LeaseId) -> None:
-        """Begin no further call under this lease, and give it back."""
-        wanted = self._standing.get(lease)
-        if wanted is None:
-            return
-        wanted.recalled = True
-        if wanted in wanted.queue.free:
-            wanted.queue.free.remove(wanted)
-            self._give_back(wanted)
-
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        """The same for all leases that were granted: the stream to their leader has ended."""
-        for lease in held:
-            self.recalled(lease)
 
     async def take(self, call: "CallLease") -> None:
         """Wait for a lease; there is none if the scheduler no longer knows the models."""
@@ -160,7 +138,7 @@ class LeasePool:
 
     def _at_hand(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | None":
         """A lease that an earlier call has left, or shares."""
-        queue = self.queues.get(kind)
+        queue = self._queues.get(kind)
         if queue is None:
             return None
         if kind.is_shared and (joined := queue.joined(call)) is not None:
@@ -173,8 +151,8 @@ class LeasePool:
 
     async def _wait(self, kind: LeaseKind, call: "CallLease") -> "PooledLease | SchedulerError":
         """Wait until the call has a lease; the error if the scheduler refuses one."""
-        if (queue := self.queues.get(kind)) is None:
-            queue = self.queues[kind] = _Queue(kind)
+        if (queue := self._queues.get(kind)) is None:
+            queue = self._queues[kind] = _Queue(kind)
         call.wish = call.needs()  # now: the function's models may change while it waits
         loop = asyncio.get_running_loop()
         if self._looking is None:
@@ -216,7 +194,7 @@ class LeasePool:
             request = replace(request, id=RequestId(f"{request.id}~ask"))
         else:  # the call's name is that of the question, which may be asked for another one
             call.request = RequestId(f"{request.id}~kept")
-        question = call.question = _Question(request.id, call)
+        question = call.question = _Question(request.id, call, call)
         answered = partial(self._answered, queue, question)
         question.number = self._source.ask(request, call.trace, answered)
         if queue.kind.is_shared:
@@ -239,7 +217,7 @@ class LeasePool:
         call.hit = answer.placement.hit
         lease = PooledLease(queue, answer, question.request, call.instance)
         if lease.stands:
-            self._standing[lease.id] = lease
+            self.standing[lease.id] = lease
             queue.in_use[lease] = None
         if waits and (question.request == call.wish.id or not lease.stands):
             call.request = question.request
@@ -307,17 +285,23 @@ class LeasePool:
             lease.queue.in_use.pop(lease)
             lease.queue.free.append(lease)
 
-    def _give_back(self, lease: "PooledLease") -> None:
-        if not lease.stands:
-            self._source.release(lease.id, lease.first)
+    def _recalled(self, lease: LeaseId) -> None:
+        """Begin no further call under this lease, and give it back."""
+        wanted = self.standing.get(lease)
+        if wanted is None:
             return
-        report = lease.report(0.0)
+        wanted.recalled = True
+        if wanted in wanted.queue.free:
+            wanted.queue.free.remove(wanted)
+            self._give_back(wanted)
+
+    def _give_back(self, lease: "PooledLease") -> None:
         self._unreported.pop(lease, None)
-        if report is not None:
+        if (report := lease.report(0.0)) is not None:
             self._source.report((report,))
-        self._standing.pop(lease.id, None)
+        self.standing.pop(lease.id, None)
         lease.queue.in_use.pop(lease, None)
-        self._source.release(lease.id)
+        self._source.release(lease.id, None if lease.stands else lease.first)
 
     def _report_soon(self, lease: "PooledLease") -> None:
         self._unreported[lease] = None
@@ -343,14 +327,14 @@ class LeasePool:
         """Give back leases that nobody uses, and forget queues without any."""
         self._looking = None
         now_s = time.monotonic()
-        for queue in list(self.queues.values()):
+        for queue in list(self._queues.values()):
             for lease in list(queue.free):
                 if now_s - lease.free_s > IDLE_S or lease.is_spent(now_s):
                     queue.free.remove(lease)
                     self._give_back(lease)
             if not queue.has_leases and not queue.waiting:
-                del self.queues[queue.kind]
-        if self.queues:
+                del self._queues[queue.kind]
+        if self._queues:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _refused(self, taking: "CallLease", error: SchedulerError) -> None:
@@ -376,30 +360,24 @@ def _kind(function: Function) -> LeaseKind:
     return LeaseKind(function.id, function.learned.models, together)
 
 
+@dataclass(slots=True, eq=False)
 class CallLease:
     """A call that waits for a lease, and then has it; `request` is its name at the scheduler."""
 
-    __slots__ = (
-        "asked_s", "call", "has_lease", "hit", "instance", "lease", "passed_over", "question",
-        "request", "served", "trace", "wish", "_pool",
-    )  # fmt: skip
-
+    _pool: LeasePool
+    call: FunctionCall
+    has_lease: bool = False
+    hit: bool = True
+    passed_over: int = 0
+    question: "_Question | None" = None
     # From `take` on; `wish` and `served` while the call waits, `lease` behind that.
-    instance: str
-    asked_s: float
-    request: RequestId
-    trace: TraceContext
-    wish: Request
-    served: "asyncio.Future[PooledLease | SchedulerError]"
-    lease: "PooledLease"
-
-    def __init__(self, pool: LeasePool, call: FunctionCall) -> None:
-        self.call = call
-        self.has_lease = False
-        self.hit = True
-        self.passed_over = 0
-        self.question: _Question | None = None
-        self._pool = pool
+    instance: str = field(init=False)
+    asked_s: float = field(init=False)
+    request: RequestId = field(init=False)
+    trace: TraceContext = field(init=False)
+    wish: Request = field(init=False)
+    served: "asyncio.Future[PooledLease | SchedulerError]" = field(init=False)
+    lease: "PooledLease" = field(init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -425,8 +403,16 @@ class CallLease:
 
     @property
     def lines(self) -> tuple[bytes, ...]:
-        """Lines of a request's head that pass the lease to a function; nothing without one."""
-        return self.lease.lines if self.has_lease else ()
+        """Lines of a request's head that pass the lease to a function; nothing without one.
+
+        An address that no header can have must fail only calls.
+        """
+        if not self.has_lease:
+            return ()
+        granted = self.lease.granted
+        addresses = ",".join(granted.addresses).encode("latin-1")
+        token = granted.token.encode("latin-1")
+        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
 
     def needs(self) -> Request:
         """What the call needs, as the scheduler is asked for it."""
@@ -470,15 +456,15 @@ class PooledLease:
     """
 
     __slots__ = (
-        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "instance",
-        "queue", "recalled", "running", "stands", "terms", "uses", "_lines",
+        "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "id", "instance",
+        "queue", "recalled", "running", "stands", "terms", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
         self.queue = queue
         self.granted = granted
+        self.id = granted.placement.lease
         self.first = first
-        self._lines: tuple[bytes, ...] = ()
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
         self.began_s = time.monotonic()
@@ -492,17 +478,6 @@ class PooledLease:
         # The calls that run, and the use by which they are still to be reported: the scheduler
         # placed the first call itself.
         self.running: dict[RequestId, LeaseUse | None] = {first: None}
-
-    @property
-    def id(self) -> LeaseId:
-        return self.granted.placement.lease
-
-    @property
-    def lines(self) -> tuple[bytes, ...]:
-        """Made by a call: an address that no header can have must fail only calls."""
-        if not self._lines:
-            self._lines = self.granted.header_lines()
-        return self._lines
 
     def begin(self, call: CallLease) -> None:
         began_s = time.monotonic()
@@ -546,18 +521,18 @@ class PooledLease:
         return LeaseUsed(self.id, self.queue.kind.function.for_scheduler, uses, ends)
 
 
+@dataclass(slots=True, eq=False)
 class _Question:
     """A question that the scheduler has not answered, and the call that needs the answer now."""
 
-    __slots__ = ("asker", "call", "number", "request", "timer")
-
-    def __init__(self, request: RequestId, asker: CallLease) -> None:
-        self.request = request
-        self.asker = self.call = asker
-        self.number = 0
-        self.timer: asyncio.TimerHandle | None = None
+    request: RequestId
+    asker: CallLease
+    call: CallLease
+    number: int = 0
+    timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Queue:
     """The leases of one kind, and the calls that wait for one.
 
@@ -565,18 +540,15 @@ class _Queue:
     questions were not answered within the patience, the last until `FULL_S` before `full_until_s`.
     """
 
-    __slots__ = ("asking", "free", "full_until_s", "in_use", "kind", "late", "unasked", "waiting")
-
-    def __init__(self, kind: LeaseKind) -> None:
-        self.kind = kind
-        self.free: list[PooledLease] = []
-        self.in_use: dict[PooledLease, None] = {}
-        # The first one is asked for all the time: a plain dict would look through what was deleted.
-        self.waiting: OrderedDict[CallLease, None] = OrderedDict()
-        self.unasked: OrderedDict[CallLease, float] = OrderedDict()
-        self.asking: asyncio.TimerHandle | None = None
-        self.late: dict[_Question, None] = {}
-        self.full_until_s = 0.0
+    kind: LeaseKind
+    free: list[PooledLease] = field(default_factory=list)
+    in_use: dict[PooledLease, None] = field(default_factory=dict)
+    # The first one is asked for all the time: a plain dict would look through what was deleted.
+    waiting: OrderedDict[CallLease, None] = field(default_factory=OrderedDict)
+    unasked: OrderedDict[CallLease, float] = field(default_factory=OrderedDict)
+    asking: asyncio.TimerHandle | None = None
+    late: dict[_Question, None] = field(default_factory=dict)
+    full_until_s: float = 0.0
 
     @property
     def has_leases(self) -> bool:

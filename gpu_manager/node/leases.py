@@ -6,7 +6,7 @@ other requests wait.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -95,25 +95,6 @@ class SessionClaim:
         return min((latest_s, EndReason.CONTENDED), (quiet_s, EndReason.QUIET))
 
 
-@dataclass(slots=True)
-class LeaseComputing:
-    """What has been counted of a lease's computing, of which the processes of its models tell."""
-
-    begun_s: float
-    sum_s: float = 0.0
-    told: dict[ModelId, tuple[float, float]] = field(default_factory=dict)  # when; the sum then
-
-    def counted_s(self, model: ModelId, computed_s: float, now_s: float) -> float:
-        """What counts of a model's report: time in which others computed as well counts once."""
-        since_s, sum_s = self.told.get(model, (self.begun_s, 0.0))
-        others_s = self.sum_s - sum_s
-        if others_s > 0:
-            computed_s = min(computed_s, max(0.0, now_s - since_s - others_s))
-        self.sum_s += computed_s
-        self.told[model] = now_s, self.sum_s
-        return computed_s
-
-
 class Lease:
     """One lease, from its grant until its slot is reported as free; `LeasesInForce` changes it."""
 
@@ -121,26 +102,31 @@ class Lease:
         self,
         live: LiveLease,
         gpu: GpuId,
-        granted_s: float | None = None,
+        granted_s: float = math.inf,
         function: str = "",
         stands_s: float = 0.0,
     ) -> None:
         """Without the time of its grant it is a prefetch's, which no session claims.
 
         If a caller of this `function` has it, its sessions need not ask for it: the one whose call
-        comes first has it, or all of them if it stands. One that `stands` its caller has for
-        several requests in this time: the scheduler recalls it, and no others' need ends it here.
+        comes first has it, or all of them, one request after the other, if it stands. One that
+        `stands` its caller has for several requests in this time: the scheduler recalls it, and no
+        others' need ends it here.
         """
         self.live = live  # as it was granted; requests may have given their parts back since
         self.id, self.models = live.lease, live.models
-        self.gpu, self.granted_s, self.function, self.stands_s = gpu, granted_s, function, stands_s
+        self.gpu, self.granted_s, self.function = gpu, granted_s, function
+        self.stands_till_s = granted_s + stands_s + _LAST_CALL_S if stands_s > 0 else 0.0
+        self.is_shared = self.stands_till_s > 0 and function != ""
         self.loaded_s: float | None = None  # since when its models are loaded
         self.lacking_s: float | None = None  # since when weights lack that nobody sends
         self.admitted = False  # its models let calls in
         self.checking = False  # its models are asked whether calls are pending
         self.ending: EndReason | None = None
-        self.deadline_s = 0.0  # for calls in flight, once the lease is ending
-        self.computing = LeaseComputing(granted_s or 0.0)
+        self.deadline_s = math.inf  # for calls in flight, once the lease is ending
+        self._computed_s = 0.0  # what has been counted of its computing
+        # When each of its models told of its computing last, and what had been counted then.
+        self._told: dict[ModelId, tuple[float, float]] = {}
         # Several requests share it from its grant on: each has a claim of its own, which a session
         # makes by naming the request.
         self.is_divided = len(live.requests) > 1
@@ -153,49 +139,48 @@ class Lease:
 
     def claim_of(self, request: RequestId | None) -> SessionClaim | None:
         """The claim of this request; where the lease is not divided, the only one there is."""
-        return self.claims.get(request or _SOLE) if self.is_divided else self.claims[_SOLE]
+        return self.claims.get(request or _SOLE if self.is_divided else _SOLE)
 
-    def claims_of(self, session: SessionKey) -> dict[RequestId, SessionClaim]:
-        return {name: claim for name, claim in self.claims.items() if claim.holder == session}
+    def claims_of(
+        self, session: SessionKey, request: str | None = None
+    ) -> dict[RequestId, SessionClaim]:
+        """The session's claims; of a divided lease that of this request, if one is named."""
+        mine = {name: claim for name, claim in self.claims.items() if claim.holder == session}
+        return {name: mine[name] for name in mine if request is None or name in (request, _SOLE)}
 
     @property
     def holders(self) -> set[SessionKey]:
         return {claim.holder for claim in self.claims.values() if claim.holder is not None}
 
-    def is_for(self, session: SessionKey, function: str) -> bool:
-        """Whether this session of this function may use it, and give it back."""
-        if session in self.holders:
-            return True
-        mine = self.function != "" and self.function == function and not self.is_divided
-        return mine and (not self.holders or self.is_shared)
+    def is_of(self, session: str) -> bool:
+        """Whether a caller of the session's function has all of it."""
+        mine = self.function != "" and session.startswith(f"{self.function}/")
+        return mine and not self.is_divided
 
-    def is_free_for(self, session: SessionKey, request: RequestId | None) -> bool:
-        """Whether a session may claim this request's part of it.
+    def is_for(self, session: SessionKey) -> bool:
+        """Whether this session may use it, and give it back."""
+        mine = self.is_of(session) and (not self.holders or self.is_shared)
+        return mine or session in self.holders
+
+    def free_claim(self, session: SessionKey, request: RequestId | None) -> SessionClaim | None:
+        """Return this request's part of it, if the session may claim that.
 
         One that stands is for one request after the other: who presents it last has it.
         """
         claim = self.claim_of(request)
-        return claim is not None and (self.stands or claim.holder in (None, session))
+        if claim is None or self.ending is not None:
+            return None
+        return claim if self.stands_till_s > 0 or claim.holder in (None, session) else None
 
     def passes_on_s(self, times: LeaseTimes) -> float:
         """Return from when on another session of its function may take it over; inf: never.
 
         A function's caller has all of it, and no session has asked for it yet.
         """
-        claim = None if self.is_divided or self.ending is not None else self.claims[_SOLE]
-        if claim is None or claim.holder is not None or claim.awaited:
+        claim = self.claim_of(None) if self.function and self.ending is None else None
+        if claim is None or claim.holder is not None or claim.awaited or self.loaded_s is None:
             return math.inf
-        is_loaded = self.function != "" and self.loaded_s is not None
-        return (self.loaded_s or 0.0) + times.pass_on_s if is_loaded else math.inf
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all sessions of its function may call under it, one request after the other."""
-        return self.stands and self.function != ""
-
-    @property
-    def stands(self) -> bool:
-        return self.stands_s > 0.0
+        return self.loaded_s + times.pass_on_s
 
     def note_use(self, now_s: float, run_s: float, session: str = "") -> None:
         """Calls under it have ended, which took `run_s` each; of a divided one, of this session."""
@@ -203,6 +188,16 @@ class Lease:
             if not self.is_divided or claim.holder == session:
                 claim.used_s, claim.run_s = now_s, run_s
                 claim.runs += 1
+
+    def count_computing(self, model: ModelId, computed_s: float, now_s: float) -> float:
+        """What counts of a model's report: time in which others computed as well counts once."""
+        since_s, sum_s = self._told.get(model, (self.granted_s, 0.0))
+        others_s = self._computed_s - sum_s
+        if others_s > 0:
+            computed_s = min(computed_s, max(0.0, now_s - since_s - others_s))
+        self._computed_s += computed_s
+        self._told[model] = now_s, self._computed_s
+        return computed_s
 
     def grace_s(self, times: LeaseTimes, reason: EndReason) -> float:
         """Return the seconds that a call in flight has at its end before its worker is killed.
@@ -218,25 +213,22 @@ class Lease:
 
     def end_by_itself(
         self, times: LeaseTimes, claim_s: float, *, contended: bool
-    ) -> tuple[float, EndReason] | None:
-        """Return when and why it ends if nothing happens; None if it does not, or not now.
+    ) -> tuple[float, EndReason]:
+        """Return when and why it ends if nothing happens; inf: not by itself, or not now.
 
         Its function has `claim_s` to claim it where others wait. QUIET ones need a check first.
         """
         if self.ending is not None or self.checking:
-            return None
-        if self.granted_s is None and not self.holders:
-            return None
+            return math.inf, EndReason.QUIET
         if not contended:
             claim_s = times.linger_s if self.live.own else times.unclaimed_s
         claims = self.claims.values()
-        ends = [self._end_of(claim, times, claim_s, contended=contended) for claim in claims]
-        return max(ends, default=None)
+        return max(self._end_of(claim, times, claim_s, contended=contended) for claim in claims)
 
     def _end_of(
         self, claim: SessionClaim, times: LeaseTimes, claim_s: float, *, contended: bool
     ) -> tuple[float, EndReason]:
-        if claim.holder is None and self.granted_s is not None:
+        if claim.holder is None:
             latest_s = self.granted_s + times.unclaimed_s
             idle_s = self.lacking_s if self.loaded_s is None else self.loaded_s
             if idle_s is not None and not claim.awaited:
@@ -248,9 +240,7 @@ class Lease:
         ]
         if contended:
             at_s, reason = claim.end_for_others(times)
-            if self.granted_s is not None and self.stands:
-                at_s = max(at_s, self.granted_s + self.stands_s + _LAST_CALL_S)
-            ends.append((at_s, reason))
+            ends.append((max(at_s, self.stands_till_s), reason))
         return min(ends)
 
     def terms(self, spec: GpuSpec) -> LeaseTerms:
@@ -277,20 +267,19 @@ _MOST_FUNCTIONS = _MOST_ENDED = 1_024
 class ClaimPatience:
     """The functions whose last leases nobody claimed."""
 
-    __slots__ = ("_ended", "_halvings")
-
-    def __init__(self) -> None:
+    def __init__(self, usual_s: float) -> None:
+        self._usual_s = usual_s
         self._halvings = Latest[str, int](_MOST_FUNCTIONS)
         # Leases that ended so, and until when the usual time would have lasted.
         self._ended = Latest[LeaseId, tuple[str, float]](_MOST_ENDED)
 
-    def of(self, function: str, usual_s: float) -> float:
-        """The time that the function's sessions have; `usual_s` for most."""
-        return usual_s / (1 << self._halvings.get(function, 0))
+    def of(self, function: str) -> float:
+        """The time that the function's sessions have."""
+        return self._usual_s / (1 << self._halvings.get(function, 0))
 
-    def in_vain(self, function: str, lease: LeaseId, now_s: float, usual_s: float) -> None:
+    def in_vain(self, function: str, lease: LeaseId, now_s: float) -> None:
         """Nobody has claimed this lease in time."""
-        self._ended[lease] = function, now_s + usual_s - self.of(function, usual_s)
+        self._ended[lease] = function, now_s + self._usual_s - self.of(function)
         self._halvings[function] = min(self._halvings.get(function, 0) + 1, MOST_HALVINGS)
 
     def claimed(self, function: str, times: int = 1) -> None:

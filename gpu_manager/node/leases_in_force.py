@@ -66,7 +66,7 @@ class LeasesInForce:
         self.latest = _NO_LEASE
         self.granted = ChangeSignal()  # a lease
         self.offered = ChangeSignal()  # a lease that may be taken over
-        self.patience = ClaimPatience()
+        self.patience = ClaimPatience(self.times.claim_s)
         self._leases: dict[LeaseId, Lease] = {}
         self._loop = asyncio.get_running_loop()
         self._checked_s = self._loop.time()
@@ -101,11 +101,9 @@ class LeasesInForce:
 
     def loaded_now(self, lease: Lease, models: Iterable[ModelId]) -> dict[ModelId, HostedModel]:
         """Return these models of a lease in force; nothing unless all of them are loaded."""
-        gpu = self.gpus[lease.gpu]
-        by_model = {model: gpu.hosted(model) for model in models if model in lease.models}
-        loaded = {model: hosted for model, hosted in by_model.items() if hosted is not None}
         in_force = self.get(lease.id) is lease and lease.ending is None
-        return loaded if in_force and loaded.keys() == set(models) else {}
+        loaded = self._hosted(lease) if in_force else {}
+        return {model: loaded[model] for model in models} if loaded.keys() >= set(models) else {}
 
     # -- granted --------------------------------------------------------------------------------
 
@@ -190,20 +188,19 @@ class LeasesInForce:
         `given` to the session's caller is for a single request, or for one after the other.
         """
         lease = self.get(number)
-        if lease is None or lease.ending is not None or not lease.is_free_for(holder, request):
+        claim = None if lease is None else lease.free_claim(holder, request)
+        if lease is None or claim is None:
             return False
         if not (lease.admitted and lease.is_shared):
             self._admit(lease, models, lease.function if lease.is_shared else holder)
-        self._claimed(lease, lease.claim_of(request), holder, given=given)
+        self._claimed(lease, claim, holder, given=given)
         return True
 
-    def take_over(
-        self, holder: SessionKey, function: str, models: Iterable[ModelId]
-    ) -> Lease | None:
-        """Claim a lease that the caller of this function has, and that no session has asked for."""
+    def take_over(self, holder: SessionKey, models: Iterable[ModelId]) -> Lease | None:
+        """Claim a lease that the function's caller has, and that no session has asked for."""
         now_s = self._loop.time()
         for lease in self:
-            if lease.function == function and lease.passes_on_s(self.times) <= now_s:
+            if lease.is_of(holder) and lease.passes_on_s(self.times) <= now_s:
                 workers = self.loaded_now(lease, models)
                 if workers and self.claim(lease.id, holder, workers.values()):
                     log.debug("lease %d is passed on to %s", lease.id, holder)
@@ -212,10 +209,9 @@ class LeasesInForce:
 
     def called_first(self, lease: Lease, session: str) -> None:
         """A session's call was the first under a lease that was admitted for its function."""
-        if lease.ending is not None or lease.is_divided or lease.holders:
-            return
-        if lease.function and session.startswith(f"{lease.function}/"):
-            self._claimed(lease, lease.claim_of(None), SessionKey(session), given=True)
+        claim = lease.claim_of(None) if lease.is_of(session) and lease.ending is None else None
+        if claim is not None and claim.holder is None:
+            self._claimed(lease, claim, SessionKey(session), given=True)
 
     def give_back(
         self,
@@ -247,9 +243,8 @@ class LeasesInForce:
             hosted.admit(admission)
 
     def _claimed(
-        self, lease: Lease, claim: SessionClaim | None, holder: SessionKey, *, given: bool
+        self, lease: Lease, claim: SessionClaim, holder: SessionKey, *, given: bool
     ) -> None:
-        assert claim is not None, "who is free to claim has a part of it"
         claim.holder, claim.given = holder, given
         if given:
             self.patience.claimed(lease.function)
@@ -268,13 +263,12 @@ class LeasesInForce:
         if grace_s is None:
             grace_s = lease.grace_s(self.times, reason)
         deadline_s = self._loop.time() + grace_s
-        first = lease.ending is None
-        if not first and deadline_s >= lease.deadline_s:
+        if deadline_s >= lease.deadline_s:
             return
+        first = lease.ending is None
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
         if first and reason is EndReason.UNCLAIMED and self.contended and lease.function:
-            now_s, usual_s = self._loop.time(), self.times.claim_s
-            self.patience.in_vain(lease.function, lease.id, now_s, usual_s)
+            self.patience.in_vain(lease.function, lease.id, self._loop.time())
         if first and not lease.admitted:
             self._freed(lease)
         else:
@@ -295,7 +289,7 @@ class LeasesInForce:
                 self.end(lease, reason)
         if self._timer is not None:
             self._timer.cancel()
-        times = [end[0] for lease in self if (end := self._end_of(lease)) is not None]
+        times = [self._end_of(lease)[0] for lease in self]
         times += [at_s for lease in self if (at_s := lease.passes_on_s(self.times)) > now_s]
         next_s = min(times, default=math.inf)
         self._timer = None if next_s == math.inf else self._loop.call_at(next_s, self.check)
@@ -316,23 +310,23 @@ class LeasesInForce:
         log.debug("lease %d on %s is granted to %s", lease.id, lease.live.slot, holders)
         return True
 
-    def _end_of(self, lease: Lease) -> tuple[float, EndReason] | None:
-        claim_s = self.patience.of(lease.function, self.times.claim_s)
+    def _end_of(self, lease: Lease) -> tuple[float, EndReason]:
+        claim_s = self.patience.of(lease.function)
         return lease.end_by_itself(self.times, claim_s, contended=self.contended)
 
     def _due(self, lease: Lease, now_s: float) -> EndReason | None:
-        at_s, reason = self._end_of(lease) or (now_s, None)
+        at_s, reason = self._end_of(lease)
         return reason if at_s <= now_s else None
 
     async def _follow(self, lease: Lease) -> None:
         """Have the lease's models say now and then, until its end, for how long its calls ran."""
         while self.get(lease.id) is lease:
             await asyncio.sleep(_ASK_S)
-            for hosted in self._hosted_of(lease):
+            for hosted in self._hosted(lease).values():
                 hosted.ask_computed(lease.id)
 
     async def _check_quiet(self, lease: Lease) -> None:
-        await asyncio.gather(*(sign_of_life(hosted) for hosted in self._hosted_of(lease)))
+        await asyncio.gather(*map(sign_of_life, self._hosted(lease).values()))
         lease.checking = False
         now_s = self._loop.time()
         for claim in lease.claims.values():
@@ -343,16 +337,17 @@ class LeasesInForce:
         self.check()
 
     async def _end_calls(self, lease: Lease, grace_s: float) -> None:
-        models = self._hosted_of(lease)
+        models = self._hosted(lease).values()
         ends = asyncio.gather(*(hosted.end(lease.id, grace_s) for hosted in models))
         while not (await asyncio.wait({ends}, timeout=_LATE_S))[0]:
             # A model answers at once, even while it computes, unless it hangs.
-            await asyncio.gather(*(sign_of_life(hosted) for hosted in models))
+            await asyncio.gather(*map(sign_of_life, models))
         self._freed(lease)
 
-    def _hosted_of(self, lease: Lease) -> list[HostedModel]:
-        found = [self.gpus[lease.gpu].hosted(model) for model in lease.models]
-        return [hosted for hosted in found if hosted is not None]
+    def _hosted(self, lease: Lease) -> dict[ModelId, HostedModel]:
+        gpu = self.gpus[lease.gpu]
+        found = {model: gpu.hosted(model) for model in lease.models}
+        return {model: hosted for model, hosted in found.items() if hosted is not None}
 
     def _freed(self, lease: Lease) -> None:
         if self.get(lease.id) is not lease:

@@ -191,7 +191,7 @@ class GpuNode(Observer):
         held = self.leases.of(hosted, lease)
         if held is not None and held.live.own:
             model = ModelId(hosted.order.model)
-            counted_s = held.computing.counted_s(model, computed_s, self._loop.time())
+            counted_s = held.count_computing(model, computed_s, self._loop.time())
             if counted_s > 0:
                 self._reports.report(LeaseComputed(held.id, counted_s))
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace
-
 from cache_manager.model.ids import ModelId
 from common.telemetry.traces import trace_of
 from common.telemetry.work_context import ABOUT, Work
@@ -135,15 +133,11 @@ class Acquiring:
             for part in self.forget_elsewhere(session, asked):
                 self.scheduling.release(*part)
             return
-        if not held.is_for(session.key, str(session.identity)):
-            return
-        mine = held.claims_of(session.key)
-        if held.is_divided:
-            mine = {name: mine[name] for name in mine if asked.request in (None, name)}
-        given = any(claim.given for claim in mine.values())
-        given |= held.function != "" and not held.is_divided
-        may_return = given and asked.may_return
-        self._leases.give_back(held, mine, EndReason.RELEASED, may_return=may_return)
+        if held.is_for(session.key):
+            mine = held.claims_of(session.key, asked.request)
+            given = held.is_of(session.key) or any(claim.given for claim in mine.values())
+            may_return = given and asked.may_return
+            self._leases.give_back(held, mine, EndReason.RELEASED, may_return=may_return)
 
     def locate(self, session: ClientSession, token: str) -> dict[str, Any]:
         """Return the node of a token's lease, and the addresses that the token's signer gave.
@@ -209,50 +203,44 @@ class Acquiring:
         return () if self.neighbours is None else self.neighbours.addresses_of(node)
 
     async def _grant(self, wanted: _Wanted) -> Grant:
-        asked = wanted.asked
+        asked, session, grant = wanted.asked, wanted.session, None
         if asked.again and asked.token is not None:
             return await self._reacquire(wanted, asked.token)
-        if asked.lease is None and asked.token is None:
-            return await self._new_lease(wanted)
         if asked.lease is not None:
             lease = self._leases.get(LeaseId(asked.lease))
-            session = wanted.session
-            if lease is not None and not lease.is_for(session.key, str(session.identity)):
-                lease = None
-            grant = None if lease is None else await self._join(lease, wanted)
-        else:
+            if lease is not None and lease.is_for(session.key):
+                grant = await self._join(lease, wanted)
+        elif asked.token is not None:
             grant = await self._presented(wanted, asked.token)
+        else:
+            return await self._new_lease(wanted)
         if grant is None:
             raise LeaseOver("the lease has ended, has expired, or is for other models")
         return grant
 
-    async def _presented(self, wanted: _Wanted, token: str | None) -> Grant | None:
+    async def _presented(self, wanted: _Wanted, token: str) -> Grant | None:
         """Return the lease of a token once it is in force; None if it cannot be used for these."""
-        assert token is not None, "the request has a lease number or a token"
-        session = wanted.session
-        claims = self._claims(session, token)
+        session, claims = wanted.session, self._claims(wanted.session, token)
         if claims is None or claims.node != self.node.name:
             return None
         lease, request = await self._arrived(claims.lease), claims.request
-        if lease is None or lease.ending is not None:
+        claim = None if lease is None or lease.ending is not None else lease.claim_of(request)
+        if lease is None or claim is None:
             return None
-        claim = lease.claim_of(request)
         if not set(wanted.models) <= set(lease.models):
             # As many requests without a claim as there are GPUs would block each other.
-            if claim is not None and claim.holder is None:
+            if claim.holder is None:
                 self._leases.give_back(lease, (request,), EndReason.UNFIT)
             return None
-        if not lease.is_free_for(session.key, request):
-            return None
-        if claim is not None and claim.holder == session.key:
+        if claim.holder == session.key:
             return await self._join(lease, wanted)
-        began_s, hit = self._loop.time(), bool(self._leases.loaded_now(lease, wanted.models))
-        placement = self._placement(lease, hit=hit)
+        if lease.free_claim(session.key, request) is None:
+            return None
+        hit = bool(self._leases.loaded_now(lease, wanted.models))
         try:
-            workers = await self._claim(session, placement, request, given=True)
+            return await self._claim(session, self._placement(lease, hit=hit), request, given=True)
         except NoWorker:
             return None
-        return Grant(placement, load_s=self._loop.time() - began_s, workers=workers)
 
     async def _arrived(self, number: LeaseId) -> Lease | None:
         """Wait for a lease's grant; return None if the lease has ended or is not granted."""
@@ -310,7 +298,7 @@ class Acquiring:
         since_s, expired_s = session.expired.pop(wanted.models, (asked_s, asked_s))
         if asked_s > expired_s + _AT_ONCE_S:
             since_s = asked_s
-        request = replace(self._request(wanted, asked_s), arrived_s=since_s)
+        request = self._request(wanted, asked_s, since_s)
         lost = NoWorker(wanted.models[0], "its leases ended before they could be used")
         for _ in range(_ATTEMPTS):
             for lease in self._leases.held_by(session.key):
@@ -321,21 +309,15 @@ class Acquiring:
             if self._stopping:
                 raise RequestWithdrawn(request.id, "this GPU manager stops")
             try:
-                placement = await self._placed_or_taken(wanted, request)
+                return await self._placed_or_taken(wanted, request, asked_s)
             except RequestExpired:
                 session.expired[wanted.models] = since_s, self._loop.time()
                 raise
-            if isinstance(placement, Lease):
-                workers = self._leases.loaded_now(placement, wanted.models)
-                taken = self._placement(placement, hit=True)
-                return Grant(taken, queue_s=self._loop.time() - asked_s, workers=workers)
-            try:
-                return await self._placed(wanted, placement, request.id, asked_s)
             except NoWorker as error:
                 lost = error
         raise lost
 
-    async def _placed_or_taken(self, wanted: _Wanted, request: Request) -> Placement | Lease:
+    async def _placed_or_taken(self, wanted: _Wanted, request: Request, asked_s: float) -> Grant:
         """Wait for a lease of this request, or for one here that the session then has claimed.
 
         The caller of a function may have a lease for a call that waits for a thread, while the
@@ -348,16 +330,18 @@ class Acquiring:
         try:
             await asyncio.wait({placing}, timeout=leases.times.pass_on_s)
             while not placing.done():
-                lease = leases.take_over(session.key, str(session.identity), wanted.models)
+                lease = leases.take_over(session.key, wanted.models)
                 if lease is not None:
                     self._withdraw(placing, request)
-                    return lease
+                    taken, queue_s = self._placement(lease, hit=True), self._loop.time() - asked_s
+                    workers = leases.loaded_now(lease, wanted.models)
+                    return Grant(taken, queue_s=queue_s, workers=workers)
                 either = (placing, leases.offered.next)
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             self._withdraw(placing, request)
             raise
-        return placing.result()
+        return await self._placed(wanted, placing.result(), request.id, asked_s)
 
     def _withdraw(self, placing: asyncio.Task[Placement], request: Request) -> None:
         """End a request that is no longer needed, whether or not it has a lease by now."""
@@ -382,18 +366,17 @@ class Acquiring:
 
         Raise UnknownImage if weights were dropped meanwhile; the session then resends them.
         """
-        placed_s = self._loop.time()
-        grant = Grant(placement, request, placed_s - asked_s)
+        queue_s = self._loop.time() - asked_s
         if placement.node != self.node.name:
-            return grant
+            return Grant(placement, request, queue_s)
         try:
             for digest in wanted.asked.models:
                 self.library.model(wanted.session, digest)
         except UnknownImage:
             self.scheduling.release(placement.lease, request)
             raise
-        workers = await self._claim(wanted.session, placement, request, given=given)
-        return grant._replace(load_s=self._loop.time() - placed_s, workers=workers)
+        grant = await self._claim(wanted.session, placement, request, given=given)
+        return grant._replace(request=request, queue_s=queue_s)
 
     async def _join(self, lease: Lease, wanted: _Wanted) -> Grant | None:
         """Return a lease that the session holds already; None if not usable for these models.
@@ -412,9 +395,10 @@ class Acquiring:
 
     async def _claim(
         self, session: ClientSession, placement: Placement, request: RequestId, *, given: bool
-    ) -> dict[ModelId, HostedModel]:
+    ) -> Grant:
         """Wait for the workers of a new lease and claim it; give it back if that fails."""
         leases, number, model = self._leases, placement.lease, placement.models[0]
+        began_s = self._loop.time()
         try:
             workers = await leases.when_loaded(placement, request)
             if self._stopping:
@@ -427,9 +411,9 @@ class Acquiring:
             if lease is not None and claim is not None and claim.holder in (None, session.key):
                 leases.give_back(lease, (request,), EndReason.RELEASED)
             raise
-        return workers
+        return Grant(placement, load_s=self._loop.time() - began_s, workers=workers)
 
-    def _request(self, wanted: _Wanted, now_s: float) -> Request:
+    def _request(self, wanted: _Wanted, now_s: float, since_s: float) -> Request:
         """Return the scheduler's request; a client's request id gets the function's prefix."""
         session, asked, left_s = wanted.session, wanted.asked, wanted.asked.deadline_s
         own = f"{session.identity}/{asked.request}"
@@ -439,6 +423,7 @@ class Acquiring:
             models=wanted.models,
             batch=asked.batch,
             deadline_s=None if left_s is None else now_s + left_s,
+            arrived_s=since_s,
             near=self.node.name,
             own=True,
             goes_on=asked.goes_on,

@@ -327,9 +327,9 @@ class ChannelServer:
             self._trace = call.options.trace
             lease = self._executor.leases.enter(call.lease, self._session, self._function)
             try:
-                answer = self._executor.call(asked._replace(terms=lease.terms))
+                answer = self._executor.call(asked._replace(terms=lease.admission.terms))
                 self._send(FrameKind.RESULT, answer.sent(delivery.file_number), delivery)
-                session = self._session if lease.divided else ""
+                session = self._session if lease.admission.divided else ""
                 self._reports.ran(call.lease, session, answer)
             finally:
                 self._executor.leases.leave(call.lease)

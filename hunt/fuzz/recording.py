@@ -201,7 +201,8 @@ def _mask(masked: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
+    seeds = sorted(record().items())  # whole before the file is emptied
     with SEEDS.open("w", encoding="utf-8") as file:
-        for name, texts in sorted(record().items()):
+        for name, texts in seeds:
             for text in sorted(texts):
                 file.write(json.dumps([name, *json.loads(text)], separators=(",", ":")) + "\n")

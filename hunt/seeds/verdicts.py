@@ -141,7 +141,7 @@ def _of_gateway(gateway: GatewayProgram) -> Iterator[str]:
     for function in gateway.functions:
         if function.inflight or function.waiting:
             yield f"{gateway.name}: {function.inflight} calls of {function.id} in flight"
-    if kept := gateway.pool.kept_leases:
+    if kept := len(gateway.pool.standing):
         yield f"{gateway.name} keeps {kept} leases"
     counts = gateway.jobs.tally
     if counts.calls or counts.callbacks:

@@ -5,9 +5,9 @@ import logging
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from common.errors import StreamRefused
 from common.frame_line import FrameLine, LineBroken
@@ -70,16 +70,6 @@ class _Question(NamedTuple):
     asked_s: float
 
 
-class LeaseKeeper(Protocol):
-    """Who keeps leases beyond their first call."""
-
-    def recalled(self, lease: LeaseId) -> None:
-        """Begin no further call under this lease, and give it back."""
-
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        """The same for all leases that were granted: the stream to their leader has ended."""
-
-
 class LeaseClient:
     """Asks any of several schedulers, one of which leads; use as a context.
 
@@ -106,7 +96,7 @@ class LeaseClient:
         self._unreported: deque[LeaseUsed] = deque(maxlen=_MOST_REPORTS)
         self._terms: dict[str, OwnerTerms] = {}
         self._tells_terms = False
-        self._keeper: LeaseKeeper | None = None
+        self._recalled: Callable[[LeaseId], None] | None = None
 
     async def __aenter__(self) -> Self:
         self._without_leader_s = time.monotonic()
@@ -119,9 +109,12 @@ class LeaseClient:
         await asyncio.wait({self._staying})
         self._end_questions("this client has ended", before_s=float("inf"))
 
-    def let_stand(self, keeper: LeaseKeeper) -> None:
-        """Let leases stand from now on; this keeper is told which are wanted back."""
-        self._keeper = keeper
+    def let_stand(self, recalled: Callable[[LeaseId], None]) -> None:
+        """Let leases stand from now on; `recalled` is told which are wanted back.
+
+        Those are all of them when the stream to their leader ends.
+        """
+        self._recalled = recalled
 
     def ask(self, request: Request, trace: TraceContext | None, answered: Answered) -> int:
         """Ask for a lease, for this trace; the answer comes later, unless it is withdrawn.
@@ -132,7 +125,7 @@ class LeaseClient:
         arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
         call = next(self._numbers)
         parent, state = ("", "") if trace is None else (trace.header, trace.state)
-        keeps = self._keeper is not None
+        keeps = self._recalled is not None
 
         def make(now_s: float) -> AskLease:
             sent = relative(request, arrived_s, now_s)
@@ -230,8 +223,8 @@ class LeaseClient:
                 self._schedulers.move(at)
             if self._line is not None:
                 self._line, self._without_leader_s = None, time.monotonic()
-                if self._keeper is not None:
-                    self._keeper.all_recalled(list(self._held))
+                for lease in list(self._held):
+                    self._recall(lease)
                 log.info("the stream to the scheduler has ended: %s", trouble)
             pause_s = _FIRST_PAUSE_S if led else pause_s
             before_s = time.monotonic() - self._patience_s
@@ -299,8 +292,7 @@ class LeaseClient:
                 elif isinstance(message, Refused):
                     self._refuse(message)
                 elif isinstance(message, Recalled):
-                    if self._keeper is not None:
-                        self._keeper.recalled(message.lease)
+                    self._recall(message.lease)
                 elif isinstance(message, SentAway):
                     sent_away.append(message)
 
@@ -322,6 +314,10 @@ class LeaseClient:
             del self._held[next(iter(self._held))]
         question.answered(granted)
 
+    def _recall(self, lease: LeaseId) -> None:
+        if self._recalled is not None:
+            self._recalled(lease)
+
     def _refuse(self, refused: Refused) -> None:
         error = error_of(refused.refusal)  # of a name that is not known: the question stays asked
         question = self._questions.pop(refused.call, None)
@@ -340,9 +336,6 @@ class RepeatedMessages:
 
     def __init__(self) -> None:
         self._said_s: OrderedDict[GiveBack | Cancel, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._said_s)
 
     def __iter__(self) -> Iterator[GiveBack | Cancel]:
         return iter(list(self._said_s))

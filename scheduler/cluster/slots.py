@@ -1,6 +1,6 @@
 """GPUs, their slots with the orders that these are kept in, and the leases in force on them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import ClassVar
 
@@ -217,6 +217,10 @@ class Slot:
 
     def neighbours(self, own: ActiveLease | None = None) -> tuple[tuple[ModelId, ...], ...]:
         return tuple([lease.models for lease in self.runs_beside(own)]) if self.at_once else ()
+
+    @property
+    def residents(self) -> Mapping[ModelId, object]:
+        return self.gpu.cache.residents
 
     def holds(self, models: tuple[ModelId, ...]) -> bool:
         """Whether all these models are resident on its GPU, or being loaded there."""

@@ -44,7 +44,7 @@ from scheduler.store.keeper import Keeper
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.recovery import Recovered, recover
 from scheduler.store.stored_records import CONFIGURATION, PolicyChoice
-from scheduler.wire import caller_stream
+from scheduler.wire.caller_stream import PATH, Granted, SentAway
 from scheduler.wire.codec import pack
 from scheduler.wire.lease_tokens import LeaseClaims, LeaseTokens, addresses_for_token
 from scheduler.wire.node_stream import node_of_path
@@ -228,7 +228,7 @@ class SchedulerService:
                 fenced=fenced,
                 now_s=office.clock.now_s,
             ),
-            CallerStreams(office, self.leases, self.meters, self.signed, self._elsewhere, fenced),
+            CallerStreams(office, self.leases, self.meters, self.grant, self.elsewhere, fenced),
             PolicyInForce(choice, office.decide_by, self._store, fence, log),
             PageFeed(office),
             self._keeper(office, candidacy),
@@ -271,11 +271,13 @@ class SchedulerService:
     def reigning(self) -> Reign:
         """What serves in this term; NotLeading if this scheduler does not lead."""
         if self.reign is None:
-            raise NotLeading(self._elsewhere())
+            raise NotLeading(self.elsewhere())
         return self.reign
 
-    def signed(self, placement: Placement, request: Request) -> tuple[int, tuple[str, ...], str]:
-        """What an answer has beside the placement: term, addresses and a signed token."""
+    def grant(
+        self, caller: str, placement: Placement, request: Request, question: int = 0
+    ) -> Granted:
+        """The answer to a caller, which has this lease from now on; NotLeading after the term."""
         reign = self.reigning()
         office = reign.office
         term, lease = office.term, office.core.leases.get(placement.lease)
@@ -294,7 +296,8 @@ class SchedulerService:
             stands=placement.stands is not None,
             ahead=placement.hit and request.caller != "" and not shared,
         )
-        return term, addresses, self._tokens.sign(claims)
+        self.leases.granted(office, caller, placement.lease, request.id)
+        return Granted(question, placement, term, addresses, self._tokens.sign(claims))
 
     async def set_policy(self, policy: str, parameters: Mapping[str, float]) -> None:
         """Decide by this policy from now on, here and after a restart."""
@@ -311,7 +314,7 @@ class SchedulerService:
         return "ok" if self._store.healthy else "lost"
 
     def health(self) -> Health:
-        reign, leader = self.reign, self._elsewhere()
+        reign, leader = self.reign, self.elsewhere()
         if reign is None:
             return Health(leader is not None, False, False, None, leader, self.store_state(), 0)
         office, candidacy = reign.office, reign.candidacy
@@ -333,20 +336,21 @@ class SchedulerService:
         reign, node = self.reign, node_of_path(request.path)
         if node is not None:  # a manager proves by its greeting who it is
             if reign is None:
-                await turn_away(line, self._elsewhere())
+                await turn_away(line, self.elsewhere())
             else:
                 await reign.streams.serve(line, node)
             return
         role = self.access.role(dict(request.headers).get(b"authorization", b""))
-        if request.path != caller_stream.PATH or role is None:
+        if request.path != PATH or role is None:
             line.refuse()
         elif reign is None:
-            line.send(pack(caller_stream.SentAway(self._elsewhere())))
+            line.send(pack(SentAway(self.elsewhere())))
             await line.flush()
         else:
             await reign.callers.serve(line)
 
-    def _elsewhere(self) -> str | None:
+    def elsewhere(self) -> str | None:
+        """The URL of the leader, if another scheduler leads."""
         leader = self.leader
         return None if leader is None or leader.url == self.url else leader.url
 

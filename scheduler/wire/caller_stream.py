@@ -122,12 +122,6 @@ class Granted(Message, frozen=True):
     addresses: Few[str]
     token: str
 
-    def header_lines(self) -> tuple[bytes, ...]:
-        """The lines of an HTTP request's head that pass the lease to a function."""
-        addresses = ",".join(self.addresses).encode("latin-1")
-        token = self.token.encode("latin-1")
-        return (b"x-gpu-address: ", addresses, b"\r\nx-gpu-lease: ", token, b"\r\n")
-
 
 class Refused(Message, frozen=True):
     """Down: the request has ended without a lease."""

@@ -31,9 +31,10 @@ used, nodes = threading.local(), {}
 lease_for = leasing.ProcessLeases.lease_for
 def noted(self, batch, bring):
     found = lease_for(self, batch, bring)
-    if found.session.connected:
-        nodes[found.session] = found.session.node
-    used.last = nodes[found.session], found.lease.number
+    session = found.lease.session
+    if session.connected:
+        nodes[session] = session.node
+    used.last = nodes[session], found.lease.number
     return found
 leasing.ProcessLeases.lease_for = noted
 

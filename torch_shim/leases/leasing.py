@@ -9,7 +9,6 @@ import functools
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,8 +30,6 @@ log = logging.getLogger("gpufaas")
 # A lease may end between its grant and its first use, for example when its node fails.
 _ATTEMPTS = 3
 _PAUSE_S = 0.25
-
-
 # A function has about one lease at a time from each gateway; tokens come from callers.
 _MOST_CLAIMS = 64
 
@@ -41,12 +38,8 @@ Bring = Callable[[ManagerSession], ModelImage]
 
 
 class SessionLease(NamedTuple):
-    """A lease for one call, with its session and model.
+    """A lease for one call, with its model; `presented` is set if it came with the request."""
 
-    `presented` is set if the lease came with the request.
-    """
-
-    session: ManagerSession
     model: ModelImage
     lease: ModelLease
     presented: "PresentedLease | None" = None
@@ -94,35 +87,27 @@ class Habits:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[frozenset[str], _Habit] = OrderedDict()
+        self._habit = functools.lru_cache(_MOST_KNOWN)(lambda _models: _Habit())
 
     def calls(self, models: Iterable[str]) -> int | None:
         """Return after how many calls requests for these models end; None while unpredictable."""
         with self._lock:
-            habit = self._known.get(frozenset(models))
-            return habit.calls if habit is not None and habit.in_a_row >= habit.enough else None
+            habit = self._habit(frozenset(models))
+            return habit.calls if habit.in_a_row >= habit.enough else None
 
     def finished(self, models: Iterable[str], calls: int) -> None:
         """`calls` is at least one."""
         with self._lock:
-            habit = self._habit(models)
+            habit = self._habit(frozenset(models))
             habit.in_a_row = habit.in_a_row + 1 if habit.calls == calls else 1
             habit.calls = calls
 
     def note_wrong_guess(self, models: Iterable[str]) -> None:
         """Discard a wrong prediction, and require more requests before the next one."""
         with self._lock:
-            habit = self._habit(models)
+            habit = self._habit(frozenset(models))
             habit.calls = habit.in_a_row = 0
             habit.enough = min(2 * habit.enough, _MOST_ENOUGH)
-
-    def _habit(self, models: Iterable[str]) -> _Habit:
-        key = frozenset(models)
-        habit = self._known.setdefault(key, _Habit())
-        self._known.move_to_end(key)
-        if len(self._known) > _MOST_KNOWN:
-            self._known.popitem(last=False)
-        return habit
 
 
 class PresentedLease:
@@ -145,15 +130,14 @@ class PresentedLease:
         self._nodes = nodes
         self._habits = habits
         self.asking = threading.Lock()
-        self._claimed = ClaimedLease() if claimed is None else claimed
+        self._claimed = claimed or ClaimedLease()
         # By what leases are asked for: the token, or the number of a lease that came later.
         self._named: dict[str, Any] = {"token": given.token}
-        self._ahead = given.claims.lease  # may be used without asking; 0: none
         self._counting = threading.Lock()
         self._calls = 0
         self._running = 0
-        self._returned: frozenset[str] | None = None  # the models called before it was given back
-        self._returns = habits is not None
+        self._is_first = True  # no lease of this request was given back early
+        self._returned: frozenset[str] | None = None  # the models called before one was
         self._unusable = False
 
     def lease_for(self, batch: int, bring: Bring) -> SessionLease | None:
@@ -161,7 +145,11 @@ class PresentedLease:
         if self._unusable:
             return None
         try:
-            return self._lease_for(batch, bring)
+            model, lease = self._find(bring)
+            if lease is None or not lease.in_force:
+                with self.asking:
+                    model, lease = self._acquire(batch, bring)
+            return SessionLease(model, lease, self)
         except RemoteFailure as failure:
             if failure.failure != FailureKind.LEASE:
                 raise
@@ -196,23 +184,21 @@ class PresentedLease:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _lease_for(self, batch: int, bring: Bring) -> SessionLease:
+    def _find(self, bring: Bring) -> tuple[ModelImage, ModelLease | None]:
+        """Return the model, and the latest lease for it that this process knows."""
         claimed = self._claimed
-        session = claimed.session
-        if session is None:
-            session = claimed.session = self._nodes.holder(self._token, self._claims.node)
+        if claimed.session is None:
+            claimed.session = self._nodes.holder(self._token, self._claims.node)
+        session, claims = claimed.session, self._claims
         model = bring(session)
         lease = claimed.leases.get(model.digest)
-        if lease is None and self._ahead:
-            lease = session.lease_ahead(self._ahead, self._claims.gpu, model.digest)
+        if lease is None and claims.ahead and self._is_first:
+            lease = session.lease_ahead(claims.lease, claims.gpu, model.digest)
             if lease is not None:
                 lease = claimed.leases.setdefault(model.digest, lease)
-        if lease is not None and session.holds(lease):
-            return SessionLease(session, model, lease, self)
-        with self.asking:
-            return self._acquire(batch, bring)
+        return model, lease
 
-    def _acquire(self, batch: int, bring: Bring) -> SessionLease:
+    def _acquire(self, batch: int, bring: Bring) -> tuple[ModelImage, ModelLease]:
         """Acquire the model's lease, unless another thread has done so since; `asking` is held.
 
         If the lease was given back after a wrong prediction, the request gets another one, on any
@@ -222,33 +208,31 @@ class PresentedLease:
         if self._returned is not None and self._habits is not None:
             self._habits.note_wrong_guess(self._returned)
             self._returned, claimed.leases = None, {}
+        model, former = self._find(bring)
+        if former is not None and former.in_force:
+            return model, former
         session = claimed.session
-        assert session is not None, "the session is set before the first lease is acquired"
-        model = bring(session)
-        former = claimed.leases.get(model.digest)
+        assert session is not None, "a model was brought to its node"
         if former is not None:
-            if session.holds(former):
-                return SessionLease(session, model, former, self)
             session.forget_worker(self._claims.gpu, model.digest)
-        acquired = session.acquire(model.digest, batch, again=again, **self._named)
-        if isinstance(acquired, LeaseElsewhere):
-            held = _follow(self._nodes, session, acquired, batch, bring)
-            claimed.session, self._named = held.session, {"token": acquired.token}
+        granted = session.acquire(model.digest, batch, again=again, **self._named)
+        if isinstance(granted, ModelLease):
+            lease = granted
         else:
-            held = SessionLease(session, model, acquired)
-            if again:
-                self._named = {"lease": acquired.number}
-        claimed.leases[held.model.digest] = held.lease
-        return held._replace(presented=self)
+            model, lease = _follow(self._nodes, session, granted, batch, bring)
+        if again:
+            claimed.session, self._named = lease.session, {"lease": lease.number}
+        claimed.leases[model.digest] = lease
+        return model, lease
 
     def _is_last(self) -> bool:
-        habits = self._habits if self._returns and self._claimed.leases else None
+        habits = self._habits if self._is_first and self._claimed.leases else None
         return habits is not None and habits.calls(self._models) == self._calls
 
     def _give_back(self) -> None:
         session, leases = self._claimed.session, list(self._claimed.leases.values())
         assert session is not None, "a call was answered"
-        self._returned, self._returns, self._ahead = frozenset(self._models), False, 0
+        self._returned, self._is_first = frozenset(self._models), False
         try:
             session.give_back(leases, self._claims.request)
         except WireError as error:
@@ -263,7 +247,7 @@ class ProcessLeases:
         self._habits = Habits()
         self._lock = threading.Lock()
         # Without the model's image, with which weights stay alive.
-        self._acquired: dict[str, tuple[ManagerSession, ModelLease]] = {}
+        self._acquired: dict[str, ModelLease] = {}
         self._acquiring: dict[str, threading.Lock] = {}
         # What was claimed by tokens of leases that stand: several requests bring the same one.
         self.claimed_by = functools.lru_cache(_MOST_CLAIMS)(lambda _token: ClaimedLease())
@@ -301,45 +285,43 @@ class ProcessLeases:
         held = self._in_force(model, bring)
         if held is not None:
             return held
-        with self._lock:
-            acquiring = self._acquiring.setdefault(model.digest, threading.Lock())
+        acquiring = self._acquiring.setdefault(model.digest, threading.Lock())
         # The thread that asks does so for all; when its call's time is up, another one asks on.
         left_s = current_call.seconds_left()
         if not acquiring.acquire(timeout=-1 if left_s is None else left_s):
             raise RemoteFailure(FailureKind.EXPIRED, "the call's time is up")
         try:
-            held = self._in_force(model, bring)
-            if held is None:
-                held = self._acquire(model, batch, bring)
-                self._acquired[model.digest] = held.session, held.lease
+            held = self._in_force(model, bring) or self._acquire(model, batch, bring)
+            self._acquired[model.digest] = held.lease
             return held
         finally:
             acquiring.release()
 
     def _in_force(self, model: ModelImage, bring: Bring) -> SessionLease | None:
-        session, lease = self._acquired.get(model.digest, (None, None))
-        if session is None or lease is None or not session.holds(lease):
+        lease = self._acquired.get(model.digest)
+        if lease is None or not lease.in_force:
             return None
-        there = model if session is self.nodes.own else bring(session)
-        return SessionLease(session, there, lease) if there.digest == model.digest else None
+        there = model if lease.session is self.nodes.own else bring(lease.session)
+        return SessionLease(there, lease) if there.digest == model.digest else None
 
     def _acquire(self, model: ModelImage, batch: int, bring: Bring) -> SessionLease:
         """Acquire a lease on this node or, if the scheduler places the request there, another."""
         own = self.nodes.own
         for attempt in range(1, _ATTEMPTS + 1):
             # Work of before would be lost if the request were refused for now.
-            lease = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
-            if isinstance(lease, ModelLease):
-                return SessionLease(own, model, lease)
+            granted = own.acquire(model.digest, batch, goes_on=request_context.goes_on())
+            if isinstance(granted, ModelLease):
+                return SessionLease(model, granted)
             try:
-                return _follow(self.nodes, own, lease, batch, bring)
+                return SessionLease(*_follow(self.nodes, own, granted, batch, bring))
             except (RemoteFailure, WireError) as error:
                 if isinstance(error, RemoteFailure) and error.failure != FailureKind.LEASE:
                     raise
-                log.warning("lease %d on node %s is unusable: %s", lease.number, lease.node, error)
+                why = f"on node {granted.node} is unusable: {error}"
+                log.warning("lease %d %s", granted.number, why)
                 if attempt == _ATTEMPTS:
-                    why = f"granted on node {lease.node} is unusable: {error}"
-                    message, facts = f"the lease that the scheduler {why}", {"node": lease.node}
+                    message = f"the lease that the scheduler granted {why}"
+                    facts = {"node": granted.node}
                     raise RemoteFailure(FailureKind.LOST, message, facts) from error
             time.sleep(_PAUSE_S * attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -365,11 +347,13 @@ class ModelWeights:
                     self._image = image
         return image
 
-    def forget(self) -> str | None:
-        """Have the next call send the weights again; return the digest that they had."""
+    def forget(self, sessions: Iterable[ManagerSession]) -> None:
+        """Have the next call send the weights again, which a node no longer has."""
         with self.lock:
             image, self._image = self._image, None
-        return None if image is None else image.digest
+        if image is not None:
+            for session in sessions:
+                session.images.pop(image.digest, None)
 
 
 @dataclass(slots=True)
@@ -384,15 +368,12 @@ class ModelLeases:
         return self.leases.lease_for(batch, self.weights.bring)
 
     def forget_image(self) -> None:
-        """Have the weights sent again, which a node no longer has."""
-        digest = self.weights.forget()
-        if digest is not None:
-            self.leases.nodes.forget_image(digest)
+        self.weights.forget(self.leases.nodes.sessions())
 
 
 def _follow(
     nodes: Nodes, session: ManagerSession, elsewhere: LeaseElsewhere, batch: int, bring: Bring
-) -> SessionLease:
+) -> tuple[ModelImage, ModelLease]:
     """Claim a lease on the node where the scheduler granted it; release it if that fails."""
     request = request_context.claims_of(elsewhere.token).request
     try:
@@ -403,4 +384,4 @@ def _follow(
         session.release(elsewhere.number, request)
         raise
     session.report_claimed(elsewhere.number, request)
-    return SessionLease(there, model, lease)
+    return model, lease

@@ -68,16 +68,10 @@ class Nodes:
     def peers(self) -> list[WorkerPeer]:
         return [peer for session in self.sessions() for peer in session.peers()]
 
-    def forget_image(self, digest: str) -> None:
-        """Send these weights again to every node: one has lost them."""
-        for session in self.sessions():
-            session.images.pop(digest, None)
-
     def sweep_later(self) -> None:
         if self._timer is None:
             with self._lock:
-                if self._timer is None:
-                    self._start_timer()
+                self._start_timer()
 
     def close(self) -> None:
         with self._lock:
@@ -97,19 +91,13 @@ class Nodes:
         own = self.own
         if own.address in addresses or (own.connected and own.node == node):
             yield own
-        for address in addresses:
-            if address != own.address and address.startswith("unix:") and _is_here(address):
-                yield from self._others_at(address)
-        for address in addresses:
-            if address != own.address and address.startswith(("tls:", "tcp:")):
-                yield from self._others_at(address)
-
-    def _others_at(self, address: str) -> Iterator[ManagerSession]:
-        """Yield the session there, and another one if that was idle and is closed meanwhile."""
-        session = self._other(address)
-        yield session
-        if session.retired:
-            yield self._other(address)
+        others = [address for address in addresses if address != own.address]
+        here = [other for other in others if other.startswith("unix:") and _is_here(other)]
+        for address in (*here, *(other for other in others if other.startswith(("tls:", "tcp:")))):
+            session = self._other(address)
+            yield session
+            if session.retired:  # it was idle, and is closed meanwhile
+                yield self._other(address)
 
     def _other(self, address: str) -> ManagerSession:
         with self._lock:
@@ -117,14 +105,14 @@ class Nodes:
             if session is None or session.retired:
                 session = ManagerSession(address, self._credential, _AT_ONCE_S)
                 self._others[address] = session
-            if self._timer is None:
-                self._start_timer()
+            self._start_timer()
             return session
 
     def _start_timer(self) -> None:
-        self._timer = threading.Timer(self._idle_s / 4, self._sweep)
-        self._timer.daemon = True
-        self._timer.start()
+        if self._timer is None:
+            self._timer = threading.Timer(self._idle_s / 4, self._sweep)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _sweep(self) -> None:
         """Close what is idle for too long; repeat while there is anything to close."""

@@ -15,20 +15,20 @@ and calls of requests without a lease, acquire their own.
 
 import base64
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
-from typing import NamedTuple
+
+from msgspec import MsgspecError, Struct, json
 
 from torch_shim.advice import told_places
 from torch_shim.process_report import report
 from torch_shim.wire import current_call
 from torch_shim.wire.current_call import UNTIMED, CallTiming, SecondsLeft, Timings
+from torch_shim.wire.messages import Count
 
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
-_MOST_LEASES = 1 << 62
 # A function's gateway tells it the caller of the function, too, and no other line.
 _TRACING = (
     "tracing: this call ran on the processor while its graph was traced; later calls with such"
@@ -38,17 +38,18 @@ _TRACING = (
 _MOST_TOKENS = 64
 
 
-class TokenClaims(NamedTuple):
+class TokenClaims(Struct, frozen=True):
     """What a token says of its lease; nothing, if it is no token.
 
-    A lease that `stands` is for several requests. Number and GPU of a lease are given if its node
-    lets calls in without being shown the token. Several requests may share one, each with a token
-    of its own: whoever gives it back names the `request`.
+    A lease that `stands` is for several requests. One that is let in `ahead` may be used without
+    showing its node the token. Several requests may share one, each with a token of its own:
+    whoever gives it back names the `request`.
     """
 
     node: str | None = None
     stands: bool = False
-    lease: int = 0
+    ahead: bool = False
+    lease: Count = 0
     gpu: str = ""
     request: str | None = None
 
@@ -58,16 +59,9 @@ def claims_of(token: str) -> TokenClaims:
     """The token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
-        claims = json.loads(base64.urlsafe_b64decode(body + "=="))
-        node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
-        stands, request = claims.get("stands", False), claims.get("request")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return json.decode(base64.urlsafe_b64decode(body + "=="), type=TokenClaims)
+    except (ValueError, MsgspecError, RecursionError):
         return TokenClaims()
-    known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
-    if not known or claims.get("ahead") is not True:
-        lease, gpu = 0, ""
-    node, request = (each if isinstance(each, str) else None for each in (node, request))
-    return TokenClaims(node, stands is True, lease, gpu, request)
 
 
 class RequestLease:
@@ -77,7 +71,7 @@ class RequestLease:
 
     def __init__(self, token: str, trace: str = "", left_s: SecondsLeft | None = None) -> None:
         self._left_s = left_s
-        self.timings = Timings(trace) if trace else None
+        self.timings = Timings(trace)
         self.token = token
         self.claims = claims_of(token)
         self.over = False  # True once the request is answered: later calls acquire their own lease
@@ -160,16 +154,13 @@ def told() -> list[str]:
 
 def timing_entries() -> list[str]:
     """Return the times of this request's GPU calls, as entries of the header X-Gpu-Trace."""
-    timings = _current.get().timings
-    return [] if timings is None else timings.entries()
+    return _current.get().timings.entries()
 
 
 def timed() -> AbstractContextManager[CallTiming | None]:
     """Time the GPU call made inside the `with` block, if the current request has a trace."""
     request = _current.get()
-    if request.over or request.timings is None:
-        return UNTIMED
-    return request.timings.call()
+    return UNTIMED if request.over else request.timings.call()
 
 
 @contextmanager

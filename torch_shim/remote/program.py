@@ -162,7 +162,7 @@ class RemoteCall:
 
     def end(self) -> None:
         """Give the channel back, and the lease if this was its last call."""
-        self.held.session.give(self.held.lease, self.channel)
+        self.held.lease.session.give(self.held.lease, self.channel)
         self.held.end_call(answered=self.answered)
 
 
@@ -174,7 +174,7 @@ def _bind(
     bound = program.bind(args, held.model)
     _bring_from_others(args, bound, held.lease.peer)
     rng = ends.enter_context(turns.state(drawn_from=program.random))
-    channel = held.session.channel(held.lease, batch)
+    channel = held.lease.session.channel(held.lease, batch)
     if channel is None:
         held.lease.over = True
         return None
@@ -389,7 +389,7 @@ class Tries:
             if call is None:
                 self.lose_manager(error)
             else:
-                call.held.session.mark_lost(call.held.lease)
+                call.held.lease.session.mark_lost(call.held.lease)
                 self.lose_worker(call.peer.name, error)
         elif error.failure == FailureKind.UNKNOWN_MODEL and not self._resent_image:
             self._resent_image = True  # the manager has been restarted

@@ -190,7 +190,7 @@ class WorkerPeer:
         self._idle: list[DataChannel] = []
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._lost = False
+        self.lost = False
         self._dropped: deque[int] = deque()
         # What the worker had when it ended: epoch and bytes by key.
         self._left: dict[int, tuple[int, memoryview]] = {}
@@ -201,7 +201,7 @@ class WorkerPeer:
 
     def give(self, channel: DataChannel) -> None:
         with self._lock:
-            if not channel.broken and not self._lost:
+            if not channel.broken and not self.lost:
                 channel.idle_since_s = time.monotonic()
                 self._idle.append(channel)
                 self._changed.notify()
@@ -228,7 +228,7 @@ class WorkerPeer:
 
     def mark_lost(self) -> None:
         with self._lock:
-            self._lost = True
+            self.lost = True
             idle, self._idle = self._idle, []
             self._changed.notify_all()
         for channel in idle:
@@ -309,7 +309,7 @@ class WorkerPeer:
             yield channel
             return
         with self._lock:
-            self._changed.wait_for(lambda: self._idle or self._lost)
+            self._changed.wait_for(lambda: self._idle or self.lost)
             borrowed = self._idle.pop() if self._idle else None
         try:
             yield borrowed
@@ -380,8 +380,13 @@ class ModelLease:
     number: int
     digest: str
     peer: WorkerPeer
-    session: str  # the session's name when the lease was granted
+    session: "ManagerSession"
     over: bool = False
+
+    @property
+    def in_force(self) -> bool:
+        """Whether this process believes so: a session that lost its connection lost its workers."""
+        return not self.over and not self.peer.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,10 +460,6 @@ class ManagerSession:
         with self._lock:
             return list(self._peers.values())
 
-    def holds(self, lease: ModelLease) -> bool:
-        """Whether this process believes the lease to be in force."""
-        return not lease.over and lease.session == self.name
-
     def acquire(
         self,
         digest: str,
@@ -495,7 +496,7 @@ class ManagerSession:
                 if len(self._workers) >= _MOST_WORKERS:
                     self._workers.clear()
                 self._workers[str(answer.fields["gpu"]), digest] = worker
-        return ModelLease(answer.fields["lease"], digest, self._peer(worker), self.name)
+        return ModelLease(answer.fields["lease"], digest, self._peer(worker), self)
 
     def acquire_here(self, digest: str, batch: int, token: str) -> ModelLease:
         """Acquire the lease of a token for this node; BadFrame where the node names another one."""
@@ -514,7 +515,7 @@ class ManagerSession:
         if peer is None or not self.connected or not peer.waits():
             return None
         report.add(acquires=1)
-        return ModelLease(number, digest, peer, self.name)
+        return ModelLease(number, digest, peer, self)
 
     def report_claimed(self, number: int, request: str | None) -> None:
         """Report that a lease elsewhere is claimed there, so it does not end with this session."""
@@ -533,7 +534,7 @@ class ManagerSession:
     def give_back(self, leases: Sequence[ModelLease], request: str | None) -> None:
         """Give a lease back; its request may reacquire one. `leases` have the same number."""
         control = self._control
-        held = [lease for lease in leases if self.holds(lease)]
+        held = [lease for lease in leases if lease.in_force]
         for lease in leases:
             lease.over = True
         if held and control is not None:
@@ -632,7 +633,7 @@ class ManagerSession:
         """Return the workers with an open channel; forget those that closed their channels."""
         with self._lock:
             for name, peer in list(self._peers.items()):
-                if peer.hung_up():
+                if peer.lost or peer.hung_up():
                     self._peers.pop(name).mark_lost()
             return list(self._peers)
 

@@ -14,7 +14,6 @@ from functools import partial
 from logging import Logger
 from pathlib import Path
 from shutil import disk_usage
-from typing import NamedTuple
 
 import msgspec
 
@@ -97,18 +96,6 @@ FROM jobs"""
 
 # A job that waits with no attempt made yet.
 _AFRESH = f"state = {_WAITING}, attempts = 0, deferrals = 0, why = ''"
-
-
-class _Counted(NamedTuple):
-    """What the tally counts of a job, and whether it is dead."""
-
-    number: JobNumber
-    is_dead: bool
-    function: FunctionId
-    kind: JobKind
-    size_bytes: int
-    queued_at_s: float
-    died_at_s: float
 
 
 class SqliteQueue(JobQueue):
@@ -270,11 +257,11 @@ class SqliteQueue(JobQueue):
     ) -> None:
         """Change one job, and count it as it is then."""
 
-        def altered(turn: Transaction) -> _Counted | None:
+        def altered(turn: Transaction) -> sqlite3.Row | None:
             change(turn)
             return _counted(turn, number)
 
-        def counted(job: _Counted | None) -> None:
+        def counted(job: sqlite3.Row | None) -> None:
             if job is None:
                 self.tally.remove(number)
                 self.tally.remove_dead(number)
@@ -284,17 +271,19 @@ class SqliteQueue(JobQueue):
 
         await self._committer.run(altered, durable=durable, then=counted)
 
-    def _added(self, job: _Counted | None) -> None:
+    def _added(self, job: sqlite3.Row | None) -> None:
         if job is not None:
             self._count(job)
             self._notify()
 
-    def _count(self, job: _Counted) -> None:
-        if job.is_dead:
-            self.tally.add_dead(job.number, job.size_bytes, job.died_at_s)
+    def _count(self, job: sqlite3.Row) -> None:
+        number, size_bytes = job["number"], job["size_bytes"]
+        if job["state"] == _DEAD:
+            self.tally.add_dead(number, size_bytes, job["died_at_s"])
         else:
-            self.tally.remove_dead(job.number)
-            self.tally.add(job.number, job.function, job.kind, job.size_bytes, job.queued_at_s)
+            self.tally.remove_dead(number)
+            function = FunctionId(job["namespace"], job["name"])
+            self.tally.add(number, function, JobKind(job["kind"]), size_bytes, job["queued_at_s"])
 
     def _notify(self) -> None:
         for notify in self._watchers:
@@ -343,7 +332,7 @@ class SqliteQueue(JobQueue):
         named = {name for (name,) in files}
         turn.obsolete += [path for path in self._bodies.iterdir() if path.name not in named]
 
-    def _store(self, call: AsyncCall, body: KeptBody, turn: Transaction) -> _Counted | None:
+    def _store(self, call: AsyncCall, body: KeptBody, turn: Transaction) -> sqlite3.Row | None:
         """None where the call is stored already."""
         function = call.function
         values = (
@@ -416,23 +405,13 @@ def _body_of(turn: Transaction, number: int, kind: JobKind) -> KeptBody:
     return KeptBody(b"", None, 0) if row is None else KeptBody(*row)
 
 
-def _all_counted(turn: Transaction) -> list[_Counted]:
-    rows = _rows(turn.db, f"{_COUNTED} ORDER BY queued_at_s, number")
-    return [_counted_in(row) for row in rows]
+def _all_counted(turn: Transaction) -> list[sqlite3.Row]:
+    return list(_rows(turn.db, f"{_COUNTED} ORDER BY queued_at_s, number"))
 
 
-def _counted(turn: Transaction, number: JobNumber) -> _Counted | None:
+def _counted(turn: Transaction, number: JobNumber) -> sqlite3.Row | None:
     """None for a job that was removed."""
-    row = next(_rows(turn.db, f"{_COUNTED} WHERE number = ?", (number,)), None)
-    return None if row is None else _counted_in(row)
-
-
-def _counted_in(row: sqlite3.Row) -> _Counted:
-    function, kind = FunctionId(row["namespace"], row["name"]), JobKind(row["kind"])
-    return _Counted(
-        *(row["number"], row["state"] == _DEAD, function, kind),
-        *(row["size_bytes"], row["queued_at_s"], row["died_at_s"]),
-    )
+    return next(_rows(turn.db, f"{_COUNTED} WHERE number = ?", (number,)), None)
 
 
 def _dead(turn: Transaction, number: JobNumber) -> sqlite3.Row:

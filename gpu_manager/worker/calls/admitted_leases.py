@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpu_manager.call_errors import CallRefused
-from gpu_manager.worker.orders import USUAL_TERMS, Admission, LeaseTerms
+from gpu_manager.worker.orders import Admission
 from torch_shim.wire.protocol import FailureKind
 
 # A call may overtake the order that admits it, for they come over two sockets.
@@ -53,11 +53,9 @@ class LeaseClocks:
 class AdmittedLease:
     """A lease in force here, or with calls under way."""
 
-    terms: LeaseTerms = USUAL_TERMS
+    admission: Admission  # the latest
     owners: set[str] = field(default_factory=set)  # sessions, or a function; none: it has ended
-    several: bool = False  # sessions of the function use it
-    divided: bool = False  # each session has its own part, and its calls are reported apart
-    called: bool = False
+    called: bool = False  # since then
     under_way: int = 0
 
 
@@ -87,11 +85,10 @@ class AdmittedLeases:
     def admit(self, admission: Admission) -> None:
         """Let calls in; those of owners that were admitted before, too, if the lease is divided."""
         with self._changed:
-            lease = self._leases.setdefault(admission.lease, AdmittedLease())
+            lease = self._leases.setdefault(admission.lease, AdmittedLease(admission))
             before = lease.owners if admission.divided else set()
             lease.owners = before | {admission.owner}
-            lease.several, lease.divided = admission.several, admission.divided
-            lease.terms, lease.called = admission.terms, False
+            lease.admission, lease.called = admission, False
             self._changed.notify_all()
 
     def end(self, lease: int) -> None:
@@ -107,9 +104,7 @@ class AdmittedLeases:
             self._tell_ended(lease)
 
     def end_all(self) -> None:
-        with self._changed:
-            leases = [number for number, lease in self._leases.items() if lease.owners]
-        for lease in leases:
+        for lease in list(self._leases):
             self.end(lease)
 
     def in_force(self, lease: int) -> AdmittedLease:
@@ -126,7 +121,9 @@ class AdmittedLeases:
         would run on GPU time that they waited for.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_known(lease), self._patience_s)
+            self._changed.wait_for(
+                lambda: lease in self._leases or lease in self._ended, self._patience_s
+            )
             found = self.in_force(lease)
             if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
@@ -134,7 +131,7 @@ class AdmittedLeases:
             self._clocks.begin(lease)
             first = not found.called and session not in found.owners
             found.called = True
-            if first and not found.several:
+            if first and not found.admission.several:
                 found.owners = {session}
         if first:
             self._tell_claimed(lease, session)
@@ -155,7 +152,3 @@ class AdmittedLeases:
             return False
         self._leases.pop(lease, None)
         return True
-
-    def _is_known(self, lease: int) -> bool:
-        found = self._leases.get(lease)
-        return (found is not None and bool(found.owners)) or lease in self._ended

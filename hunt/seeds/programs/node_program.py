@@ -1,6 +1,7 @@
 """A GPU manager of a simulation: node, sessions and attachment, and a runtime in memory."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -160,7 +161,7 @@ class WatchedNode(GpuNode):
             for lease in self.leases
             if order.slot in (lease.live.slot, *lease.live.more_slots)
             and lease.id != order.lease
-            and lease.granted_s is not None
+            and lease.granted_s < math.inf
         ]
         if len(others) >= self._most:
             self._journal.violated(f"{order.slot} has leases {others} and is given {order.lease}")

@@ -1,15 +1,13 @@
 """Owners of requests, namespaces and their functions: what they may have, and what they have."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from cache_manager.model.ids import ModelId, tenant_of
+from cache_manager.model.ids import ModelId, Tier
 from scheduler.cluster.request_queue import Bundle, Pending, QueuePace
-from scheduler.cluster.slots import Gpu
 from scheduler.cluster.state import ClusterState
-from scheduler.model.actions import Action, Demote
 from scheduler.model.owner_terms import OwnerTerms
 
 NO_TERMS = OwnerTerms()
@@ -92,9 +90,6 @@ class Turn:
         self.exposed = False
         self.since_s = 0.0
 
-    def note_held(self, now: float) -> None:
-        self.pending.held_s += now - self.since_s
-
 
 class Owner:
     """Terms and counts of one owner.
@@ -102,21 +97,19 @@ class Owner:
     `waiting` requests wait, of which `exposed` ones may be placed and `paused` ones wait for GPU
     time of a quota; `leases` are in force, on `rate` slots. `queued_s` is the estimated GPU time of
     what waits, `due_sum_s` the sum of the times at which the leases should end. `virtual_s` is the
-    GPU time that it was charged by its weight.
+    GPU time that it was charged by its weight. It is `limited` if it has a quota.
     """
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.terms = NO_TERMS
+        self.weight = NO_TERMS.weight
+        self.limited = False
         self.waiting = self.exposed = self.paused = self.leases = 0
         self.queued_s = self.due_sum_s = self.rate = 0.0
         self.window: GpuWindow | None = None
         self.virtual_s = 0.0
-
-    @property
-    def weight(self) -> float:
-        return max(self.terms.weight, _LEAST_WEIGHT)
 
     @property
     def busy(self) -> bool:
@@ -143,6 +136,9 @@ class Owner:
 
     def take_terms(self, terms: OwnerTerms, now: float) -> None:
         self.terms = terms
+        self.weight = max(terms.weight, _LEAST_WEIGHT)
+        quotas = terms.gpu_s, terms.resident_bytes, terms.leases, terms.waiting
+        self.limited = quotas != (None, None, None, None)
         if terms.gpu_s is None:
             self.window = None
         elif self.window is None or self.window.window_s != terms.window_s:
@@ -185,16 +181,14 @@ class Owner:
 class FunctionOwner(Owner):
     """A function of a namespace, and those of its requests that are held back.
 
-    Of these `turns` wait for their turn; `paused_turns` are the others. It is `stuck` while its
-    first request has no room within a quota of resident bytes. `models` are those that it named, if
-    it has such a quota of its own.
+    Of these `turns` wait for their turn; `paused_turns` are the others. `models` are those that it
+    named, if it has a quota of resident bytes of its own.
     """
 
     def __init__(self, name: str, number: int, space: "TenantSpace") -> None:
         super().__init__(name, number)
         self.space = space
         self.turns: Lineup[int, Turn] = Lineup()
-        self.stuck = False
         self.models: dict[ModelId, None] = {}
         self.paused_turns: OrderedDict[Turn, None] = OrderedDict()
 
@@ -202,27 +196,34 @@ class FunctionOwner(Owner):
     def held(self) -> int:
         return len(self.turns)
 
-
-# By virtual time; owners of the same one by their numbers.
-OwnerOrder = Lineup[tuple[float, int], Owner]
+    @property
+    def has_quotas(self) -> bool:
+        """Whether some quota of its own, or of its namespace, holds for it."""
+        return self.limited or self.space.limited
 
 
 class TenantSpace(Owner):
     """A tenant; its functions share its part.
 
     `turn_s` is the virtual time among these, `pace` that of its requests while some of them wait.
+    Of each function with paused calls one is `resumed` until it has its lease, and should need so
+    many seconds; those `behind` may have room when something of the namespace needs less.
     """
 
     def __init__(self, name: str, number: int) -> None:
         super().__init__(name, number)
+        self.resumed: dict[FunctionOwner, tuple[Turn, float]] = {}
+        self.behind: dict[FunctionOwner, None] = {}
         self.functions: dict[str, FunctionOwner] = {}
         self.pace = QueuePace()
-        self.turns: OwnerOrder = Lineup()
+        # By virtual time; functions of the same one by their numbers.
+        self.turns: Lineup[tuple[float, int], FunctionOwner] = Lineup()
         self.turn_s = 0.0
 
     def part(self) -> None:
         """It is forgotten: without references to its functions nothing waits for the collector."""
         self.functions.clear()
+        self.resumed.clear()
         self.turns = Lineup()
 
 
@@ -316,17 +317,20 @@ def namespace_of(function: str) -> str:
 class SummedWeight:
     """How much weight some namespaces have together."""
 
-    def __init__(self, weights: Iterable[float] = ()) -> None:
-        found = tuple(weights)
-        self._count = len(found)
-        self.weight = float(sum(found))
+    def __init__(self, spaces: Iterable[TenantSpace] = ()) -> None:
+        self._spaces = dict.fromkeys(spaces)
+        self.weight = float(sum([space.weight for space in self._spaces]))
 
-    def follow(self, space: TenantSpace, *, was_one: bool, is_one: bool) -> None:
-        """One of them has come, or left."""
-        if is_one != was_one:
-            self._count += 1 if is_one else -1
-            change = space.weight if is_one else -space.weight
-            self.weight = self.weight + change if self._count else 0.0
+    def follow(self, space: TenantSpace, *, is_one: bool) -> None:
+        """This namespace is one of them from now on, or is not."""
+        if is_one == (space in self._spaces):
+            return
+        if is_one:
+            self._spaces[space] = None
+            self.weight += space.weight
+        else:
+            del self._spaces[space]
+            self.weight = self.weight - space.weight if self._spaces else 0.0
 
 
 class OwnerTable:
@@ -364,8 +368,8 @@ class OwnerTable:
             owner.take_terms(NO_TERMS if terms is None else terms, now)
             self._weigh()
 
-    def count_refusal(self, refusal: "QuotaRefusal") -> None:
-        self.refused.setdefault(refusal.owner, Counter())[refusal.quota] += 1
+    def count_refusal(self, owner: str, quota: str) -> None:
+        self.refused.setdefault(owner, Counter())[quota] += 1
 
     def functions_of(self, name: str) -> dict[FunctionOwner, None]:
         """The known functions that an owner is, or has."""
@@ -375,24 +379,27 @@ class OwnerTable:
         space = self.spaces.get(name)
         return {} if space is None else dict.fromkeys(space.functions.values())
 
-    def count(self, owner: FunctionOwner, waiting: int, leases: int, paused: int = 0) -> None:
-        """A function, and so its namespace, has so many more requests that wait, and leases."""
+    def count(
+        self,
+        owner: FunctionOwner,
+        *,
+        waiting: int = 0,
+        paused: int = 0,
+        leases: int = 0,
+        queued_s: float = 0.0,
+    ) -> None:
+        """A function, and so its namespace, has so much more of each."""
         space = owner.space
-        worked, contended = space.at_work, space.contending > 0
-        for counted in both(owner):
+        for counted in (owner, space):
             counted.waiting += waiting
-            counted.leases += leases
             counted.paused += paused
-        self.busy.follow(space, was_one=worked, is_one=space.at_work)
-        self.waiting.follow(space, was_one=contended, is_one=space.contending > 0)
-        if not space.contending:
+            counted.leases += leases
+            counted.queued_s += queued_s
+        contends = space.waiting > space.paused
+        self.waiting.follow(space, is_one=contends)
+        self.busy.follow(space, is_one=contends or space.leases > 0)
+        if not contends:
             space.pace.pause()
-
-    def count_placed(self, function: str, count: int, now: float) -> None:
-        """Requests of a function were placed: its namespace's pace, if others of it wait."""
-        space = self.of(function).space
-        if space.contending:
-            space.pace.placed(count, now)
 
     def wait_s(self, function: str, pace: QueuePace) -> float:
         """The expected wait of a new request of this function, where namespaces take turns.
@@ -469,8 +476,8 @@ class OwnerTable:
 
     def _weigh(self) -> None:
         spaces = self.spaces.values()
-        self.busy = SummedWeight(space.weight for space in spaces if space.at_work)
-        self.waiting = SummedWeight(space.weight for space in spaces if space.contending)
+        self.busy = SummedWeight(space for space in spaces if space.at_work)
+        self.waiting = SummedWeight(space for space in spaces if space.contending)
 
 
 def both(owner: FunctionOwner) -> tuple[Owner, Owner]:
@@ -478,193 +485,9 @@ def both(owner: FunctionOwner) -> tuple[Owner, Owner]:
     return owner, owner.space
 
 
-# So many calls of a namespace may wait for GPU time.
-MOST_PAUSED = 1_000
-
-
-class QuotaRefusal:
-    """Why a request is refused, by which quota of whom; and in how long there may be room."""
-
-    def __init__(self, owner: Owner, quota: str, detail: str, again_s: float | None) -> None:
-        self.owner = owner.name
-        self.quota = quota
-        self.reason = f"quota {quota} of {owner.name or 'functions without a namespace'}: {detail}"
-        self.again_s = again_s
-
-
-def refusal(
-    function: FunctionOwner, bundle: Bundle, expected_s: float, now: float, *, goes_on: bool
-) -> QuotaRefusal | None:
-    """The first quota, of the function or of its namespace, that one more request exceeds.
-
-    Of calls that go on, whose work so far would be lost, as many again may wait, and some for GPU
-    time as well.
-    """
-    pauses = goes_on and function.space.paused < MOST_PAUSED
-    too_large = too_many_bytes(function, bundle)
-    if too_large is not None:
-        return too_large
-    for owner in both(function):
-        terms = owner.terms
-        if terms.waiting is not None and owner.waiting >= terms.waiting * (1 + goes_on):
-            detail = f"{owner.waiting} of {terms.waiting} requests wait"
-            return QuotaRefusal(owner, "waiting", detail, None)
-        if terms.gpu_s is not None and not (pauses and terms.gpu_s > 0.0):
-            refused = _gpu_time(owner, terms.gpu_s, expected_s, now)
-            if refused is not None:
-                return refused
-    return None
-
-
-def lacks_gpu_time(function: FunctionOwner, expected_s: float, now: float) -> bool:
-    """Whether one more request of so many seconds would exceed a quota of GPU time."""
-    for owner in both(function):
-        most_s = owner.terms.gpu_s
-        if most_s is not None and _gpu_time(owner, most_s, expected_s, now) is not None:
-            return True
-    return False
-
-
-def too_many_bytes(function: FunctionOwner, bundle: Bundle) -> QuotaRefusal | None:
-    """Whether these models alone need more than the function or its namespace may have."""
-    for owner in both(function):
-        most_bytes = owner.terms.resident_bytes
-        if most_bytes is not None and bundle.bytes > most_bytes:
-            detail = f"its models need {bundle.bytes} bytes of {most_bytes}"
-            return QuotaRefusal(owner, "resident_bytes", detail, None)
-    return None
-
-
-def is_over_gpu_s(owner: Owner, now: float) -> bool:
-    most_s = owner.terms.gpu_s
-    return most_s is not None and owner.used_s(now) >= most_s
-
-
-def _gpu_time(owner: Owner, most_s: float, expected_s: float, now: float) -> QuotaRefusal | None:
-    """What was used, what is accepted and one more request must not exceed the quota together.
-
-    A request that alone exceeds it may begin where nothing was used or accepted: its estimate may
-    be wrong, and only a run can correct it.
-    """
-    used_s, to_come_s = owner.used_s(now), owner.to_come_s(now)
-    short_s = used_s + to_come_s + expected_s - most_s
-    if short_s <= 0.0 or (most_s > 0.0 and used_s <= 0.0 and not owner.busy):
-        return None
-    window = owner.window
-    again_s = window.frees_in_s(short_s, now) if window is not None else None
-    detail = (
-        f"{used_s:.1f} of {most_s:g} s of GPU time used in {owner.terms.window_s:g} s, "
-        f"{to_come_s:.1f} s accepted, {expected_s:.1f} s more asked for"
-    )
-    return QuotaRefusal(owner, "gpu_s", detail, again_s)
-
-
-_MOST_NAMED = 256
-
-
-def note_named(function: FunctionOwner, models: Sequence[ModelId], cluster: ClusterState) -> None:
-    """A function with a quota of its own named these models: they count as its own."""
-    if function.terms.resident_bytes is None:
-        return
-    own = function.models
-    for model in models:
-        own.pop(model, None)
-        own[model] = None
-    if len(own) > _MOST_NAMED:
-        for model in [model for model in own if not cluster.index.copies(model)][: len(own) // 2]:
-            del own[model]
-
-
-def has_room(function: FunctionOwner, bundle: Bundle, cluster: ClusterState) -> bool:
-    """Whether these models could be loaded once more, after its own idle ones have left."""
-    for owner in both(function):
-        most_bytes = owner.terms.resident_bytes
-        if most_bytes is None:
-            continue
-        used_bytes = bundle.bytes
-        for gpu, model in _residents(owner, cluster):
-            resident = gpu.cache.residents[model]
-            used_bytes += resident.bytes if resident.kept else 0
-        if used_bytes > most_bytes:
-            return False
-    return True
-
-
-def make_room(
-    owners: Iterable[Owner],
-    loads: Sequence[tuple[ModelId, int]],
-    spared: tuple[Gpu, tuple[ModelId, ...]],
-    cluster: ClusterState,
-    out: list[Action],
-) -> bool:
-    """Demote idle models of these owners, so that the loads keep their quotas; False: they cannot.
-
-    Models on the GPU that loads leave first, and else those that were not used for longest; those
-    that are `spared` there are needed.
-    """
-    needed_bytes = sum(size for _, size in loads)
-    victims: dict[tuple[Gpu, ModelId], None] = {}
-    for owner in owners:
-        most_bytes = owner.terms.resident_bytes
-        if most_bytes is None:
-            continue
-        residents = _residents(owner, cluster)
-        short_bytes = needed_bytes - most_bytes
-        for gpu, model in residents:
-            short_bytes += gpu.cache.residents[model].bytes if (gpu, model) not in victims else 0
-        for gpu, model in _idle_first(residents, spared):
-            if short_bytes <= 0:
-                break
-            if (gpu, model) not in victims:
-                victims[gpu, model] = None
-                short_bytes -= gpu.cache.residents[model].bytes
-        if short_bytes > 0:
-            return False
-    for gpu, model in victims:
-        cluster.evict(gpu, model)
-        out.append(Demote(gpu.spec.id, model, "its owner's quota of resident bytes"))
-    return True
-
-
-def with_quota(functions: Iterable[FunctionOwner]) -> list[Owner]:
-    """The owners of these that have a quota of resident bytes."""
-    owners: dict[Owner, None] = {}
-    for function in functions:
-        for owner in both(function):
-            if owner.terms.resident_bytes is not None:
-                owners[owner] = None
-    return list(owners)
-
-
-def owners_of(model: ModelId, owners: OwnerTable) -> list[Owner]:
-    """The owners with such a quota that this model counts for."""
-    space = owners.spaces.get(tenant_of(model))
-    if space is None:
-        return []
-    counted: list[Owner] = [space] if space.terms.resident_bytes is not None else []
-    counted += [owner for owner in space.functions.values() if model in owner.models]
-    return counted
-
-
-def _residents(owner: Owner, cluster: ClusterState) -> list[tuple[Gpu, ModelId]]:
-    """Where its models are: a namespace's by their names, a function's as it named them."""
-    index = cluster.index
-    if isinstance(owner, TenantSpace):
-        models: Iterable[ModelId] = index.parts.models_of(owner.name)
-    else:
-        assert isinstance(owner, FunctionOwner)
-        models = owner.models
-    return [(cluster.gpus[gpu], model) for model in models for gpu in index.holders(model)]
-
-
-def _idle_first(
-    residents: list[tuple[Gpu, ModelId]], spared: tuple[Gpu, tuple[ModelId, ...]]
-) -> list[tuple[Gpu, ModelId]]:
-    here, needed = spared
-    idle: list[tuple[bool, float, int]] = []
-    for place, (gpu, model) in enumerate(residents):
-        resident = gpu.cache.residents[model]
-        if not resident.kept and not (gpu is here and model in needed):
-            idle.append((gpu is not here, resident.used_s, place))
-    idle.sort()
-    return [residents[place] for _, _, place in idle]
+def estimate_s(bundle: Bundle, cluster: ClusterState) -> float:
+    """The GPU time of one request, with the load if it seems to need one."""
+    run_s = cluster.profiles.usual_runs_s(bundle.models)
+    if cluster.index.held(bundle.models):
+        return run_s
+    return run_s + cluster.profiles.all_loads_s(bundle.models, Tier.DISK)

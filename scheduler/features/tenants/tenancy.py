@@ -7,30 +7,15 @@ locality, batches and costs. It is on while a policy has a `lead_s` or any owner
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from cache_manager.model.ids import ModelId
 from scheduler import policies
 from scheduler.cluster.request_queue import Bundle, Pending, Standing
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.cluster.state import ClusterState
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
-from scheduler.features.tenants.owners import (
-    FunctionOwner,
-    Owner,
-    OwnerTable,
-    QuotaRefusal,
-    Turn,
-    both,
-    has_room,
-    is_over_gpu_s,
-    make_room,
-    note_named,
-    owners_of,
-    refusal,
-    too_many_bytes,
-    with_quota,
-)
-from scheduler.features.tenants.turn_order import TurnOrder, head_start_s
+from scheduler.features.tenants import limits
+from scheduler.features.tenants.owners import FunctionOwner, Owner, OwnerTable, Turn, both
+from scheduler.features.tenants.turn_order import TurnOrder
 from scheduler.model.actions import Finish
 from scheduler.model.events import Event, TermsSet
 from scheduler.model.values import CoreSettings, LeaseId, LeaseUse, RequestOutcome
@@ -86,13 +71,12 @@ class Tenancy(Layer):
         for pending in list(cluster.waiting):
             turn = self.order.turns[pending.id]
             if turn.owner in concerned:
-                self._pull_back(turn)
+                self._lifecycle.leave_queue(pending)
+                self._hold_again(turn)
         for turn in self.order.turns.values():
             if turn.owner.name == name:
-                note_named(turn.owner, turn.pending.models, cluster)
+                limits.note_named(turn.owner, turn.pending.models, cluster)
         for owner in concerned:
-            for turn in list(owner.paused_turns):
-                self._refuse_without_time(turn)
             self.order.list(owner)
 
     def policy_set(self, policy: Policy) -> None:
@@ -109,11 +93,11 @@ class Tenancy(Layer):
         if not self.on:
             self._switch()
         for pending in list(cluster.waiting):
-            self._pull_back(order.turns[pending.id])
+            self._lifecycle.leave_queue(pending)
+            self._hold_again(order.turns[pending.id])
         for turn in [turn for turn in order.turns.values() if turn.held]:
-            turn.note_held(cluster.now)
             order.let_go(turn)
-            order.hold(turn, cluster.now)
+            order.hold(turn)
         cluster.visits.clear()
         cluster.latest_seq = 0
         self._switch()
@@ -135,8 +119,9 @@ class Tenancy(Layer):
             self._lifecycle.switch_on(self)
             for pending in self._cluster.requests.values():
                 if pending.standing in (Standing.WAITING, Standing.LOCAL):
-                    self._queue(self._turn(pending))
-                    self._show(self.order.turns[pending.id])
+                    turn = self.order.turn(pending)
+                    self.order.queue(turn)
+                    self.order.expose(turn)
             for lease in self._cluster.leases.values():
                 self.granted(lease)
             return
@@ -152,28 +137,28 @@ class Tenancy(Layer):
         self.charges.clear()
         self.owners.clear()
 
-    def _pull_back(self, turn: Turn) -> None:
-        """Hold back a request that waits in the global queue."""
-        self._lifecycle.leave_queue(turn.pending)
-        self._withdraw(turn)
-        turn.pending.seq = turn.arrival
-        turn.pending.pauses = self.order.has_no_time(turn.pending, self._cluster.now)
-        self._hold(turn)
+    def _hold_again(self, turn: Turn, *, stuck: bool = False) -> None:
+        """Hold back a request that policies have seen, and that is in no queue now."""
+        self.order.withdraw(turn)
+        turn.pending.pauses = limits.must_pause(turn, self._cluster.now)
+        if stuck:
+            self.order.stuck[turn.owner] = None
+        self.order.hold(turn)
 
     # -- requests -------------------------------------------------------------------------------
 
     def refusal(self, pending: Pending, *, promised: bool) -> Finish | None:
         """By a quota, or since its namespace fills its part of the queue."""
-        cluster, order, request = self._cluster, self.order, pending.request
+        cluster, request = self._cluster, pending.request
         if not promised:
-            self.owners.forget_when_due(order.virtual_s)
-            owner, expected_s = self.owners.of(request.function), order.estimate_s(pending.bundle)
-            over = refusal(owner, pending.bundle, expected_s, cluster.now, goes_on=request.goes_on)
+            self.owners.forget_when_due(self.order.virtual_s)
+            owner = self.owners.of(request.function)
+            over = limits.refusal(owner, pending, cluster) if owner.has_quotas else None
             if over is not None:
-                self.owners.count_refusal(over)
+                self.owners.count_refusal(over.owner, over.quota)
                 outcome = RequestOutcome.OVER_QUOTA
                 return Finish(request.id, outcome, over.reason, None, over.again_s)
-        pauses = pending.pauses = order.is_to_pause(pending, cluster.now)
+        pauses = pending.pauses = self._pauses(pending)
         limit, rivals = self._max_waiting, cluster.paused if pauses else cluster.contending
         if limit is None or rivals >= limit or not self.takes_turns:
             return None
@@ -182,18 +167,30 @@ class Tenancy(Layer):
         reason = f"{cluster.queued} requests wait, and of its namespace more than its part"
         return Finish(request.id, RequestOutcome.QUEUE_FULL, reason)
 
+    def _pauses(self, pending: Pending) -> bool:
+        """Whether its call goes on, and a quota of GPU time has no room for it."""
+        request = pending.request
+        return request.goes_on and limits.lacks_gpu_time(
+            self.owners.of(request.function), pending.bundle, self._cluster
+        )
+
     def wait_s(self, function: str) -> float | None:
         return self.owners.wait_s(function, self._cluster.pace) if self.takes_turns else None
 
     def holds_back(self, pending: Pending) -> bool:
         """Until its turn."""
-        if self.order.is_exposed(pending):
+        cluster, order = self._cluster, self.order
+        turn = order.turn(pending)
+        if turn.exposed:
             return False
-        turn = self._turn(pending)
-        pending.pauses = self.order.is_to_pause(pending, self._cluster.now)
-        self._queue(turn)
-        note_named(turn.owner, pending.models, self._cluster)
-        self._hold(turn)
+        pending.pauses = self._pauses(pending)
+        order.queue(turn)
+        limits.note_named(turn.owner, pending.models, cluster)
+        is_new = pending.lease is None
+        if is_new and not cluster.held and order.comes_at_once(turn):
+            order.take(turn)
+            return False
+        self.order.hold(turn)
         return True
 
     def let_go(self, pending: Pending) -> None:
@@ -205,7 +202,7 @@ class Tenancy(Layer):
     def finished(self, pending: Pending) -> None:
         turn = self.order.turns.pop(pending.id, None)
         if turn is not None and turn.queued:
-            self._unqueue(turn)
+            self.order.unqueue(turn)
             self.owners.forget_when_due(self.order.virtual_s)
 
     def gpus_return(self) -> None:
@@ -214,15 +211,16 @@ class Tenancy(Layer):
     # -- turns ----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        return self.order.paused.may_be_due(self._cluster.now)
+        return self.order.paused.is_due()
 
     def expose(self) -> None:
         """Look also whether what lacked room in a quota, of bytes or GPU time, has it now."""
         order = self.order
-        order.resume(self._cluster.now)
+        if self._cluster.paused:
+            order.resume()
         for owner in list(order.stuck)[:_MOST_RETRIED]:
             first = owner.turns.first()
-            if first is None or has_room(owner, first.pending.bundle, self._cluster):
+            if first is None or limits.has_room(owner, first.pending.bundle, self._cluster):
                 self._free(owner)
             else:  # others are looked at next time
                 order.stuck[owner] = order.stuck.pop(owner)
@@ -233,7 +231,9 @@ class Tenancy(Layer):
     def expose_more(self) -> bool:
         """Others may have their turn by what the policy decided, or while slots are idle."""
         order = self.order
-        more = self._diverted or order.next() is not None or order.resume(self._cluster.now)
+        if not self._cluster.held:
+            return False
+        more = self._diverted or order.next() is not None or order.resume()
         if more or self._expose_spare():
             self._expose_all()
             return True
@@ -245,7 +245,7 @@ class Tenancy(Layer):
     def _expose_all(self) -> None:
         """Let the policy see all whose turn it is, and end those that no longer fit by then."""
         self._diverted = False
-        while (turn := self.order.next()) is not None:
+        while self._cluster.held and (turn := self.order.next()) is not None:
             self._expose(turn)
         while self._refused:
             pending, outcome, reason = self._refused.pop()
@@ -278,40 +278,22 @@ class Tenancy(Layer):
 
     def _free(self, owner: FunctionOwner) -> None:
         del self.order.stuck[owner]
-        owner.stuck = False
         self.order.list(owner)
 
     def _expose(self, turn: Turn) -> None:
         """Let the policy see a request, unless it has grown too large while it was held back."""
-        pending, cluster = turn.pending, self._cluster
-        turn.note_held(cluster.now)
+        pending = turn.pending
         if self._lifecycle.too_large(pending.bundle):
             reason = "its models have grown, and no GPU is so large"
             self._refuse(turn, RequestOutcome.TOO_LARGE, reason)
             return
-        over = too_many_bytes(turn.owner, pending.bundle)
+        over = limits.too_many_bytes(turn.owner, pending.bundle)
         if over is not None:
-            self._refuse_by(over, turn)
+            self.owners.count_refusal(over.owner, over.quota)
+            self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
             return
         self.order.take(turn)
-        cluster.latest_seq = max(cluster.latest_seq, pending.seq)
         self._lifecycle.enter_queue(pending)
-
-    def _hold(self, turn: Turn) -> None:
-        self.order.hold(turn, self._cluster.now)
-        if turn.pending.pauses:
-            self._refuse_without_time(turn)
-
-    def _refuse_without_time(self, turn: Turn) -> None:
-        """End a paused call for which there will never be room."""
-        for owner in both(turn.owner):
-            if owner.terms.gpu_s == 0.0:
-                self._refuse_by(QuotaRefusal(owner, "gpu_s", "no GPU time at all", None), turn)
-                return
-
-    def _refuse_by(self, over: QuotaRefusal, turn: Turn) -> None:
-        self.owners.count_refusal(over)
-        self._refuse(turn, RequestOutcome.OVER_QUOTA, over.reason)
 
     def _refuse(self, turn: Turn, outcome: RequestOutcome, reason: str) -> None:
         self.order.let_go(turn)
@@ -331,9 +313,9 @@ class Tenancy(Layer):
     def _grant(self, lease: ActiveLease, chosen: Sequence[Pending]) -> None:
         owners = []
         for pending in chosen:
-            turn = self._turn(pending)
+            turn = self.order.turn(pending)
             if turn.queued:
-                self._unqueue(turn)
+                self.order.unqueue(turn)
             owners.append(turn.owner)
         self._charge(lease, owners, max(0.0, lease.due_s - self._cluster.now))
         if lease.own and not lease.loading:
@@ -346,14 +328,16 @@ class Tenancy(Layer):
             self.ended(lease)
         charge = self.charges[lease.id] = LeaseCharge(self._cluster, lease, owners)
         for owner in charge.distinct():
-            self.owners.count(owner, 0, 1)
+            self.owners.count(owner, leases=1)
         if not lease.beside:
             charge.begin(self._cluster.now + expected_s)
         self._recharge(charge, expected_s * charge.share)
 
     def placed(self, function: str, count: int) -> None:
         if self.takes_turns:
-            self.owners.count_placed(function, count, self._cluster.now)
+            space = self.owners.of(function).space
+            if space.contending:
+                space.pace.placed(count, self._cluster.now)
 
     def calls_reported(self, lease: ActiveLease, function: str, run_s: float) -> None:
         """Charge what was used under a lease that its caller keeps, and a call that runs now."""
@@ -392,7 +376,7 @@ class Tenancy(Layer):
         charge = self.charges.pop(lease.id)
         self._recharge(charge, charge.used_s())
         for owner in charge.distinct():
-            self.owners.count(owner, 0, -1)
+            self.owners.count(owner, leases=-1)
         charge.end()
         for owner in charge.distinct():
             self.order.list(owner)
@@ -418,7 +402,7 @@ class Tenancy(Layer):
                 most = owner.terms.leases
                 if most is not None and owner.leases > most:
                     return False
-                if is_over_gpu_s(owner, cluster.now):
+                if limits.is_over_gpu_s(owner, cluster.now):
                     return False
         return True
 
@@ -427,86 +411,23 @@ class Tenancy(Layer):
 
         Where that is not enough, or other quotas are used up, the requests are held back.
         """
-        cluster, order = self._cluster, self.order
-        over = tuple([p for p in chosen if order.lost_its_turn(p, cluster.now)])
-        residents = slot.gpu.cache.residents
-        loads = [need for need in bundle.needs if need[0] not in residents]
-        if not over and (not loads or self._make_room(chosen, bundle, loads, slot)):
+        cluster = self._cluster
+        turns = [self.order.turns[pending.id] for pending in chosen]  # of one function
+        if turns and not turns[0].owner.has_quotas:
             return True
-        for pending in over or chosen:
-            self._lifecycle.take(pending)
+        over = [turn for turn in turns if limits.lost_its_turn(turn, cluster.now)]
+        loads = [need for need in bundle.needs if need[0] not in slot.residents]
+        if not over:
+            model, spared = bundle.models[0], (slot.gpu, bundle.models)
+            owners = both(turns[0].owner) if turns else limits.owners_of(model, self.owners)
+            if not loads or limits.make_room(owners, loads, spared, cluster, cluster.out):
+                return True
+        for turn in over or turns:
+            self._lifecycle.take(turn.pending)
             cluster.contending += 1
-            self._divert(pending, stuck=not over)
+            self._hold_again(turn, stuck=not over)
+            self._diverted = True
         return False
-
-    def _make_room(
-        self,
-        chosen: tuple[Pending, ...],
-        bundle: Bundle,
-        loads: Sequence[tuple[ModelId, int]],
-        slot: Slot,
-    ) -> bool:
-        """Keep quotas of resident bytes as these loads begin, for requests or without any."""
-        owners = [] if chosen else owners_of(bundle.models[0], self.owners)
-        turns = [turn for pending in chosen if (turn := self.order.turns.get(pending.id))]
-        owners += with_quota(turn.owner for turn in turns)
-        spared = slot.gpu, bundle.models
-        return make_room(owners, loads, spared, self._cluster, self._cluster.out)
-
-    def _divert(self, pending: Pending, *, stuck: bool) -> None:
-        """A request waits for room in a quota: in that of resident bytes if it is `stuck`."""
-        turn = self.order.turns[pending.id]
-        self._withdraw(turn)
-        pending.pauses = self.order.has_no_time(pending, self._cluster.now)
-        if stuck:
-            turn.owner.stuck = True
-            self.order.stuck[turn.owner] = None
-        self._diverted = True
-        self._hold(turn)
-
-    # -- parts ----------------------------------------------------------------------------------
-
-    def _turn(self, pending: Pending) -> Turn:
-        turns, function = self.order.turns, pending.request.function
-        turn = turns.get(pending.id)
-        if turn is None:
-            owner = self.owners.of(function)
-            priority = owner.terms.priority + owner.space.terms.priority
-            head_s = head_start_s(pending, priority, self._cluster.now)
-            turn = turns[pending.id] = Turn(pending, owner, head_s)
-        elif not turn.queued:  # its owner may have been forgotten meanwhile
-            turn.owner = self.owners.of(function)
-        return turn
-
-    def _queue(self, turn: Turn) -> None:
-        turn.charge_s = self.order.estimate_s(turn.pending.bundle)
-        turn.queued = True
-        self.owners.count(turn.owner, 1, 0)
-        for owner in both(turn.owner):
-            owner.queued_s += turn.charge_s
-
-    def _unqueue(self, turn: Turn) -> None:
-        """A request waits no more; what it was charged in advance is given back."""
-        self._withdraw(turn)
-        self.order.paused.waits_no_more(turn)
-        turn.queued = False
-        self.owners.count(turn.owner, -1, 0)
-        for owner in both(turn.owner):
-            owner.queued_s -= turn.charge_s
-
-    def _show(self, turn: Turn) -> None:
-        """A request counts as exposed, which was so before anybody followed it."""
-        turn.exposed = True
-        for owner in both(turn.owner):
-            owner.exposed += 1
-        self.order.charge(turn.owner, turn.charge_s)
-
-    def _withdraw(self, turn: Turn) -> None:
-        if turn.exposed:
-            turn.exposed = False
-            for owner in both(turn.owner):
-                owner.exposed -= 1
-            self.order.charge(turn.owner, -turn.charge_s)
 
 
 class LeaseCharge:

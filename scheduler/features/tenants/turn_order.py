@@ -1,4 +1,4 @@
-"""The order of turns: which held-back request is next, and which calls pause for a quota.
+"""The order of turns: which held-back request is next.
 
 Start-time fair queueing (SFQ) in two levels, and a bounded look ahead, as MQFQ has it: a namespace
 is charged, by its weight, for what its requests take, in advance by estimate; its next request has
@@ -6,24 +6,16 @@ its turn at the namespace's virtual time. The clock of all is the least turn of 
 namespace that returns from idleness begins at the clock: it has saved nothing.
 """
 
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush
-from math import inf
-
-from cache_manager.model.ids import Tier
-from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Pending, Standing
 from scheduler.cluster.state import ClusterState
+from scheduler.features.tenants.limits import PausedCalls
 from scheduler.features.tenants.owners import (
     FunctionOwner,
     Lineup,
-    Owner,
-    OwnerOrder,
     OwnerTable,
     TenantSpace,
     Turn,
-    both,
-    is_over_gpu_s,
-    lacks_gpu_time,
+    estimate_s,
 )
 
 # Requests that have the same turn to the microsecond keep their order of arrival.
@@ -50,25 +42,61 @@ class TurnOrder:
         self.lead_s = 0.0
         self.virtual_s = 0.0
         self.turns: dict[str, Turn] = {}
+        # Those whose first request has no room within a quota of resident bytes.
         self.stuck: dict[FunctionOwner, None] = {}
         self.paused = PausedCalls(cluster, owners)
         self._cluster = cluster
         self._owners = owners
-        self._spaces: OwnerOrder = Lineup()
+        self._spaces: Lineup[tuple[float, int], TenantSpace] = Lineup()
         self._early: dict[FunctionOwner, None] = {}  # whose first request has a head start
-        self._pace = 0.0  # at which these were listed
+        self._pace = 0.0  # at which these are listed
 
-    def estimate_s(self, bundle: Bundle) -> float:
-        """The GPU time of one request, with the load if it seems to need one."""
-        profiles = self._cluster.profiles
-        run_s = profiles.usual_runs_s(bundle.models)
-        if self._cluster.index.held(bundle.models):
-            return run_s
-        return run_s + profiles.all_loads_s(bundle.models, Tier.DISK)
+    # -- what waits -----------------------------------------------------------------------------
+
+    def turn(self, pending: Pending) -> Turn:
+        """The turn of an accepted request, made when it is first asked for."""
+        turn, function = self.turns.get(pending.id), pending.request.function
+        if turn is None:
+            owner = self._owners.of(function)
+            priority = owner.terms.priority + owner.space.terms.priority
+            head_s = head_start_s(pending, priority, self._cluster.now)
+            turn = self.turns[pending.id] = Turn(pending, owner, head_s)
+        elif not turn.queued:  # its owner may have been forgotten meanwhile
+            turn.owner = self._owners.of(function)
+        return turn
+
+    def queue(self, turn: Turn) -> None:
+        """From now on the request waits."""
+        turn.charge_s = estimate_s(turn.pending.bundle, self._cluster)
+        turn.queued = True
+        self._owners.count(turn.owner, waiting=1, queued_s=turn.charge_s)
+
+    def unqueue(self, turn: Turn) -> None:
+        """It waits no more; what it was charged in advance is given back."""
+        self.withdraw(turn)
+        if turn.owner.space.resumed:
+            self.paused.waits_no_more(turn)
+        turn.queued = False
+        self._owners.count(turn.owner, waiting=-1, queued_s=-turn.charge_s)
+
+    def expose(self, turn: Turn) -> None:
+        """Policies see the request from now on, and it is charged by estimate."""
+        turn.exposed = True
+        turn.owner.exposed += 1
+        turn.owner.space.exposed += 1
+        self.charge(turn.owner, turn.charge_s)
+
+    def withdraw(self, turn: Turn) -> None:
+        """Policies see it no more, if they did."""
+        if turn.exposed:
+            turn.exposed = False
+            turn.owner.exposed -= 1
+            turn.owner.space.exposed -= 1
+            self.charge(turn.owner, -turn.charge_s)
 
     # -- held back ------------------------------------------------------------------------------
 
-    def hold(self, turn: Turn, now: float) -> None:
+    def hold(self, turn: Turn) -> None:
         """Hold a request back, at its place by arrival among those of its function."""
         pending, owner = turn.pending, turn.owner
         if pending.seq < 0:  # it goes before all others
@@ -77,10 +105,10 @@ class TurnOrder:
         self._cluster.held += 1
         pending.standing = Standing.HELD
         pending.at = pending.lease = None
-        turn.since_s = now
+        turn.since_s = self._cluster.now
         if pending.pauses:
             pending.held_for = GPU_TIME
-            self.paused.add(turn, now)
+            self.paused.add(turn)
             return
         head = int(turn.head_s * 1e6) * _SEQ_STEP if self.lead_s else 0
         owner.turns.put(turn, turn.arrival - head)
@@ -88,45 +116,32 @@ class TurnOrder:
         self.list(owner)
 
     def let_go(self, turn: Turn) -> None:
+        self._leave(turn)
+        self.list(turn.owner)
+
+    def _leave(self, turn: Turn) -> None:
         self._cluster.held -= 1
         turn.held = False
+        turn.pending.held_s += self._cluster.now - turn.since_s
         if not self.paused.remove(turn):
             turn.owner.turns.drop(turn)
-            self.list(turn.owner)
 
-    def is_to_pause(self, pending: Pending, now: float) -> bool:
-        """Whether a new request's call goes on, and a quota of GPU time has no room for it."""
-        if not pending.request.goes_on:
-            return False
-        owner = self._owners.of(pending.request.function)
-        return lacks_gpu_time(owner, self.estimate_s(pending.bundle), now)
-
-    def has_no_time(self, pending: Pending, now: float) -> bool:
-        """Whether its call goes on, and a quota of GPU time is used up; others were accepted."""
-        request = pending.request
-        owners = both(self._owners.of(request.function)) if request.goes_on else ()
-        return any(is_over_gpu_s(owner, now) for owner in owners)
-
-    def lost_its_turn(self, pending: Pending, now: float) -> bool:
-        """Whether quotas lack room that they had: time was used, or leases became known."""
-        owner = self._owners.of(pending.request.function)
-        return owner.has_its_leases or owner.space.has_its_leases or self.has_no_time(pending, now)
-
-    def resume(self, now: float) -> bool:
+    def resume(self) -> bool:
         """Let calls go on for which a quota of GPU time has room now; whether there were any."""
-        due = self.paused.due(now, self.estimate_s)
+        due = self.paused.due()
         for turn in due:
-            turn.note_held(now)
             self.let_go(turn)
             turn.pending.pauses = False
-            self.hold(turn, now)
+            self.hold(turn)
             turn.pending.held_for = GPU_TIME
         return bool(due)
 
     def list(self, owner: FunctionOwner) -> None:
         """List a function, and its namespace, where their turns are by now."""
         space = owner.space
-        first = None if owner.stuck or owner.at_its_leases else owner.turns.first()
+        if not (owner.turns.keys or space.turns.keys):
+            return
+        first = None if owner in self.stuck or owner.at_its_leases else owner.turns.first()
         if first is not None and first.head_s:
             self._early[owner] = None
         else:
@@ -141,7 +156,7 @@ class TurnOrder:
 
     def _list_space(self, space: TenantSpace) -> None:
         owner = None if space.at_its_leases else space.turns.first()
-        first = owner.turns.first() if isinstance(owner, FunctionOwner) else None
+        first = None if owner is None else owner.turns.first()
         if first is None:
             self._spaces.drop(space)
             return
@@ -150,16 +165,11 @@ class TurnOrder:
         self._spaces.put(space, (space.virtual_s - self._head_s(first), space.number))
 
     def _why(self, owner: FunctionOwner) -> str:
-        if owner.stuck:
+        if owner in self.stuck:
             return RESIDENT
         if owner.at_its_leases or owner.space.at_its_leases:
             return LEASES
         return AHEAD if owner.space.virtual_s > self.virtual_s else ITS_TURN
-
-    def is_exposed(self, pending: Pending) -> bool:
-        """Whether the policy may place this request, wherever it waits."""
-        turn = self.turns.get(pending.id)
-        return turn is not None and turn.exposed
 
     # -- turns ----------------------------------------------------------------------------------
 
@@ -167,40 +177,54 @@ class TurnOrder:
         """The next request that may be placed; with `spare` also where its turn is too late."""
         self._follow_pace()
         space = self._spaces.first()
-        if not isinstance(space, TenantSpace):
+        if space is None:
             return None
         if self.lead_s and not spare:
-            listed_s, _ = self._spaces.keys[space]
-            self._advance(listed_s)
-            if listed_s > self.virtual_s + self.lead_s * self.pace():
+            turn_s, _ = self._spaces.keys[space]
+            self.virtual_s = self._clock_s(turn_s)
+            if turn_s > self.virtual_s + self.lead_s * self._pace:
                 return None
         owner = space.turns.first()
-        assert isinstance(owner, FunctionOwner)
-        turn = owner.turns.first()
-        assert turn is not None
-        return turn
+        assert owner is not None
+        return owner.turns.first()
+
+    def comes_at_once(self, turn: Turn) -> bool:
+        """Whether it is the turn of a new request, while no other one is held back."""
+        owner, space = turn.owner, turn.owner.space
+        if turn.pending.pauses or owner in self.stuck or owner.at_its_leases or space.at_its_leases:
+            return False
+        owner.virtual_s = max(owner.virtual_s, space.turn_s)
+        space.virtual_s = max(space.virtual_s, self.virtual_s)
+        if self.lead_s:
+            self._follow_pace()
+            turn_s = space.virtual_s - self._head_s(turn)
+            clock_s = self._clock_s(turn_s)
+            if turn_s > clock_s + self.lead_s * self._pace:
+                return False
+            self.virtual_s = clock_s
+        return True
 
     def take(self, turn: Turn) -> None:
         """It is the turn of this request, the next one: give it its rank, and charge for it."""
         owner, space, pending = turn.owner, turn.owner.space, turn.pending
+        cluster = self._cluster
+        if turn.held:
+            self._leave(turn)
         space.turn_s = max(space.turn_s, owner.virtual_s)
         turn.tag_s = max(0.0, space.virtual_s - self._head_s(turn))
         if self.lead_s:
             if turn.arrival >= 0:
                 pending.seq = int(turn.tag_s * 1e6) * _SEQ_STEP + turn.arrival % _SEQ_STEP
-            cluster = self._cluster
-            pending.number = cluster.accepted - cluster.waiting.count - cluster.held
+            pending.number = cluster.accepted - 1 - cluster.waiting.count - cluster.held
         else:
             pending.seq = turn.arrival
-        turn.exposed = True
-        owner.exposed += 1
-        space.exposed += 1
-        self._charge(owner, turn.charge_s)
-        self.let_go(turn)
+        cluster.latest_seq = max(cluster.latest_seq, pending.seq)
+        self.expose(turn)
 
     def charge(self, owner: FunctionOwner, seconds: float) -> None:
         """Charge so many seconds more, or fewer, and list the owner where its turn is then."""
-        self._charge(owner, seconds)
+        owner.virtual_s += seconds / owner.weight
+        owner.space.virtual_s += seconds / owner.space.weight
         self.list(owner)
 
     def is_ahead(self, space: TenantSpace) -> bool:
@@ -220,20 +244,16 @@ class TurnOrder:
                 self.list(owner)
 
     def _head_s(self, turn: Turn) -> float:
-        return turn.head_s * self.pace() if self.lead_s and turn.head_s else 0.0
+        return turn.head_s * self._pace if self.lead_s and turn.head_s else 0.0
 
-    def _charge(self, owner: FunctionOwner, seconds: float) -> None:
-        owner.virtual_s += seconds / owner.weight
-        owner.space.virtual_s += seconds / owner.space.weight
-
-    def _advance(self, next_s: float) -> None:
+    def _clock_s(self, next_s: float) -> float:
         """The clock is at the first turn of what waits, and never goes back."""
         cluster = self._cluster
-        first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
-        if first is not None:
-            turn = self.turns.get(first.id)
+        if cluster.waiting.count:
+            first = cluster.waiting.first(max(0, len(cluster.sizes) - 1))
+            turn = None if first is None else self.turns.get(first.id)
             next_s = min(next_s, turn.tag_s) if turn is not None else next_s
-        self.virtual_s = max(self.virtual_s, next_s)
+        return max(self.virtual_s, next_s)
 
 
 def head_start_s(pending: Pending, priority: int, now: float) -> float:
@@ -250,159 +270,3 @@ def head_start_s(pending: Pending, priority: int, now: float) -> float:
     urgent_s = max(0.0, MOST_HEAD_S - max(0.0, left_s))
     head_s = (request.priority + priority) * _PRIORITY_S + urgent_s
     return max(-MOST_HEAD_S, min(MOST_HEAD_S, head_s))
-
-
-# There is room once less than the quota is used, by so much at least; and a part of a window leaves
-# it at a time that is computed in two ways.
-_LEAST_S, _LATER_S = 1e-6, 0.001
-_COMPACT_BEYOND = 64
-_LOOKS = 10  # in a window, while it is not known when there is room
-
-
-class PausedCalls:
-    """The functions that have such calls.
-
-    Of each function one goes on at a time, once the quota has room by estimate beside what runs and
-    what goes on already; the next one when that one has its lease.
-    """
-
-    def __init__(self, cluster: ClusterState, owners: OwnerTable) -> None:
-        self.resumed: dict[FunctionOwner, Turn] = {}  # those that wait for their lease
-        self._cluster = cluster
-        self._owners = owners
-        # When each function is looked at next: `inf` while its call before, or nothing, has room.
-        self._look_s: dict[FunctionOwner, float] = {}
-        self._looks: list[tuple[float, int, FunctionOwner]] = []  # a heap
-        # Functions of each namespace that may have room when something of it needs less.
-        self._behind: dict[TenantSpace, dict[FunctionOwner, None]] = {}
-        # What the resumed calls of each namespace need, by estimate.
-        self._coming_s: dict[TenantSpace, dict[FunctionOwner, float]] = {}
-
-    def add(self, turn: Turn, now: float) -> None:
-        owner = turn.owner
-        owner.paused_turns[turn] = None
-        self._count(owner, 1)
-        if self._let_go(turn):  # there is no room any more
-            owner.paused_turns.move_to_end(turn, last=False)
-            self._wait_for_room(owner, now)
-        elif owner not in self._look_s:
-            self._look_s[owner] = inf
-            if owner not in self.resumed:
-                self._wait_for_room(owner, now)
-
-    def remove(self, turn: Turn) -> bool:
-        """Return whether the call was paused."""
-        owner = turn.owner
-        if turn not in owner.paused_turns:
-            return False
-        del owner.paused_turns[turn]
-        self._count(owner, -1)
-        if not owner.paused_turns:
-            del self._look_s[owner]
-            behind = self._behind.get(owner.space, {})
-            behind.pop(owner, None)
-            if not behind:
-                self._behind.pop(owner.space, None)
-        return True
-
-    def waits_no_more(self, turn: Turn) -> None:
-        """This request has its lease, or has ended."""
-        if self._let_go(turn) and turn.owner.paused_turns:
-            self._look(turn.owner, 0.0)
-
-    def may_have_room(self, owner: FunctionOwner) -> None:
-        """Something of it needs less GPU time than was expected."""
-        for function in self._behind.pop(owner.space, ()):
-            if function in self._look_s:
-                self._look(function, 0.0)
-
-    def may_be_due(self, now: float) -> bool:
-        """Whether `due` has to be asked."""
-        return bool(self._looks) and self._looks[0][0] <= now
-
-    def due(self, now: float, estimate_s: Callable[[Bundle], float]) -> list[Turn]:
-        """Those that may go on now; their caller removes them."""
-        turns = []
-        while self.may_be_due(now):
-            look_s, _, owner = heappop(self._looks)
-            if self._look_s.get(owner) != look_s:
-                continue
-            self._look_s[owner] = inf
-            if owner in self.resumed:
-                continue
-            if any(self.short_s(each, now) > 0.0 for each in both(owner)):
-                self._wait_for_room(owner, now)
-                continue
-            turn = self.resumed[owner] = next(iter(owner.paused_turns))
-            needs_s = estimate_s(turn.pending.bundle)
-            self._coming_s.setdefault(owner.space, {})[owner] = needs_s
-            turns.append(turn)
-        return turns
-
-    def next_s(self) -> float | None:
-        """When there may be room next; None: not without another event."""
-        looks = self._looks
-        while looks and self._look_s.get(looks[0][2]) != looks[0][0]:
-            heappop(looks)
-        return looks[0][0] if looks else None
-
-    def terms_changed(self) -> None:
-        """There may be room at once."""
-        for owner in self._look_s:
-            self._look(owner, 0.0)
-
-    def clear(self) -> None:
-        self.resumed.clear()
-        self._looks.clear()
-        self._behind.clear()
-        self._coming_s.clear()
-
-    def _count(self, owner: FunctionOwner, more: int) -> None:
-        self._cluster.paused += more
-        self._cluster.contending -= more
-        self._owners.count(owner, 0, 0, more)
-
-    def _let_go(self, turn: Turn) -> bool:
-        """Count this call no more as the one of its function that goes on; whether it was that."""
-        owner = turn.owner
-        if self.resumed.get(owner) is not turn:
-            return False
-        del self.resumed[owner]
-        coming = self._coming_s[owner.space]
-        del coming[owner]
-        if not coming:
-            del self._coming_s[owner.space]
-        self.may_have_room(owner)
-        return True
-
-    def short_s(self, owner: Owner, now: float) -> float:
-        """By how much GPU time an owner lacks room; what runs and what comes counts by estimate."""
-        most_s = owner.terms.gpu_s
-        if most_s is None:
-            return 0.0
-        coming_s = 0.0
-        if isinstance(owner, TenantSpace):  # a function is not asked while a call of it comes
-            coming_s = sum(self._coming_s.get(owner, {}).values())
-        running_s = owner.running_s(now) if owner.leases else 0.0
-        return max(0.0, owner.used_s(now) + running_s + coming_s - most_s + _LEAST_S)
-
-    def _wait_for_room(self, function: FunctionOwner, now: float) -> None:
-        """Look again when both owners have room, if nothing more is used until then."""
-        self._behind.setdefault(function.space, {})[function] = None
-        at_s = 0.0
-        for owner in both(function):
-            short_s = self.short_s(owner, now)
-            if owner.window is not None and short_s > 0.0:
-                left_s = owner.window.frees_in_s(short_s, now)
-                if left_s is None and owner.terms.gpu_s:  # what has not been used yet leaves later
-                    left_s = owner.window.window_s / _LOOKS
-                at_s = max(at_s, inf if left_s is None else now + left_s + _LATER_S)
-        self._look(function, at_s)
-
-    def _look(self, owner: FunctionOwner, at_s: float) -> None:
-        self._look_s[owner] = at_s
-        if at_s < inf:
-            heappush(self._looks, (at_s, owner.number, owner))
-        if len(self._looks) > 2 * len(self._look_s) + _COMPACT_BEYOND:
-            self._looks = [look for look in self._looks if self._look_s.get(look[2]) == look[0]]
-            heapify(self._looks)

@@ -33,6 +33,7 @@ from scheduler.service.history.history import Decided
 from scheduler.service.leadership.term import Office
 from scheduler.service.request_bounds import MOST_S, MOST_WHOLE, check_name, check_request
 from scheduler.service.scheduler_service import SchedulerService
+from scheduler.wire.caller_stream import MOST_LEASES
 from scheduler.wire.request_times import absolute
 
 MOST_BODY_BYTES = 1 << 20
@@ -41,7 +42,6 @@ _LINES = (b"content-type", b"application/jsonl")
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 _EMPTY = {"type": "http.response.body"}
 _CALLER = b"x-gpufaas-caller"
-_MOST_LEASES = 4_096
 _UNKNOWN, _MISSING = "Object contains unknown field `", "Object missing required field `"
 Seconds = Annotated[float, Meta(ge=0.0, le=MOST_S)]
 _Body = TypeVar("_Body", bound=Struct)
@@ -57,9 +57,6 @@ class HotPath:
 
     def __init__(self, service: SchedulerService) -> None:
         self._service = service
-        self._access = service.access
-        self._meters = service.meters
-        self._callers = service.leases
         self.routes: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[int]]] = {
             "/acquire": self._acquire,
             "/wanted": self._wanted,
@@ -72,14 +69,14 @@ class HotPath:
         """Answer one request to one of the routes; only POST is accepted."""
         path = scope["path"]
         try:
-            if self._access.role(header_of(scope, b"authorization")) is None:
+            if self._service.access.role(header_of(scope, b"authorization")) is None:
                 raise unknown_caller()
             if scope["method"] != "POST":
                 raise MalformedRequest(f"{path} takes POST only")
             status = await self.routes[path](scope, receive, send)
         except SchedulerError as error:
             status = await send_error(send, error)
-        self._meters.answered[path, status] += 1
+        self._service.meters.answered[path, status] += 1
 
     async def _acquire(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -91,8 +88,7 @@ class HotPath:
         placement = await self._placement(office, scope, office.acquire(request))
         if placement is None:
             return _GONE
-        self._callers.granted(office, _caller(scope), placement.lease, request.id)
-        return await _answer(send, 200, self._shown(placement, request))
+        return await _answer(send, 200, self._granted(scope, placement, request))
 
     async def _wanted(self, scope: Scope, receive: Receive, send: Send) -> int:
         office = self._service.office()
@@ -101,8 +97,8 @@ class HotPath:
         placement = await self._placement(office, scope, office.driver.wanted(request_id))
         if placement is None:
             return _GONE
-        self._callers.granted(office, _caller(scope), placement.lease, request_id)
-        return await _answer(send, 200, self._shown(placement, office.request(request_id)))
+        granted = self._granted(scope, placement, office.request(request_id))
+        return await _answer(send, 200, granted)
 
     async def _placement(
         self, office: Office, scope: Scope, asking: Awaitable[Placement]
@@ -119,7 +115,9 @@ class HotPath:
                 return None
             raise
         except RequestWithdrawn as error:
-            raise self._ended(office, error) from error
+            if office.closed:  # it must be sent again to the next leader
+                raise NotLeading(self._service.elsewhere()) from error
+            raise
         finally:
             watch.stop()
 
@@ -127,7 +125,7 @@ class HotPath:
         office = self._service.office()
         released = release(await _body(scope, receive))
         office.driver.report(released)
-        self._callers.released(released.lease, released.request)
+        self._service.leases.released(released.lease, released.request)
         return await _nothing(send)
 
     async def _cancel(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -143,7 +141,7 @@ class HotPath:
         office = self._service.office()
         caller, leases = presence(await _body(scope, receive))
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
-        with self._callers.present(office, caller, leases):
+        with self._service.leases.present(office, caller, leases):
             gone = get_running_loop().create_task(until_disconnected(receive))
             try:
                 while not gone.done() and not office.closed:
@@ -170,17 +168,17 @@ class HotPath:
                 placement = await self._placement(office, scope, office.acquire(request))
             if placement is None:
                 return _GONE
-            self._callers.granted(office, _caller(scope), placement.lease, request.id)
-            await line({"state": "placed"} | self._shown(placement, request))
+            await line({"state": "placed"} | self._granted(scope, placement, request))
         except SchedulerError as error:
             status = {"status": error_table.failure(error).status}
             await line({"state": "ended"} | status | error_table.body(error))
         await send(_EMPTY)
         return 200
 
-    def _shown(self, placement: Placement, request: Request) -> dict[str, Any]:
-        estimate = placement.estimate
-        term, addresses, token = self._service.signed(placement, request)
+    def _granted(self, scope: Scope, placement: Placement, request: Request) -> dict[str, Any]:
+        """The answer to the caller, which has this lease from now on."""
+        caller = header_of(scope, _CALLER).decode("latin-1")
+        granted = self._service.grant(caller, placement, request)
         return {
             "request": request.id,
             "lease": placement.lease,
@@ -189,21 +187,11 @@ class HotPath:
             "slot": placement.slot,
             "models": placement.models,
             "hit": placement.hit,
-            "estimate": {"load_s": estimate.load_s, "run_s": estimate.run_s},
-            "term": term,
-            "addresses": addresses,
-            "token": token,
+            "estimate": placement.estimate._asdict(),
+            "term": granted.term,
+            "addresses": granted.addresses,
+            "token": granted.token,
         }
-
-    def _ended(self, office: Office, error: RequestWithdrawn) -> SchedulerError:
-        """A request that ended with its leader's term must be sent again to the next leader."""
-        if not office.closed:
-            return error
-        try:
-            self._service.office()
-        except NotLeading as moved:
-            return moved
-        return NotLeading(None)
 
 
 def unknown_caller() -> CallerNotAllowed:
@@ -225,10 +213,6 @@ async def send_error(send: Send, error: SchedulerError) -> int:
     """Answer an error as the table of errors has it; returns the status."""
     status = error_table.failure(error).status
     return await _answer(send, status, error_table.body(error), error_table.headers(error))
-
-
-def _caller(scope: Scope) -> str:
-    return header_of(scope, _CALLER).decode("latin-1")
 
 
 def _trace(scope: Scope) -> TraceContext | None:
@@ -301,7 +285,7 @@ class PresenceBody(Struct, forbid_unknown_fields=True):
     """The name under which a caller acquires leases, and the leases that it holds already."""
 
     caller: str
-    leases: Annotated[list[int], Meta(max_length=_MOST_LEASES)] = []
+    leases: Annotated[list[int], Meta(max_length=MOST_LEASES)] = []
 
 
 def acquire(body: bytes, now_s: float) -> Request:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -56,9 +57,8 @@ _MOST_UNSENT_BYTES = 16 << 20
 _MOST_QUESTIONS = 100_000
 _OK = 200
 
-# The term, addresses and signed token of a placement.
-Signed = Callable[[Placement, Request], tuple[int, tuple[str, ...], str]]
-
+# The answer to a question of this number, whose caller has the placement's lease from now on.
+Grant = Callable[[str, Placement, Request, int], Granted]
 
 # A caller whose connection broke may connect again within this time.
 RETURN_S = 1.0
@@ -74,12 +74,8 @@ class CallerLeases:
     def __init__(self) -> None:
         self.lines: dict[AcceptedLine, str] = {}
         self._present: Counter[str] = Counter()
-        # By lease, by the request whose part of a shared one it is (None: it is not shared).
-        self._holders: dict[LeaseId, dict[RequestId | None, str]] = {}
-
-    def __len__(self) -> int:
-        """The number of leases that would end with their callers."""
-        return len(self._holders)
+        # Of each lease, or of each request's part of a shared one.
+        self._holders: dict[tuple[LeaseId, RequestId | None], str] = {}
 
     @contextmanager
     def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
@@ -106,10 +102,11 @@ class CallerLeases:
         in_force = office.core.leases
         live_lease = in_force.get(lease)
         if caller and live_lease is not None and not (live_lease.is_shared and request is None):
-            part = request if live_lease.is_shared else None
-            self._holders.setdefault(lease, {})[part] = caller
-        if len(self) > 2 * len(in_force) + _SPARE:
-            self._holders = {held: who for held, who in self._holders.items() if held in in_force}
+            self._holders[lease, request if live_lease.is_shared else None] = caller
+        if len(self._holders) > 2 * (len(in_force) + len(office.core.requests)) + _SPARE:
+            self._holders = {
+                held: who for held, who in self._holders.items() if held[0] in in_force
+            }
 
     def recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller, after the task that was granted it just now resumes."""
@@ -117,58 +114,38 @@ class CallerLeases:
 
     def _recall(self, lease: LeaseId) -> None:
         """A caller that is gone loses its leases anyway."""
-        caller = self._holders.get(lease, {}).get(None)  # nobody keeps one that is shared
+        caller = self._holders.get((lease, None))  # nobody keeps one that is shared
         for line, name in self.lines.items():
             if name == caller:
                 line.send(pack(Recalled(lease)))
 
     def released(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """Forget a lease that was released, by one of its requests or as a whole."""
-        parts = self._holders.get(lease, {})
-        parts.pop(None, None)
-        parts.pop(request, None)
-        if not parts or request is None:
-            self._holders.pop(lease, None)
+        self._holders.pop((lease, None), None)
+        self._holders.pop((lease, request), None)
 
     def _left(self, office: Office, caller: str) -> None:
         self._present[caller] -= 1
         if self._present[caller]:
             return
         del self._present[caller]
-        held = [
-            (lease, request)
-            for lease, parts in self._holders.items()
-            for request, who in parts.items()
-            if who == caller
-        ]
-        for lease, request in held:
-            self.released(lease, request)
+        for lease, request in [held for held, who in self._holders.items() if who == caller]:
+            del self._holders[lease, request]
             if not office.closed and lease in office.core.leases:
                 office.driver.release(lease, request)
 
 
+@dataclass(slots=True)
 class CallerStreams:
-    """The streams of one leader's callers.
+    """The streams of one leader's callers."""
 
-    `fenced` is called when a caller has met a higher term than this leader's.
-    """
-
-    def __init__(
-        self,
-        office: Office,
-        leases: CallerLeases,
-        meters: SchedulerCounters,
-        signed: Signed,
-        elsewhere: Callable[[], str | None],
-        fenced: Callable[[int], None],
-    ) -> None:
-        self.office = office
-        self.leases = leases
-        self.meters = meters
-        self.signed = signed
-        self.fenced = fenced
-        self._elsewhere = elsewhere
-        self._closed = False
+    office: Office
+    leases: CallerLeases
+    meters: SchedulerCounters
+    grant: Grant
+    elsewhere: Callable[[], str | None]  # the URL of the next leader, if it is known
+    fenced: Callable[[int], None]  # called when a caller has met a higher term than this leader's
+    closed: bool = False
 
     async def serve(self, line: AcceptedLine) -> None:
         try:
@@ -176,13 +153,14 @@ class CallerStreams:
             async with time_limit(GREETING_S):
                 present = _checked(read_up(await line.receive()))
             if present.version != VERSION:
-                await self._refuse(
-                    line, other_version(present.version, "the caller", "this scheduler")
-                )
+                why = other_version(present.version, "the caller", "this scheduler")
+                log.warning("a caller's stream: %s", why)
+                line.send(pack(SentAway(refusal=why)))
+                await line.flush()
                 return
             line.confirm()
             line.max_frame_bytes = MAX_FRAME_BYTES
-            if self._closed:  # since it was dialled
+            if self.closed:  # since it was dialled
                 await self._send_away([line])
                 return
             line.send(pack(Leads(self.office.term)))
@@ -193,7 +171,7 @@ class CallerStreams:
                 )
                 for feature in self.office.features:
                     presence.enter_context(feature.caller_present(present.caller))
-                await self._serve_stream(line, present.caller)
+                await _CallerStream(line, present.caller, self).serve()
         except (BadValue, LineBroken) as error:
             log.info("a caller's stream: %s", error)
         except TimeoutError:
@@ -203,27 +181,13 @@ class CallerStreams:
 
     async def close(self) -> None:
         """Send every caller to the next leader, also one that presents itself after this."""
-        self._closed = True
+        self.closed = True
         await self._send_away(list(self.leases.lines))
-
-    async def _refuse(self, line: AcceptedLine, refusal: str) -> None:
-        log.warning("a caller's stream: %s", refusal)
-        line.send(pack(SentAway(refusal=refusal)))
-        await line.flush()
 
     async def _send_away(self, lines: Sequence[AcceptedLine]) -> None:
         for line in lines:
-            line.send(pack(SentAway(self._elsewhere())))
+            line.send(pack(SentAway(self.elsewhere())))
         await asyncio.gather(*(line.flush() for line in lines))
-
-    async def _serve_stream(self, line: AcceptedLine, caller: str) -> None:
-        stream = _CallerStream(line, caller, self)
-        beats = asyncio.get_running_loop().create_task(_beat(line))
-        try:
-            await line.pump(stream.take)
-        finally:
-            beats.cancel()
-            stream.end()
 
 
 class _CallerStream:
@@ -238,7 +202,15 @@ class _CallerStream:
         self._asking: dict[RequestId, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks(log, "a caller's question")
 
-    def take(self, frame: bytes) -> None:
+    async def serve(self) -> None:
+        """Take messages in until the line ends; then nobody waits for its questions any more."""
+        self._tasks.start(_beat(self._line))
+        try:
+            await self._line.pump(self._take)
+        finally:
+            self._tasks.cancel()
+
+    def _take(self, frame: bytes) -> None:
         """Take a message in; BadValue ends the stream."""
         message = read_up(frame)
         if isinstance(message, GiveBack):
@@ -266,10 +238,6 @@ class _CallerStream:
             self._begin(message)
         else:
             raise BadValue("a caller presents itself once")
-
-    def end(self) -> None:
-        """The line has ended: nobody waits for the open questions here any more."""
-        self._tasks.cancel()
 
     def _step_down(self, term: int) -> None:
         if not self._office.term < term <= MOST_TERM:
@@ -302,14 +270,12 @@ class _CallerStream:
         try:
             answer = await self._granted(question)
             status = _OK
-        except RequestWithdrawn as error:
-            if self._office.closed:
-                return  # the caller is sent to the next leader, and asks there
-            answer, status = Refused(question.call, refusal(error)), _status(error)
-        except NotLeading:
-            return
         except SchedulerError as error:
-            answer, status = Refused(question.call, refusal(error)), _status(error)
+            withdrawn = self._office.closed and isinstance(error, RequestWithdrawn)
+            if withdrawn or isinstance(error, NotLeading):
+                return  # the caller is sent to the next leader, and asks there
+            answer = Refused(question.call, refusal(error))
+            status = error_table.failure(error).status
         except Exception:
             self._line.abort()  # the caller would wait for ever
             raise
@@ -323,8 +289,7 @@ class _CallerStream:
         trace = trace_of(question.parent, question.state) if question.parent else None
         ABOUT.set(Work(trace, function=request.function, request=request.id))
         placement = await office.acquire(request)
-        self._streams.leases.granted(office, self._caller, placement.lease, request.id)
-        return Granted(question.call, placement, *self._streams.signed(placement, request))
+        return self._streams.grant(self._caller, placement, request, question.call)
 
 
 def _checked(message: object) -> Present:
@@ -333,10 +298,6 @@ def _checked(message: object) -> Present:
     if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
         raise BadValue("the caller's name or its leases are too long")
     return message
-
-
-def _status(error: SchedulerError) -> int:
-    return error_table.failure(error).status
 
 
 async def _beat(line: AcceptedLine) -> None:

@@ -8,6 +8,7 @@ from cache_manager.model.ids import tenant_of
 from scheduler.cluster.request_queue import Standing
 from scheduler.features.tenants.owners import FunctionOwner, Turn, namespace_of
 from scheduler.features.tenants.tenancy import Tenancy
+from scheduler.features.tenants.turn_order import TurnOrder
 from scheduler.model.actions import Action, Dispatch, Finish, Prepare
 from scheduler.model.events import Event, RequestArrived, TermsSet
 from scheduler.model.owner_terms import OwnerTerms
@@ -143,7 +144,7 @@ class TenantInvariants(Invariants):
             heads = []
             for function in space.functions.values():
                 first = function.turns.first()
-                if first is not None and not _at_quota(function):
+                if first is not None and not _at_quota(function, order):
                     heads.append(first)
             free += heads
             if not heads:
@@ -173,16 +174,17 @@ class TenantInvariants(Invariants):
         paused = [each for each in queued if each in each.owner.paused_turns]
         assert self.world.core.cluster.paused == len(paused)
         self.paused = max(self.paused, len(paused))
-        for owner, turn in tenancy.order.paused.resumed.items():
-            assert turn.queued, "what was resumed waits for its lease"
-            assert turn.owner is owner
-            assert turn not in owner.paused_turns
+        for space in tenancy.owners.spaces.values():
+            for owner, (turn, _) in space.resumed.items():
+                assert turn.queued, "what was resumed waits for its lease"
+                assert turn.owner is owner
+                assert turn not in owner.paused_turns
         next_s = tenancy.order.paused.next_s()
         comes_soon = next_s is not None and next_s <= now + 0.002  # it is not looked at too early
         for turn in paused if not comes_soon else ():
             owners = (turn.owner, turn.owner.space)
-            assert turn.owner in tenancy.order.paused.resumed or any(
-                tenancy.order.paused.short_s(each, now) > 0.0 for each in owners
+            assert turn.owner in turn.owner.space.resumed or any(
+                tenancy.order.paused.short_s(each) > 0.0 for each in owners
             ), f"{turn.pending.id} is paused though there is room"
         for each in {owner for turn in queued for owner in (turn.owner, turn.owner.space)}:
             of_it = [turn for turn in paused if each in (turn.owner, turn.owner.space)]
@@ -288,5 +290,5 @@ def _for_another(world: World, given: Dispatch) -> bool:
     return any({tenant_of(model)} != spaces for model in given.models)
 
 
-def _at_quota(function: FunctionOwner) -> bool:
-    return function.stuck or function.at_its_leases or function.space.at_its_leases
+def _at_quota(function: FunctionOwner, order: TurnOrder) -> bool:
+    return function in order.stuck or function.at_its_leases or function.space.at_its_leases

@@ -31,7 +31,7 @@ from scheduler.api import (
     SlotId,
     StandingTerms,
 )
-from scheduler.client.lease_client import LeaseClient, LeaseKeeper
+from scheduler.client.lease_client import LeaseClient
 from scheduler.wire.caller_stream import Granted
 from tests.kit.fakes.fake_function import FakeFunction
 
@@ -171,7 +171,7 @@ class FakeLeases(LeaseClient):
     """Gives every request a lease at once, unless set to wait or to fail."""
 
     def __init__(self) -> None:
-        self.keeper: LeaseKeeper | None = None
+        self.recalled: Callable[[LeaseId], None] = lambda _: None
         self.reports: list[LeaseUsed] = []
         self.told: list[tuple[str, OwnerTerms | None]] = []
         self.terms: StandingTerms | None = None
@@ -186,8 +186,8 @@ class FakeLeases(LeaseClient):
         self.granted: Callable[[], None] = lambda: None  # called after each answer
         self._answers: list[tuple[RequestId, asyncio.Task[None]]] = []
 
-    def let_stand(self, keeper: LeaseKeeper) -> None:
-        self.keeper = keeper
+    def let_stand(self, recalled: Callable[[LeaseId], None]) -> None:
+        self.recalled = recalled
 
     def ask(
         self,

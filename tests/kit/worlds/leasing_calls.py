@@ -45,8 +45,7 @@ class Leasing:
         return [end.request for report in self.leases.reports for end in report.ends]
 
     def recall(self, lease: int) -> None:
-        assert self.leases.keeper is not None
-        self.leases.keeper.recalled(LeaseId(lease))
+        self.leases.recalled(LeaseId(lease))
 
 
 def gpu_call(function: Function, call_id: str) -> FunctionCall:

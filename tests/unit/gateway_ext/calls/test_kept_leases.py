@@ -261,11 +261,11 @@ async def test_recall_may_come_before_the_call_has_resumed(it: Leasing) -> None:
     assert it.leases.released == [1]
 
 
-async def test_all_leases_go_back_when_the_stream_ends(it: Leasing) -> None:
+async def test_leases_go_back_when_all_are_recalled_as_the_stream_ends(it: Leasing) -> None:
     held, free = await it.acquire("c0"), await it.acquire("c1")
     it.done(free)
-    assert it.leases.keeper is not None
-    it.leases.keeper.all_recalled([LeaseId(1), LeaseId(2)])
+    it.recall(1)
+    it.recall(2)
     assert it.leases.released == [2]
     it.done(held)
     assert it.leases.released == [2, 1]

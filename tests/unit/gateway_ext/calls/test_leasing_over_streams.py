@@ -1,7 +1,6 @@
 """The gateway's leases over a stream to a real scheduler."""
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -194,7 +193,7 @@ async def test_node_ends_a_lease_whose_caller_is_silent() -> None:
     async with leading() as world, world.leases() as client, world.leases() as other:
         leasing, function = LeasePool(client, GatewayMeters()), a_function(world)
         leasing.release(await taken(leasing, function, "c0"), clean=True)
-        client.let_stand(Deaf())
+        client.let_stand(lambda _: None)
         granted = await other.acquire(request("r0"))
         assert leases_of(world) == [granted.placement.lease]
 
@@ -215,13 +214,3 @@ async def test_recall_of_a_standing_lease_is_told_though_its_grant_was_not_taken
         lease = await asking
         await eventually(lambda: lease.lease.recalled)
         leasing.release(lease, clean=True)
-
-
-class Deaf:
-    """A gateway that does not hear recalls."""
-
-    def recalled(self, lease: LeaseId) -> None:
-        """Nothing."""
-
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        """Nothing."""

@@ -8,46 +8,46 @@ from tests.kit.worlds.ordered_node import ordered_node
 
 def in_vain(patience: ClaimPatience, *leases: int, at_s: float = 0.0) -> float:
     for lease in leases:
-        patience.in_vain("f", LeaseId(lease), at_s, 1.0)
-    return patience.of("f", 1.0)
+        patience.in_vain("f", LeaseId(lease), at_s)
+    return patience.of("f")
 
 
 def test_each_lease_in_vain_halves_the_time_and_each_claimed_one_doubles_it() -> None:
-    patience = ClaimPatience()
-    assert patience.of("f", 1.0) == 1.0
+    patience = ClaimPatience(1.0)
+    assert patience.of("f") == 1.0
     assert in_vain(patience, 1) == 0.5
     assert in_vain(patience, 2, 3, 4, 5, 6) == 1.0 / 16
-    assert patience.of("g", 1.0) == 1.0
+    assert patience.of("g") == 1.0
     for expected in (0.125, 0.25, 0.5, 1.0, 1.0):
         patience.claimed("f")
-        assert patience.of("f", 1.0) == expected
+        assert patience.of("f") == expected
 
 
 def test_session_that_is_only_too_late_for_the_shorter_time_makes_up_for_the_lease() -> None:
-    patience = ClaimPatience()
+    patience = ClaimPatience(1.0)
     assert in_vain(patience, 1, 2, 3) == 0.125
-    patience.in_vain("f", LeaseId(4), 10.0, 1.0)  # after 0.125 s of it
+    patience.in_vain("f", LeaseId(4), 10.0)  # after 0.125 s of it
     patience.asked_for(LeaseId(4), 10.8)
-    assert patience.of("f", 1.0) == 0.25, "more than that lease had"
+    assert patience.of("f") == 0.25, "more than that lease had"
     patience.asked_for(LeaseId(4), 10.8)
     patience.asked_for(LeaseId(99), 10.8)
-    assert patience.of("f", 1.0) == 0.25
+    assert patience.of("f") == 0.25
 
 
 def test_session_that_comes_after_the_usual_time_too_changes_nothing() -> None:
-    patience = ClaimPatience()
+    patience = ClaimPatience(1.0)
     in_vain(patience, 1, 2, at_s=10.0)
     patience.asked_for(LeaseId(1), 10.1)  # it had all of the usual time
     patience.asked_for(LeaseId(2), 10.6)  # it had half of it
-    assert patience.of("f", 1.0) == 0.25
+    assert patience.of("f") == 0.25
 
 
 def test_what_it_remembers_is_bounded() -> None:
-    patience = ClaimPatience()
+    patience = ClaimPatience(1.0)
     for number in range(5_000):
-        patience.in_vain(f"f{number}", LeaseId(number), 0.0, 1.0)
-    assert patience.of("f0", 1.0) == 1.0
-    assert patience.of("f4999", 1.0) == 0.5
+        patience.in_vain(f"f{number}", LeaseId(number), 0.0)
+    assert patience.of("f0") == 1.0
+    assert patience.of("f4999") == 0.5
 
 
 @virtually
@@ -71,9 +71,9 @@ async def test_function_that_claims_none_of_its_leases_has_less_time_for_each() 
 
         own, given = it.grant(model, function="f").lease, it.grant(model, function="f").lease
         assert leases.claim(own, SessionKey("s"), ())
-        assert leases.patience.of("f", 1.0) == 0.0625, "a session's own lease says nothing"
+        assert leases.patience.of("f") == 0.0625, "a session's own lease says nothing"
         assert leases.claim(given, SessionKey("s"), (), given=True)
-        assert leases.patience.of("f", 1.0) == 0.125
+        assert leases.patience.of("f") == 0.125
 
 
 @virtually
@@ -82,4 +82,4 @@ async def test_lease_that_ends_where_nobody_waits_costs_its_function_no_time() -
         it.grant(it.add(16), function="f")
         await it.advance(121.0)
         assert not len(it.node.leases)
-        assert it.node.leases.patience.of("f", 1.0) == 1.0
+        assert it.node.leases.patience.of("f") == 1.0

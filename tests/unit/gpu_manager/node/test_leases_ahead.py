@@ -74,13 +74,13 @@ async def test_session_whose_call_came_first_has_the_lease() -> None:
 async def test_lease_is_for_its_function_until_one_session_has_it() -> None:
     async with world() as it:
         held, worker = await ahead(it)
-        assert held.is_for(SessionKey("team/f/b"), "team/f")
-        assert not held.is_for(SessionKey("team/g/b"), "team/g")
+        assert held.is_for(SessionKey("team/f/b"))
+        assert not held.is_for(SessionKey("team/g/b"))
         it.node.claimed(worker, held.id, "team/f/a")
-        assert held.is_for(SessionKey("team/f/a"), "team/f")
-        assert not held.is_for(SessionKey("team/f/b"), "team/f")
-        held.stands_s = 1.0
-        assert held.is_for(SessionKey("team/f/b"), "team/f")
+        assert held.is_for(SessionKey("team/f/a"))
+        assert not held.is_for(SessionKey("team/f/b"))
+        held.is_shared = True
+        assert held.is_for(SessionKey("team/f/b"))
 
 
 @virtually

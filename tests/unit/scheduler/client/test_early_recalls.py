@@ -1,7 +1,5 @@
 """A lease that is wanted back before the task that was granted it has resumed."""
 
-from collections.abc import Iterable
-
 from scheduler.client.lease_client import LeaseClient
 from scheduler.model.errors import SchedulerError
 from scheduler.model.events import RequestArrived
@@ -26,9 +24,6 @@ class Noted:
     def recalled(self, lease: LeaseId) -> None:
         self.heard.append(("recalled", lease))
 
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        """The scheduler stays."""
-
 
 async def test_recall_of_a_lease_follows_its_grant() -> None:
     noted = Noted()
@@ -36,7 +31,7 @@ async def test_recall_of_a_lease_follows_its_grant() -> None:
         office = world.office
         assert office is not None
         first = await world.acquire("r0")
-        it.let_stand(noted)
+        it.let_stand(noted.recalled)
         it.ask(request("r1"), None, noted.answered)
         await eventually(lambda: office.core.cluster.waiting.count == 1)
 

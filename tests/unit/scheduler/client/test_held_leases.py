@@ -1,7 +1,6 @@
 """Which leases a gateway's client holds: those alone that somebody has."""
 
 import asyncio
-from collections.abc import Iterable
 
 import pytest
 
@@ -24,25 +23,12 @@ from tests.kit.worlds.service_world import leading
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
-class HeldAtTheEnd:
-    """Notes which leases its client says that it holds, when the stream to their leader ends."""
-
-    def __init__(self) -> None:
-        self.held: list[LeaseId] | None = None
-
-    def recalled(self, lease: LeaseId) -> None:
-        """A recall is of no interest here."""
-
-    def all_recalled(self, held: Iterable[LeaseId]) -> None:
-        self.held = list(held)
-
-
 async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with leading() as world, world.leases() as client:
-        keeper = HeldAtTheEnd()
-        client.let_stand(keeper)
+        recalled: list[LeaseId] = []
+        client.let_stand(recalled.append)
         asking = asyncio.create_task(client.acquire(request("r0")))
 
         def read_before_it_leaves(frame: bytes) -> CallerDown:
@@ -55,12 +41,14 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
         with pytest.raises(asyncio.CancelledError):
             await asking
 
-        assert world.service.reign is not None
-        for line in list(world.service.reign.callers.leases.lines):
-            line.abort()
+        await eventually(lambda: recalled != [], "the lease has ended")
+        recalled.clear()
+        lines = world.service.leases.lines
+        (first,) = lines
+        first.abort()
 
-        await eventually(lambda: keeper.held is not None, "the stream has ended")
-        assert keeper.held == []
+        await eventually(lambda: lines and first not in lines, "the client is here again")
+        assert recalled == []
 
 
 async def test_caller_connects_again_however_many_leases_it_holds() -> None:

@@ -24,7 +24,6 @@ def test_messages_are_kept_until_their_leader_must_have_acted_on_them(
     repeated = said(100.0)
     repeated.forget(100.0 + later_s)
     assert list(repeated) == [BACK, Cancel(R1)][:kept]
-    assert len(repeated) == kept
 
 
 def test_request_that_is_asked_again_is_not_cancelled_again() -> None:
@@ -46,5 +45,6 @@ def test_first_messages_are_forgotten_when_there_are_very_many() -> None:
     for number in range(5000):
         repeated.say(GiveBack(LeaseId(number)), 0.0)
         repeated.say(Cancel(RequestId(f"x{number}")), 0.0)
-    assert len(repeated) == 8000
-    assert BACK not in list(repeated)
+    messages = list(repeated)
+    assert len(messages) == 8000
+    assert BACK not in messages

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from scheduler.features.tenants.owners import MOST_PAUSED
+from scheduler.features.tenants.limits import MOST_PAUSED
 from scheduler.features.tenants.tenancy import Tenancy
 from scheduler.model.actions import Action, Dispatch, Finish, SetTimer
 from scheduler.model.events import (
@@ -162,13 +162,6 @@ def test_paused_calls_refuse_nobody_where_namespaces_take_turns() -> None:
     assert world.core.cluster.paused == 5
 
 
-def test_call_that_goes_on_ends_when_its_owner_may_use_no_gpu_any_more() -> None:
-    world = used_up(gpus=1)
-    world.arrive(new(B, "busy"), going_on(A, "paused"))
-    none = world.send(TermsSet("a", OwnerTerms(gpu_s=0.0)))
-    assert outcomes(none) == {"paused": RequestOutcome.OVER_QUOTA}
-
-
 def test_next_call_goes_on_when_the_one_before_ends_in_an_event_without_a_decision() -> None:
     world = used_up(gpus=1)
     world.arrive(new(B, "busy"), *(going_on(A, f"on{number}") for number in range(2)))
@@ -270,12 +263,6 @@ def test_paused_call_that_ends_leaves_nothing() -> None:
     assert outcomes(expired) == {"late": RequestOutcome.EXPIRED}
     assert (world.core.cluster.held, world.core.cluster.queued) == (0, 0)
     assert timers(world.send(TimerFired(), 21.0)) == []
-
-
-def test_call_that_goes_on_is_refused_where_no_gpu_time_is_allowed_at_all() -> None:
-    world = World(a_core("lalbo3"))
-    world.send(TermsSet("a", OwnerTerms(gpu_s=0.0)))
-    assert outcomes(world.arrive(going_on(A, "on"))) == {"on": RequestOutcome.OVER_QUOTA}
 
 
 def test_as_many_again_may_wait_when_they_go_on() -> None:

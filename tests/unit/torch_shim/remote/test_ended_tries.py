@@ -42,8 +42,8 @@ def test_channel_and_lease_are_given_back_when_a_call_ends_while_it_is_bound(
 
     class Leases(ModelLeases):
         def lease_for(self, _: int) -> SessionLease:
-            lease = ModelLease(1, "d", WorkerPeer("worker.1", "node"), "session")
-            return SessionLease(session, ModelImage("d", {}), lease, session)
+            lease = ModelLease(1, "d", WorkerPeer("worker.1", "node"), session)
+            return SessionLease(ModelImage("d", {}), lease, session)
 
     session: Any = Session()
     leases: Any = None

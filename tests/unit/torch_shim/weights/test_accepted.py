@@ -31,8 +31,6 @@ async def test_weights_are_brought_anew_when_a_session_lost_its_connection() -> 
         assert "a" not in session.images
         again["a"] = None
         assert "a" in session.images
-        nodes.forget_image("a")
-        assert "a" not in session.images
         nodes.close()
 
 

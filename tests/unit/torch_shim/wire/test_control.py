@@ -20,7 +20,7 @@ from torch_shim.errors import ConnectionLost, ManagerUnreachable, OtherVersion, 
 from torch_shim.wire import connections, control_connection, manager_session
 from torch_shim.wire.control_connection import ControlConnection
 from torch_shim.wire.frame_socket import FrameSocket
-from torch_shim.wire.manager_session import ManagerSession, ModelLease, WorkerPeer
+from torch_shim.wire.manager_session import ManagerSession, ModelLease
 from torch_shim.wire.protocol import VERSION, FrameKind, pack_frame
 
 MANAGER_TAKES, ASKED = 64, 80  # requests at once
@@ -338,10 +338,11 @@ def test_lease_is_told_to_be_over_when_its_session_was_given_up() -> None:
     with fake_manager(FakeManager.stays) as it:
         session = ManagerSession(it.address, "team/function:mac", patience_s=0.0)
         first = session.control
-        lease = ModelLease(1, "digest", WorkerPeer("worker", "node"), session.name)
-        assert session.holds(lease)
+        worker = session._peer("worker")  # noqa: SLF001 - an answer names it
+        lease = ModelLease(1, "digest", worker, session)
+        before = lease.in_force
         with pytest.raises(ConnectionLost):
             first.ask(FrameKind.ACQUIRE, {})
         assert session.control is not first
-        assert not session.holds(lease)
+        assert (before, lease.in_force) == (True, False)
         session.close()

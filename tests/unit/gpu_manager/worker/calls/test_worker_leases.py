@@ -112,11 +112,11 @@ def test_divided_lease_lets_in_each_session_that_was_admitted_and_reports_each()
     leases.admit(Admission(1, "team/f/a", divided=True))
     leases.admit(Admission(1, "team/f/b", divided=True))
     for session in ("team/f/a", "team/f/b"):
-        assert leases.enter(1, session, "team/f").divided
+        assert leases.enter(1, session, "team/f").admission.divided
     with pytest.raises(CallRefused, match="another session"):
         leases.enter(1, "team/f/c", "team/f")
     leases.admit(Admission(2, "team/f/a"))
-    assert not leases.enter(2, "team/f/a", "team/f").divided
+    assert not leases.enter(2, "team/f/a", "team/f").admission.divided
     assert claimed == []
 
 
