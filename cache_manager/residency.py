@@ -1,15 +1,16 @@
 """The map of GPU memory: which GPU holds which model, in which order it was last used."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cache_manager.eviction.eviction_rule import EvictionRule, ResidentView
 from cache_manager.model.ids import GpuId, ModelId, NodeId, Tier, tenant_of
 from cache_manager.model.request_rates import RequestRates
 
+_NONE_EMPTIED: Mapping[ModelId, ModelId] = {}
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+
+class LoadPlan(NamedTuple):
     """What a GPU must load, and what must leave first, so that a request can run there.
 
     `emptied` says, by the models that left them, which empty processes take some of the loads, and
@@ -18,7 +19,7 @@ class LoadPlan:
 
     loads: tuple[tuple[ModelId, int], ...]
     victims: tuple[ModelId, ...]
-    emptied: Mapping[ModelId, ModelId] = field(default_factory=dict)
+    emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
     ends: tuple[ModelId, ...] = ()
 
 
@@ -202,7 +203,8 @@ class CacheIndex:
         self.changes: IndexChanges | None = None
         self._spares_waiting = spares_waiting
         self._holders: dict[ModelId, dict[GpuId, GpuCache]] = {}
-        self._left: dict[ModelId, dict[GpuId, GpuCache]] = {}
+        # The GPUs that keep an empty process, by the model that left it.
+        self.left: dict[ModelId, dict[GpuId, GpuCache]] = {}
         self.rates = RequestRates()
         self._tiers: dict[ModelId, dict[NodeId, Tier]] = {}
         self._times: dict[ModelId, tuple[float, float]] = {}
@@ -242,10 +244,6 @@ class CacheIndex:
         """The GPUs that hold `model`, or are loading it."""
         return self._holders.get(model, _NO_HOLDERS)
 
-    def left(self, model: ModelId) -> Mapping[GpuId, GpuCache]:
-        """The GPUs that keep an empty process that `model` left."""
-        return self._left.get(model, _NO_HOLDERS)
-
     def tiers(self, model: ModelId) -> Mapping[NodeId, Tier]:
         """The tier of `model` below GPU memory, on each node that has its weights."""
         return self._tiers.get(model, _NO_TIERS)
@@ -277,7 +275,7 @@ class CacheIndex:
 
     def is_near(self, node: NodeId, model: ModelId) -> bool:
         """Whether a GPU of this node holds the model, or an empty process that it left."""
-        for caches in (self._holders.get(model), self._left.get(model)):
+        for caches in (self._holders.get(model), self.left.get(model)):
             if caches and any(cache.node == node for cache in caches.values()):
                 return True
         return False
@@ -313,7 +311,7 @@ class CacheIndex:
                 lacking.append(need)
                 short_bytes += need[1]
         loads = tuple(lacking)
-        emptied: Mapping[ModelId, ModelId] = _NONE_EMPTIED
+        emptied = _NONE_EMPTIED
         if cache.contexts and loads:
             emptied = processes_for(cache, loads)
             short_bytes -= sum(cache.contexts[left].bytes for left in emptied.values())
@@ -438,14 +436,16 @@ class CacheIndex:
         self._count(cache, resident, -resident.bytes)
         del self._holders[model][cache.id]
         self.parts.left(model, resident.bytes)
-        if cache.shared:
-            self._leave_shared(cache, model)
+        process = process_of(cache, model)
+        if process is not None:  # without a last model it has none until it is reported
+            del process.models[model]
+            self._note_shared(cache)
         self._note(cache, model)
 
     def keep_context(self, cache: GpuCache, model: ModelId, size_bytes: int, now: float) -> None:
         """A model has left a GPU, and an empty process there."""
         cache.contexts[model] = KeptContext(model, size_bytes, now)
-        self._left.setdefault(model, {})[cache.id] = cache
+        self.left.setdefault(model, {})[cache.id] = cache
         cache.used_bytes += size_bytes
         self._note(cache, model)
         assert cache.used_bytes <= cache.memory_bytes, f"{cache.id} is over its memory"
@@ -453,10 +453,10 @@ class CacheIndex:
     def drop_context(self, cache: GpuCache, model: ModelId) -> None:
         """The empty process that a model left has ended, or is taken by another one."""
         cache.used_bytes -= cache.contexts.pop(model).bytes
-        left = self._left[model]
+        left = self.left[model]
         del left[cache.id]
         if not left:
-            del self._left[model]
+            del self.left[model]
         self._note(cache, model)
 
     def resize_context(self, cache: GpuCache, model: ModelId, size_bytes: int) -> bool:
@@ -520,13 +520,6 @@ class CacheIndex:
             process.models[model] = None
             self._note_shared(cache)
 
-    def _leave_shared(self, cache: GpuCache, model: ModelId) -> None:
-        """The process of a last model has no models until it is reported."""
-        process = cache.shared.get(tenant_of(model))
-        if process is not None and model in process.models:
-            del process.models[model]
-            self._note_shared(cache)
-
     # -- for who counts memory over time --------------------------------------------------------
 
     def _note_shared(self, cache: GpuCache) -> None:
@@ -546,7 +539,6 @@ class CacheIndex:
         self.rates.forget(model)
 
 
-_NONE_EMPTIED: dict[ModelId, ModelId] = {}
 _NO_TIERS: dict[NodeId, Tier] = {}
 _NO_HOLDERS: dict[GpuId, GpuCache] = {}
 

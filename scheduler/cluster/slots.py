@@ -36,7 +36,7 @@ class ActiveLease:
         self.id = lease
         self.slot = slot
         self.models = models
-        self.requests = list(chosen)
+        self.requests: list[Pending] = []
         self.loading: dict[ModelId, float] = {}
         self.more: tuple[Slot, ...] = ()
         self.more_ids: tuple[SlotId, ...] = ()
@@ -55,10 +55,13 @@ class ActiveLease:
         self.own = bool(chosen)
         self.computed_s = 0.0
         for pending in chosen:
-            pending.standing = Standing.LEASED
-            pending.at = slot.id
-            pending.lease = lease
+            self.give_to(pending)
             self.own &= pending.request.own
+
+    def give_to(self, pending: Pending) -> None:
+        pending.standing = Standing.LEASED
+        pending.at, pending.lease = self.slot.id, self.id
+        self.requests.append(pending)
 
     def configure(self, configuration: Configuration | None, more: tuple["Slot", ...]) -> None:
         """Take what it has beside its slot; a manager that takes no configurations gets none."""
@@ -116,6 +119,11 @@ class Gpu:
         self.stuck: dict[ModelId, float] = {}
         self.called_off: set[ModelId] = set()
         self.vcpus_used = 0
+
+    @property
+    def leases(self) -> "list[ActiveLease]":
+        """The leases in force on its slots."""
+        return [lease for slot in self.slots for lease in slot.leases.values()]
 
     def is_stuck(self, models: tuple[ModelId, ...]) -> bool:
         return bool(self.stuck) and not self.stuck.keys().isdisjoint(models)
@@ -289,7 +297,7 @@ class HolderRanking:
 
     def overgrown(self, holders: int) -> bool:
         """Whether duplicate and outdated entries outnumber the holders."""
-        return _overgrown(len(self._entries), holders)
+        return len(self._entries) > 2 * holders + _COMPACT_BEYOND
 
     def rebuild(self, holders: Iterable[Slot]) -> None:
         self._entries = [self._entry(slot) for slot in holders]
@@ -316,7 +324,7 @@ class SlotRanking:
         self._of_loads = of_loads
 
     def overgrown(self, slots: int) -> bool:
-        return _overgrown(len(self.entries), slots)
+        return len(self.entries) > 2 * slots + _COMPACT_BEYOND
 
     def add(self, slot: Slot) -> None:
         heappush(self.entries, (slot.frequency, slot.id, slot))
@@ -334,6 +342,23 @@ class SlotRanking:
             else:
                 heappop(entries)
         return None
+
+    def first_beyond(
+        self, passed: set[Slot], aside: "list[tuple[SlotRanking, Slot]]", *, ready: bool = False
+    ) -> Slot | None:
+        """The first idle slot that was not passed; those that were go aside, with their ranking.
+
+        If they are to be `ready`, slots without work in their local queue are dropped.
+        """
+        slot = self.first_idle()
+        while slot is not None:
+            if slot in passed:
+                aside.append((self, slot))
+            elif slot.local.count or not ready:
+                break
+            heappop(self.entries)
+            slot = self.first_idle()
+        return slot
 
     def few_with_room(self, bundle: Bundle, most: int) -> list[Slot]:
         """At most so many idle slots whose GPUs have room for the models, the least used first."""
@@ -365,37 +390,6 @@ class SlotRanking:
         for entry in aside:
             heappush(entries, entry)
         return first
-
-    def pop(self) -> None:
-        heappop(self.entries)
-
-
-def first_beyond(
-    ranking: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    """The first idle slot that was not passed; the others go aside, with their ranking."""
-    slot = ranking.first_idle()
-    if not passed:
-        return slot
-    while slot is not None and slot in passed:
-        ranking.pop()
-        aside.append((ranking, slot))
-        slot = ranking.first_idle()
-    return slot
-
-
-def first_with_local_work(
-    ready: SlotRanking, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]
-) -> Slot | None:
-    slot = first_beyond(ready, passed, aside)
-    while slot is not None and not slot.local.count:
-        ready.pop()
-        slot = first_beyond(ready, passed, aside)
-    return slot
-
-
-def _overgrown(entries: int, live: int) -> bool:
-    return entries > 2 * live + _COMPACT_BEYOND
 
 
 class LoadableSlots:

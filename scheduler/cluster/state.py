@@ -112,15 +112,6 @@ class ClusterState:
     def _needs(self, models: tuple[ModelId, ...]) -> tuple[tuple[ModelId, int], ...]:
         return tuple([(model, self.profiles.known[model].memory_bytes) for model in models])
 
-    def accept(self, models: tuple[ModelId, ...]) -> int:
-        """Count one request more, and the use of its models; how many before it are not paused."""
-        number = self.accepted - self.paused  # who is paused overtakes nobody
-        self.accepted += 1
-        for model in models:
-            self.index.rates.count_request(model, self.now)
-            self.profiles.used(model)
-        return number
-
     # -- the global queue -----------------------------------------------------------------------
 
     @property
@@ -238,8 +229,9 @@ class ClusterState:
         return self.loadable
 
     def follow_demand(self) -> "UnmetDemand":
-        """Begin to follow what waits, and which slots could take it."""
-        self.demand = UnmetDemand(self)
+        """What waits, and which slots could take it, is followed from the first call on."""
+        if self.demand is None:
+            self.demand = UnmetDemand(self)
         return self.demand
 
     def _rank_active(self) -> None:
@@ -307,7 +299,7 @@ class ClusterState:
     def _residency_changed(self, model: ModelId) -> None:
         if self.demand is not None:
             for bundle in self.bundles_of(model):
-                self.demand.residency_changed(bundle)
+                self.demand.changed(bundle)
 
     def idle_holder(self, bundle: Bundle) -> Slot | None:
         """The least used idle slot that holds all these models."""
@@ -388,7 +380,7 @@ class ClusterState:
         """
         available_s = slot.free_s + slot.local_s
         if available_s < slot.highest_listed_s and self._busy_holders:
-            for model in slot.residents:
+            for model in slot.gpu.cache.residents:
                 self._list(self._busy_holders, model, slot)
         slot.highest_listed_s = available_s
 
@@ -533,18 +525,14 @@ class UnmetDemand:
 
     # -- what has changed -----------------------------------------------------------------------
 
-    def waits(self, bundle: Bundle) -> None:
-        self.fresh_bundles[bundle] = None
-        self.residency_changed(bundle)
-
-    def residency_changed(self, bundle: Bundle) -> None:
-        """A GPU has begun to hold these models, or one no longer does."""
+    def changed(self, bundle: Bundle) -> None:
+        """A request waits for these models, or a GPU began to hold them, or no longer does."""
         lane = self._cluster.waiting.lanes.get(bundle)
         if lane is None or lane.first is None:
             return
         if self._cluster.is_held(bundle):
             heappush(self._excesses, (-self._cluster.excess_s(lane), lane))
-            self.fresh_bundles[bundle] = None  # other slots of that GPU may be idle
+            self.fresh_bundles[bundle] = None
         else:
             heappush(self._unheld, (lane.first.rank, lane))
         entries = len(self._excesses) + len(self._unheld)

@@ -13,8 +13,6 @@ from scheduler.cluster.slots import (
     LoadableSlots,
     Slot,
     SlotRanking,
-    first_beyond,
-    first_with_local_work,
 )
 from scheduler.cluster.state import ClusterState, UnmetDemand
 from scheduler.model.values import Configuration
@@ -78,12 +76,11 @@ class View:
     def _next_idle(self, passed: set[Slot], aside: list[tuple[SlotRanking, Slot]]) -> Slot | None:
         """The least used slot with room that its local queue or the global one has work for."""
         cluster = self._cluster
-        ready = cluster.ready
-        best = first_with_local_work(ready, passed, aside) if ready.entries else None
-        waiting = cluster.waiting
+        ready, waiting = cluster.ready, cluster.waiting
+        best = ready.first_beyond(passed, aside, ready=True) if ready.entries else None
         if waiting.count:
             for size_class, ranking in enumerate(cluster.idle):
-                slot = first_beyond(ranking, passed, aside)
+                slot = ranking.first_beyond(passed, aside)
                 if slot is None or (best is not None and _used(best) < _used(slot)):
                     continue
                 if waiting.first(size_class) is not None:
@@ -118,10 +115,6 @@ class View:
         ]
         busy.sort(key=_used)
         return busy
-
-    def is_hit(self, request: Pending, slot: Slot) -> bool:
-        """Whether the slot's GPU holds all the request's models."""
-        return slot.holds(request.models)
 
     def wait_s(self, slot: Slot) -> float:
         """Seconds until the slot could begin one more request: its finish time."""
@@ -216,16 +209,22 @@ class View:
 
     # -- the global queue -----------------------------------------------------------------------
 
-    def head(self, slot: Slot | None = None) -> Pending | None:
-        """The first waiting request: of all that some GPU could hold, or that has room here."""
+    def first(self) -> Pending | None:
+        """The first waiting request of all that some GPU could hold."""
         cluster = self._cluster
-        if slot is None:
-            return self._first_for_any()
-        gpu = slot.gpu
-        first = cluster.waiting.first(gpu.size_class)
+        largest = len(cluster.sizes) - 1
+        if not cluster.index.pinned_bytes:
+            return cluster.waiting.first(largest)
+        lanes = cluster.waiting.first_lanes(largest)
+        return next((request for request in lanes if self.least_used(request)), None)
+
+    def head(self, slot: Slot) -> Pending | None:
+        """The first waiting request that has room here."""
+        waiting, gpu = self._cluster.waiting, slot.gpu
+        first = waiting.first(gpu.size_class)
         if first is None or gpu.has_room(first.bundle):
             return first
-        lanes = cluster.waiting.first_lanes(gpu.size_class)
+        lanes = waiting.first_lanes(gpu.size_class)
         return next((pending for pending in lanes if gpu.has_room(pending.bundle)), None)
 
     def first_hit(self, slot: Slot) -> Pending | None:
@@ -259,7 +258,7 @@ class View:
 
         A policy that asks for them must place each one, or end its run.
         """
-        demand = self._demand()
+        demand = self._cluster.follow_demand()
         while (slot := self._slot_with_hit(demand)) is not None:
             hit = self._first_resident(self._cluster.waiting, slot)
             assert hit is not None
@@ -267,11 +266,11 @@ class View:
 
     def unheld(self, most: int) -> Sequence[Pending]:
         """Of each set of models that no GPU holds but one could, the first request, by age."""
-        return self._demand().unheld(most, self._could_go)
+        return self._cluster.follow_demand().unheld(most, self._could_go)
 
     def most_in_excess(self, most: int) -> Sequence[Pending]:
         """Of each held set of models, the first request; most work a holder, less a load, first."""
-        return self._demand().most_in_excess(most)
+        return self._cluster.follow_demand().most_in_excess(most)
 
     def copies(self, request: Pending) -> int:
         return self._cluster.copies(request.bundle)
@@ -285,7 +284,12 @@ class View:
 
         None where it names no node. A node has its data, or its function.
         """
-        return self._idle_on(request.request.near, request.bundle)
+        node = request.request.near
+        return () if node is None else self._idle_on(node, request.bundle)
+
+    def near_holders(self, request: Pending) -> Sequence[Slot]:
+        """The idle slots there that hold all the request's models."""
+        return [slot for slot in self.near_idle(request) if slot.holds(request.models)]
 
     def home_idle(self, request: Pending) -> Sequence[Slot]:
         """The idle slots with room on the request's home, least used first.
@@ -295,7 +299,9 @@ class View:
         """
         nodes, asked = self._cluster.nodes, request.request
         node = asked.near
-        if node is None and nodes:
+        if node is None:
+            if not nodes:
+                return ()
             stage = asked.stage or "+".join(request.models)
             node = nodes[home(asked.application, stage, len(nodes))]
         return self._idle_on(node, request.bundle)
@@ -316,9 +322,11 @@ class View:
 
         Least used first; none where no model leaves its process behind (staged exit).
         """
-        cluster, bundle = self._cluster, request.bundle
-        keepers = {gpu for model in bundle.models for gpu in cluster.index.left(model)}
-        return self._idle_of([cluster.gpus[gpu] for gpu in keepers], bundle) if keepers else ()
+        cluster, left = self._cluster, self._cluster.index.left
+        if not left:
+            return ()
+        keepers = {gpu for model in request.models for gpu in left.get(model, ())}
+        return self._idle_of([cluster.gpus[gpu] for gpu in keepers], request.bundle)
 
     def any_idle(self) -> bool:
         return self._cluster.idle_slots > 0
@@ -377,7 +385,7 @@ class View:
         """The slot's share of the work that waits for the other models on its GPU, in seconds."""
         cluster = self._cluster
         total_s = 0.0
-        for model in slot.residents:
+        for model in slot.gpu.cache.residents:
             if model in request.models:
                 continue
             for bundle in cluster.bundles_of(model):
@@ -408,9 +416,8 @@ class View:
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _idle_on(self, node: NodeId | None, bundle: Bundle) -> Sequence[Slot]:
-        gpus = None if node is None else self._cluster.gpus_of.get(node)
-        return self._idle_of(gpus, bundle) if gpus else ()
+    def _idle_on(self, node: NodeId, bundle: Bundle) -> Sequence[Slot]:
+        return self._idle_of(self._cluster.gpus_of.get(node, ()), bundle)
 
     def _idle_of(self, gpus: Iterable[Gpu], bundle: Bundle) -> list[Slot]:
         """The idle slots of these GPUs where the models have room, least used first."""
@@ -425,19 +432,14 @@ class View:
         return slots
 
     def _few(self, rankings: Sequence[SlotRanking], bundle: Bundle, most: int) -> list[Slot]:
-        slots = [
-            slot
-            for ranking in rankings[bundle.size_class :]
-            for slot in ranking.few_with_room(bundle, most)
-        ]
+        slots: list[Slot] = []
+        for ranking in rankings[bundle.size_class :]:
+            slots += ranking.few_with_room(bundle, most)
         slots.sort(key=_used)
         return slots[:most]
 
     def _loadable(self) -> LoadableSlots:
         return self._cluster.loadable or self._cluster.rank_loadable()
-
-    def _demand(self) -> UnmetDemand:
-        return self._cluster.demand or self._cluster.follow_demand()
 
     def _slot_with_hit(self, demand: UnmetDemand) -> Slot | None:
         """The least used idle slot with a waiting hit; drops entries that have none."""
@@ -463,18 +465,10 @@ class View:
             return False
         return not cluster.index.pinned_bytes or self.least_used(pending) is not None
 
-    def _first_for_any(self) -> Pending | None:
-        cluster = self._cluster
-        largest = len(cluster.sizes) - 1
-        if not cluster.index.pinned_bytes:
-            return cluster.waiting.first(largest)
-        lanes = cluster.waiting.first_lanes(largest)
-        return next((request for request in lanes if self.least_used(request)), None)
-
     def _first_resident(self, queue: RequestQueue, slot: Slot) -> Pending | None:
         lanes = queue.lanes
         best: Pending | None = None
-        for model in slot.residents:
+        for model in slot.gpu.cache.residents:
             for bundle in self._cluster.bundles_of(model):
                 lane = lanes.get(bundle)
                 if lane is None or lane.first is None:

@@ -55,7 +55,7 @@ class Fleet:
         self.leave_if_drained(gpu)
 
     def leave_if_drained(self, gpu: Gpu) -> None:
-        if gpu.draining and not any(slot.leases for slot in gpu.slots):
+        if gpu.draining and not gpu.leases:
             self._cluster.remove(gpu)
 
     def lose(self, event: events.GpuLost) -> None:
@@ -132,12 +132,11 @@ class Fleet:
     def _reconcile_gpu(self, snapshot: events.GpuSnapshot, lost: AfterLoss) -> None:
         gpu = self.gpu(snapshot.gpu.id)
         live = {lease.lease for lease in snapshot.leases}
-        for slot in gpu.slots:
-            for lease in list(slot.leases.values()):
-                if lease.id not in live:
-                    reason = "its GPU manager no longer has the lease"
-                    self._lifecycle.cut_off(lease, lost, reason)
-                    self._lifecycle.end(lease)
+        for lease in gpu.leases:
+            if lease.id not in live:
+                reason = "its GPU manager no longer has the lease"
+                self._lifecycle.cut_off(lease, lost, reason)
+                self._lifecycle.end(lease)
         self._reconcile_residents(gpu, snapshot)
         self._reconcile_loads(gpu, snapshot)
         for reported in snapshot.leases:
@@ -184,9 +183,8 @@ class Fleet:
         index, profiles = self._cluster.index, self._cluster.profiles
         for model in [model for model in gpu.loads if model not in snapshot.loading]:
             self._cluster.load_ended(gpu, model)
-            for slot in gpu.slots:  # the report of its load was lost
-                for lease in slot.leases.values():
-                    self._lifecycle.loaded(lease, model)
+            for lease in gpu.leases:  # the report of its load was lost
+                self._lifecycle.loaded(lease, model)
         for model in snapshot.loading:
             if model in gpu.cache.residents and model not in gpu.loads:
                 tier = index.tier(gpu.spec.node, model)
@@ -246,9 +244,8 @@ class Fleet:
         self._cluster.profiles.report_load(event.model, event.source, event.load_s)
         self._cluster.load_ended(gpu, event.model)
         self._cluster.disturbed |= self._cluster.loadable is not None  # the copy engine may be free
-        for slot in gpu.slots:
-            for lease in slot.leases.values():
-                self._lifecycle.loaded(lease, event.model)
+        for lease in gpu.leases:
+            self._lifecycle.loaded(lease, event.model)
         if event.model not in gpu.cache.residents and event.model not in gpu.called_off:
             self._take_over(gpu, event.model, event.memory_bytes)
         gpu.called_off.discard(event.model)
@@ -280,11 +277,10 @@ class Fleet:
         if withdrawn and not self._counted_on(gpu, event.model):
             return
         reason = f"loading {event.model} failed: {event.reason}"
-        for slot in gpu.slots:
-            for lease in slot.leases.values():
-                if event.model in lease.models:
-                    self._lifecycle.cut_off(lease, event.waiting, reason)
-                    self._cluster.out.append(EndLease(slot.id, lease.id, reason))
+        for lease in gpu.leases:
+            if event.model in lease.models:
+                self._lifecycle.cut_off(lease, event.waiting, reason)
+                self._cluster.out.append(EndLease(lease.slot.id, lease.id, reason))
         if event.model in gpu.cache.residents:
             self._cluster.evict(gpu, event.model)
         gpu.called_off.discard(event.model)
@@ -304,10 +300,9 @@ class Fleet:
 
     def _counted_on(self, gpu: Gpu, model: ModelId) -> bool:
         """Whether a GPU should hold a model, with no order under way that would load it again."""
-        leases = [lease for slot in gpu.slots for lease in slot.leases.values()]
         on_its_way = any(
             model in lease.loading and not (lease.dispatch and lease.dispatch.hit)
-            for lease in leases
+            for lease in gpu.leases
         )
         return model in gpu.cache.residents and not on_its_way
 
@@ -391,8 +386,6 @@ class Fleet:
         self._make_room(gpu, needed - cache.free_bytes, f"{model} is there unexpectedly")
         times = profiles.times_s(model, index.tier(gpu.spec.node, model))
         self._cluster.admit(gpu, model, min(needed, cache.free_bytes), times)
-        for slot in gpu.slots:
-            self._cluster.settle(slot)  # an idle one may have a hit now
         self._found(gpu, model)
 
     def _keep_context(self, gpu: Gpu, model: ModelId, size_bytes: int, since_s: float) -> None:

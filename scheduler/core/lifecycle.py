@@ -115,7 +115,7 @@ class Lifecycle:
         if cluster.by_arrival:
             cluster.latest_seq = max(pending.seq, cluster.latest_seq)
         cluster.requests[request.id] = pending
-        pending.number = cluster.accept(pending.models)
+        pending.number = self.count(pending.models)
         for layer in self.hooks["accepted"]:
             layer.accepted(pending)
         if self.handover.promised:
@@ -124,6 +124,16 @@ class Lifecycle:
             self.wait(pending)
         else:
             self._rejoin(pending, lease)
+
+    def count(self, models: tuple[ModelId, ...]) -> int:
+        """Count one request more, and the use of its models; how many before it are not paused."""
+        cluster = self.cluster
+        number = cluster.accepted - cluster.paused  # who is paused overtakes nobody
+        cluster.accepted += 1
+        for model in models:
+            cluster.index.rates.count_request(model, cluster.now)
+            cluster.profiles.used(model)
+        return number
 
     def _stranger(self, request: Request) -> ModelId | None:
         """The first model that no node has registered, if the request is for registered ones."""
@@ -244,7 +254,7 @@ class Lifecycle:
             layer.waits(pending)
         cluster.waiting.add(pending, pending.seq, cluster.now)
         if cluster.demand is not None:
-            cluster.demand.waits(pending.bundle)
+            cluster.demand.changed(pending.bundle)
 
     def leave_queue(self, pending: Pending) -> None:
         for layer in self.hooks["waits_no_more"]:
@@ -385,7 +395,7 @@ class Lifecycle:
         """
         cluster, slot, now = self.cluster, lease.slot, self.cluster.now
         for model in lease.models:
-            if model in slot.residents:  # else its worker has died
+            if model in slot.gpu.cache.residents:  # else its worker has died
                 cluster.index.touch(slot.gpu.cache, model, now)
         slot.frequency += 1
         if slot.idle:
@@ -625,10 +635,7 @@ class Lifecycle:
 
     def _rejoin(self, pending: Pending, lease: ActiveLease) -> None:
         """Give a request that is in no queue its lease again."""
-        pending.standing = Standing.LEASED
-        pending.at = lease.slot.id
-        pending.lease = lease.id
-        lease.requests.append(pending)
+        lease.give_to(pending)
         for layer in self.hooks["rejoined"]:
             layer.rejoined(lease, pending)
         self.rest_if_own(lease)

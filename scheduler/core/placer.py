@@ -73,13 +73,12 @@ class Placer:
         for layer in lifecycle.hooks["allows"]:
             if not layer.allows(chosen, bundle, slot):
                 return
-        plan, index = None, cluster.index
+        plan, held_elsewhere, explanation = None, False, None
         if not hit:
-            spares = not from_local
-            plan = index.plan(slot.gpu.cache, bundle.needs, cluster.now, spare_waiting=spares)
-            assert plan is not None, f"{bundle.models} cannot fit {slot.gpu.spec.id} now"
-        held_elsewhere = not hit and index.held(bundle.models)
-        explanation = None
+            cache, spares = slot.gpu.cache, not from_local
+            plan = cluster.index.plan(cache, bundle.needs, cluster.now, spare_waiting=spares)
+            assert plan is not None, f"{bundle.models} cannot fit {cache.id} now"
+            held_elsewhere = cluster.index.held(bundle.models)
         if first.id in self._watched:
             explanation = self._explain(first, slot, decision.rule, plan)
         for pending in chosen:
@@ -89,14 +88,7 @@ class Placer:
         lease.beside = decision.beside
         if decision.more_slots or decision.configuration:
             _configure(lease, decision, len(chosen))
-        load_s = 0.0
-        if plan is not None:
-            load_s = self._load(lease, plan)
-        elif slot.leases or len(slot.gpu.slots) > 1:
-            load_s = _under_way_s(slot, bundle.models, cluster.now)
-        if lease.own and hit:  # it waits for what others load
-            loads = slot.gpu.loads
-            lease.loading = {model: loads[model] for model in lease.models if model in loads}
+        load_s = self._load(lease, plan) if plan is not None else _joined_s(lease, cluster.now)
         if not from_local or self._counts_dispatches:
             slot.frequency += len(chosen)
         self._occupy(lease, load_s)
@@ -314,15 +306,15 @@ def _of_one_function(chosen: Sequence[Pending]) -> tuple[Pending, ...]:
     return tuple([pending for pending in chosen if pending.request.function == function])
 
 
-def _under_way_s(slot: Slot, models: tuple[ModelId, ...], now: float) -> float:
-    """Seconds until models that another lease on this GPU is loading will be resident."""
-    ends = [
-        ends_s
-        for other in slot.gpu.slots
-        for lease in other.leases.values()
-        for model, ends_s in lease.loading.items()
-        if model in models
-    ]
+def _joined_s(lease: ActiveLease, now: float) -> float:
+    """Seconds until what others load of a lease's models is there; an own process waits as well."""
+    slot, gpu = lease.slot, lease.slot.gpu
+    if lease.own:
+        lease.loading = {m: gpu.loads[m] for m in lease.models if m in gpu.loads}
+    if not slot.leases and len(gpu.slots) == 1:
+        return 0.0
+    loads = [other.loading.items() for other in gpu.leases]
+    ends = [ends_s for load in loads for model, ends_s in load if model in lease.models]
     return max(0.0, max(ends) - now) if ends else 0.0
 
 

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from scheduler.cluster.request_queue import Bundle, Pending, Standing
+from scheduler.cluster.request_queue import Bundle, Pending
 from scheduler.cluster.slots import ActiveLease, Slot
 from scheduler.core.layer import Handler, Layer
 from scheduler.core.lifecycle import Lifecycle
@@ -142,10 +142,17 @@ class StandingLeases(Layer):
         self._let_end(lease.id, tell=tell)
 
     def _let_end(self, lease: LeaseId, *, tell: bool = True) -> None:
-        if self._drop(lease):
-            self.recalled.add(lease)
-            if tell:
-                self._unsaid.append(lease)
+        """If it is kept, it stands no longer."""
+        kind = self.kinds.pop(lease, None)
+        if kind is None:
+            return
+        leases = self.kept_leases[kind]
+        del leases[lease]
+        if not leases:
+            del self.kept_leases[kind]
+        self.recalled.add(lease)
+        if tell:
+            self._unsaid.append(lease)
 
     def ended(self, lease: ActiveLease) -> None:
         """A caller that still keeps the lease is told so by a recall."""
@@ -167,17 +174,6 @@ class StandingLeases(Layer):
             if len(self._ended) <= _MOST_ENDED and self._cluster.now - ended_s <= _REPORTED_S:
                 return
             self._ended.popitem(last=False)
-
-    def _drop(self, lease: LeaseId) -> bool:
-        """Return whether the lease was kept."""
-        kind = self.kinds.pop(lease, None)
-        if kind is None:
-            return False
-        leases = self.kept_leases[kind]
-        del leases[lease]
-        if not leases:
-            del self.kept_leases[kind]
-        return True
 
     # -- calls under leases that stand ------------------------------------------------------------
 
@@ -208,14 +204,17 @@ class StandingLeases(Layer):
             began_s = min(use.began_s, cluster.now)
             taken = replace(dispatch, requests=(use.request,))
             cluster.out.append(Taken(request, began_s, taken, use.parent))
-            number = cluster.accept(request.models)
+            number = lifecycle.count(request.models)
             if lease is not None:
                 lifecycle.called(lease, use)
             if lease is None or use.ended_s is not None:  # without a lease: its node has ended it
                 ended_s = cluster.now if use.ended_s is None else min(use.ended_s, cluster.now)
                 cluster.out.append(Finish(use.request, RequestOutcome.COMPLETED, "", ended_s))
             else:
-                self._call_runs(request, number, lease)
+                pending = lifecycle.pending(request, request.arrived_s or 0.0)
+                pending.number = number
+                cluster.requests[use.request] = pending
+                lease.give_to(pending)
                 cluster.runs_until(lease, began_s + dispatch.estimate.run_s)
         if lease is not None:
             for layer in lifecycle.hooks["calls_reported"]:
@@ -226,32 +225,16 @@ class StandingLeases(Layer):
     def _dispatch_of(self, event: LeaseUsed) -> Dispatch:
         """What each of these calls would have been dispatched by, had it asked."""
         lease = self._cluster.leases.get(event.lease)
-        if lease is None:
-            if event.lease not in self._ended:
-                raise BadEvent("lease", event.lease)
+        if lease is not None:
+            profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
+            beside = lease.slot.neighbours(lease)
+            run_s = profiles.runs_s(lease.models, event.batch, gpu_type, beside)
+            given = replace(lease.dispatch or _adopted(lease), estimate=Estimate(0.0, run_s))
+        elif event.lease in self._ended:
             _, given = self._ended[event.lease]
-            return replace(given, hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
-        given = lease.dispatch or _adopted(lease)
-        profiles, gpu_type = self._cluster.profiles, lease.slot.gpu.spec.gpu_type
-        beside = lease.slot.neighbours(lease)
-        run_s = profiles.runs_s(lease.models, event.batch, gpu_type, beside)
-        return replace(
-            given,
-            hit=True,
-            held_elsewhere=False,
-            estimate=Estimate(0.0, run_s),
-            rule=_RULE,
-            explanation=None,
-        )
-
-    def _call_runs(self, request: Request, number: int, lease: ActiveLease) -> None:
-        """A call runs under this lease, as its caller reports; `number` were accepted before it."""
-        pending = self._lifecycle.pending(request, request.arrived_s or 0.0)
-        pending.number = number
-        pending.standing = Standing.LEASED
-        pending.at, pending.lease = lease.slot.id, lease.id
-        self._cluster.requests[request.id] = pending
-        lease.requests.append(pending)
+        else:
+            raise BadEvent("lease", event.lease)
+        return replace(given, hit=True, held_elsewhere=False, rule=_RULE, explanation=None)
 
     def _call_ended(self, request: RequestId, lease: LeaseId, ended_s: float) -> None:
         """A call has ended whose caller keeps the lease; one that is unknown has ended before."""

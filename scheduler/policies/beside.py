@@ -47,7 +47,7 @@ class Policy:
         check_bounds("beside", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while (view.any_idle() or view.any_loadable()) and (head := view.head()) is not None:
+        while (view.any_idle() or view.any_loadable()) and (head := view.first()) is not None:
             decision = self._overdue(view, head) or self._hit(view)
             if decision is None and view.any_loadable():
                 decision = self._load_unheld(view) or self._load_again(view)
@@ -92,7 +92,7 @@ class Policy:
                 continue
             for slot in view.few_loadable(request, CANDIDATES):
                 gain_s = saved_s - max(view.load_s(request, slot), view.wait_s(slot))
-                if gain_s <= best_s or view.is_hit(request, slot):
+                if gain_s <= best_s or slot.holds(request.models):
                     continue
                 victims = view.victims(request, slot)
                 gain_s -= _RENT * horizon_s * reloads(view, victims)

@@ -86,7 +86,7 @@ class Policy:
 
     def decide(self, view: View) -> Iterator[Decision]:
         placed: list[tuple[Pending, Slot]] = []
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             overdue = self._overdue(view, head)
             decisions = [overdue] if overdue is not None else self._round(view)
             yield from decisions
@@ -94,7 +94,7 @@ class Policy:
             if not isinstance(last, Place):
                 break
             placed.append((last.requests[0], last.slot))
-        if placed and view.any_idle() and view.head() is None:
+        if placed and view.any_idle() and view.first() is None:
             for request, slot in placed[-CANDIDATES:]:
                 yield from self._prewarmed(view, request, slot)
 
@@ -120,7 +120,7 @@ class Policy:
                 if plan.wake_s is not None:
                     wake_s = plan.wake_s if wake_s is None else min(wake_s, plan.wake_s)
                     continue
-                place = self._dispatched(view, queue, plan, nodes)
+                place = self._dispatched(queue, plan, nodes)
                 if place is not None:
                     return [place]
                 no_room = True
@@ -175,20 +175,20 @@ class Policy:
     # -- where ----------------------------------------------------------------------------------
 
     def _dispatched(
-        self, view: View, queue: _StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
+        self, queue: _StageQueue, plan: _Plan, nodes: Sequence[GpuRoom]
     ) -> Place | None:
         request = queue.members[0]
         for given in plan.configurations:
-            room = self._room(view, request, given, nodes)
+            room = self._room(request, given, nodes)
             if room is not None:
                 idle = room.idle
-                warm = "warm" if view.is_hit(request, idle[0]) else "cold"
+                warm = "warm" if idle[0].holds(request.models) else "cold"
                 members = tuple(queue.members[: given.batch])
                 return Place(members, idle[0], f"{warm}; {plan.rule}", given, idle[1 : given.vgpus])
         return None
 
     def _room(
-        self, view: View, request: Pending, given: Configuration, nodes: Sequence[GpuRoom]
+        self, request: Pending, given: Configuration, nodes: Sequence[GpuRoom]
     ) -> GpuRoom | None:
         """The first GPU with room that has the models, else the one with most room.
 
@@ -199,7 +199,7 @@ class Policy:
         for room in nodes:
             if not fits(room, given):
                 continue
-            if view.is_hit(request, room.idle[0]):
+            if room.idle[0].holds(request.models):
                 return room
             if cold is None or _free(room) > _free(cold):
                 cold = room
@@ -213,7 +213,7 @@ class Policy:
         if not rate or 1.0 / rate >= view.wait_s(slot):
             return
         for other in view.few_idle(request, CANDIDATES):
-            if not view.is_hit(request, other) and not view.victims(request, other):
+            if not other.holds(request.models) and not view.victims(request, other):
                 yield Prefetch(request.models[0], other)
                 return
 

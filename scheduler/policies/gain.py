@@ -65,7 +65,7 @@ class Policy:
         check_bounds("gain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while (head := view.head()) is not None:
+        while (head := view.first()) is not None:
             may_load = view.any_loadable() if self.overlap else view.any_idle()
             if not may_load and not view.any_idle():
                 return
@@ -80,7 +80,7 @@ class Policy:
         """The slots that it weighs for this request: hits, loads, and the wait, which gains 0."""
         terms_of: dict[Slot, dict[str, float]] = {}
         load_s = view.nearest_load_s(request)
-        for slot in (*self._near(view, request), *view.idle_holders(request, CANDIDATES)):
+        for slot in (*view.near_holders(request), *view.idle_holders(request, CANDIDATES)):
             terms_of[slot] = {"load": load_s, **self._hit_gain(view, request, slot).named()}
         idle = view.idle_holder(request)
         if idle is not None:
@@ -92,7 +92,7 @@ class Policy:
             terms_of.setdefault(holder, {})
         saved_s = self._saved_s(view, request)
         for slot in self._places(view, request):
-            if not view.is_hit(request, slot):
+            if not slot.holds(request.models):
                 victims = view.victims(request, slot)
                 gain = self._load_gain(view, request, slot, victims, saved_s)
                 terms_of.setdefault(slot, gain.named())
@@ -120,7 +120,7 @@ class Policy:
 
     def _holder(self, view: View, hit: Pending, slot: Slot) -> Slot:
         """Of the idle holders the one that gains most; mostly all gain the same: then this one."""
-        near = self._near(view, hit)
+        near = view.near_holders(hit)
         if not near and neighbours_s(view, hit, slot) <= 0.0:
             return slot
         holders = (slot, *near, *view.idle_holders(hit, CANDIDATES))
@@ -133,7 +133,7 @@ class Policy:
         """
         if self._lost_part(view, hit, slot) <= 0.0:
             return hit
-        others = [other for other in view.oldest(CANDIDATES) if view.is_hit(other, slot)]
+        others = [other for other in view.oldest(CANDIDATES) if slot.holds(other.models)]
         return min((hit, *others), key=lambda request: self._lost_part(view, request, slot))
 
     def _lost_part(self, view: View, request: Pending, slot: Slot) -> float:
@@ -155,7 +155,7 @@ class Policy:
             if sum(saved_s) - cheaper * view.nearest_load_s(request) <= best_s:
                 continue
             for slot in self._places(view, request):
-                if view.is_hit(request, slot):
+                if slot.holds(request.models):
                     continue
                 victims = view.victims(request, slot)
                 gain_s = self._load_gain(view, request, slot, victims, saved_s).total
@@ -192,9 +192,6 @@ class Policy:
     def _load(self, request: Pending, slot: Slot, rule: str) -> Place:
         return Place((request,), slot, rule, beside=self.overlap > 0)
 
-    def _near(self, view: View, request: Pending) -> Sequence[Slot]:
-        return [slot for slot in view.near_idle(request) if view.is_hit(request, slot)]
-
     # -- terms ----------------------------------------------------------------------------------
 
     def _hit_gain(self, view: View, request: Pending, slot: Slot) -> Gain:
@@ -215,8 +212,10 @@ class Policy:
             load_s = max(load_s, view.wait_s(slot))
         else:
             load_s *= self._cheaper(view)
-        horizon_s = _VICTIMS * _HORIZON * view.nearest_load_s(request)
-        lost_s = horizon_s * reloads(view, victims)
+        lost_s = 0.0
+        if victims:
+            horizon_s = _VICTIMS * _HORIZON * view.nearest_load_s(request)
+            lost_s = horizon_s * reloads(view, victims)
         away_s = self._away_s(view, request, slot)
         disturbance_s = neighbours_s(view, request, slot)
         return Gain(*saved_s, -load_s, -lost_s, -away_s, -disturbance_s)
@@ -335,7 +334,7 @@ def _placed(hit: Place, weighed: _Weighed, room: GpuRoom, given: Configuration) 
 def _rooms(view: View, hit: Place) -> tuple[Sequence[GpuId], list[GpuRoom]]:
     """The GPUs that are near the request's data, and all that could take it, its own first."""
     first, slot = hit.requests[0], hit.slot
-    near = [holder for holder in view.near_idle(first) if view.is_hit(first, holder)]
+    near = view.near_holders(first)
     rooms: dict[GpuId, GpuRoom] = {}
     names: dict[GpuId, None] = {}
     for holder in (slot, *near, *view.idle_holders(first, CANDIDATES)):

@@ -56,7 +56,7 @@ def decide(view: View, limit: int) -> Iterator[Decision]:
 def _serve(view: View, slot: Slot, limit: int) -> Iterator[Decision]:
     """The first scan in two parts (requests at the limit come first in the queue), then another."""
     while (head := view.head(slot)) is not None and view.visits_reached(head, limit):
-        if view.is_hit(head, slot):
+        if slot.holds(head.models):
             yield Place((head,), slot, "hit on this idle GPU")
             return
         placed_here = yield from _balance(view, slot, head)

@@ -45,7 +45,7 @@ class Policy:
         check_bounds("netgain", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             decision = (
                 self._overdue(view, head)
                 or self._hit(view)
@@ -66,8 +66,8 @@ class Policy:
 
     def _hit(self, view: View) -> Place | None:
         for hit, slot in view.hits():
-            holders = (near for near in view.near_idle(hit) if view.is_hit(hit, near))
-            return Place((hit,), next(holders, slot), "hit on an idle GPU")
+            holder = next(iter(view.near_holders(hit)), slot)
+            return Place((hit,), holder, "hit on an idle GPU")
         return None
 
     def _load_unheld(self, view: View) -> Place | None:

@@ -40,7 +40,7 @@ class Policy:
         check_bounds("pairs", self)
 
     def decide(self, view: View) -> Iterator[Decision]:
-        while view.any_idle() and (head := view.head()) is not None:
+        while view.any_idle() and (head := view.first()) is not None:
             decision = self._overdue(view, head) or self._least_disturbing(view)
             if decision is None:
                 return
@@ -90,7 +90,7 @@ class Policy:
         own, others = view.slowdown(request, slot), view.slows(request, slot)
         if (own + others) / 2 > _MOST_SLOWDOWN:
             return True
-        if view.is_hit(request, slot):
+        if slot.holds(request.models):
             return False
         busy = view.busy_holder(request)
         return busy is not None and view.begins_s(request, busy) < view.load_s(request, slot)

@@ -28,7 +28,7 @@ class Policy:
 
 def spread(view: View) -> Iterator[Decision]:
     """Move every waiting request to the local queue of the least used GPU."""
-    while (request := view.head()) is not None:
+    while (request := view.first()) is not None:
         slot = view.least_used(request)
         if slot is None:
             return

@@ -273,6 +273,8 @@ def wait_at_s(
 
 def neighbours_s(view: View, request: Pending, slot: Slot) -> float:
     """What a request and the runs on a slot lose together if it runs beside them."""
+    if not slot.at_once:
+        return 0.0
     slowdown = view.slowdown(request, slot)
     own_s = view.run_s(request, slot) * (1.0 - 1.0 / slowdown) if slowdown > 1.0 else 0.0
     return own_s + view.disturbs(request, slot)

@@ -243,7 +243,7 @@ class Glances:
 
     def _gpu(self, gpu: Gpu) -> Glance:
         """One GPU; `queue` has the first of the `queue_length` requests that wait for it."""
-        cache, spec, leases = gpu.cache, gpu.spec, _leases(gpu)
+        cache, spec, leases = gpu.cache, gpu.spec, gpu.leases
         locals_ = [slot.local for slot in gpu.slots if slot.local.count]
         queued = islice(chain.from_iterable(map(in_order, locals_)), _QUEUED)
         return {
@@ -326,14 +326,8 @@ class Glances:
 
 def waiting_functions(gpu: Gpu, model: ModelId) -> list[str]:
     """The functions whose leases on this GPU have the model."""
-    requests = chain.from_iterable(
-        lease.requests for lease in _leases(gpu) if model in lease.models
-    )
+    requests = chain.from_iterable(lease.requests for lease in gpu.leases if model in lease.models)
     return sorted({pending.request.function for pending in requests})
-
-
-def _leases(gpu: Gpu) -> list[ActiveLease]:
-    return [lease for slot in gpu.slots for lease in slot.leases.values()]
 
 
 def _state(gpu: Gpu, *, busy: bool) -> str:

@@ -29,7 +29,7 @@ from tests.kit.cores.builders import gpu, request
 
 class Twice:
     def decide(self, view):
-        slot, head = next(view.idle_slots()), view.head()
+        slot, head = next(view.idle_slots()), view.first()
         yield Place((head,), slot, "once")
         yield Place((head,), slot, "twice")
 

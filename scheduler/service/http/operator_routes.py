@@ -347,7 +347,7 @@ def _stages(core: Core, model: ModelId) -> Iterator[tuple[Tier, str, float | Non
     index = core.cluster.index
     for cache in index.holders(model).values():
         yield Tier.GPU, cache.id, core.leaves_s(cache.node, cache.id, model)
-    for cache in index.left(model).values():
+    for cache in index.left.get(model, {}).values():
         yield Tier.CONTEXT, cache.id, core.leaves_s(cache.node, cache.id, model)
     for node, tier in index.tiers(model).items():
         yield tier, node, core.leaves_s(node, None, model)
