@@ -123,7 +123,7 @@ class Lease:
         self.admitted = False  # its models let calls in
         self.checking = False  # its models are asked whether calls are pending
         self.ending: EndReason | None = None
-        self.deadline_s = math.inf  # for calls in flight, once the lease is ending
+        self.deadline_s = 0.0  # for calls in flight, once the lease is ending
         self._computed_s = 0.0  # what has been counted of its computing
         # When each of its models told of its computing last, and what had been counted then.
         self._told: dict[ModelId, tuple[float, float]] = {}

@@ -263,9 +263,9 @@ class LeasesInForce:
         if grace_s is None:
             grace_s = lease.grace_s(self.times, reason)
         deadline_s = self._loop.time() + grace_s
-        if deadline_s >= lease.deadline_s:
-            return
         first = lease.ending is None
+        if not first and deadline_s >= lease.deadline_s:
+            return
         lease.ending, lease.deadline_s = lease.ending or reason, deadline_s
         if first and reason is EndReason.UNCLAIMED and self.contended and lease.function:
             self.patience.in_vain(lease.function, lease.id, self._loop.time())

@@ -10,7 +10,9 @@ import pytest
 
 from common.addresses import UnixAddress
 from tests.kit.nodes.manager_client import manager
+from torch_shim.leases.leasing import ModelWeights
 from torch_shim.leases.managers import Nodes
+from torch_shim.weights import ModelImage, process_weights
 from torch_shim.wire import manager_session
 from torch_shim.wire.manager_session import ManagerSession
 
@@ -73,3 +75,24 @@ def test_weights_are_remembered_while_other_threads_forget_some(
         for other in others:
             other.join()
     assert len(session.images) <= 2
+
+
+def test_weights_are_brought_again_when_a_node_has_lost_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions = [ManagerSession("unix:@gpufaas-nobody", "") for _ in range(2)]
+    brought: list[ManagerSession] = []
+
+    def build(_: object, session: ManagerSession, __: object) -> ModelImage:
+        brought.append(session)
+        session.images["a"] = None
+        return ModelImage("a", {})
+
+    monkeypatch.setattr(process_weights, "build", build)
+    weights = ModelWeights("a model", list)
+    for _ in range(2):
+        assert {weights.bring(session).digest for session in sessions} == {"a"}
+    assert brought == sessions
+    weights.forget(sessions)
+    assert {weights.bring(session).digest for session in sessions} == {"a"}
+    assert brought == sessions * 2
