@@ -3,14 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, count
 from random import Random
 from time import perf_counter_ns
 from typing import Protocol
 
 from cache_manager.model.ids import MIB, GpuId, ModelId, NodeId, Tier
-from scheduler.model.actions import Dispatch, EnqueueLocally
-from scheduler.model.events import Event, GpuJoined, ModelRegistered, RequestArrived, SlotFreed
+from scheduler.model.actions import Dispatch, EnqueueLocally, Prepare
+from scheduler.model.events import (
+    Event,
+    GpuJoined,
+    ModelLoaded,
+    ModelRegistered,
+    RequestArrived,
+    SlotFreed,
+)
 from scheduler.model.values import (
     ANY_GPU_TYPE,
     GpuSpec,
@@ -55,9 +62,11 @@ class SteadyOverload:
         self._models = [ModelId(f"m{number}") for number in range(size.models)]
         shares = accumulate(1.0 / rank for rank in range(1, size.models + 1))
         self._cumulative = list(shares)
-        self._running: list[tuple[float, int, SlotFreed]] = []
+        self._due: list[tuple[float, int, SlotFreed | ModelLoaded]] = []
+        self._order = count()
         self._now = 0.0
         self._leases = 0
+        self._taken = 0  # requests that wait no more since the last ones arrived
         self._asked_for: list[ModelId] = []
         table = list(table1().values())
         self._models_like = {
@@ -80,9 +89,10 @@ class SteadyOverload:
     def run(self, placements: int) -> None:
         """Free slots and add requests until this number of placements was timed."""
         while self.placements < placements:
-            self._now, _, freed = heappop(self._running)
-            self._timed(freed)
-            self._timed(self._arrival())
+            self._now, _, event = heappop(self._due)
+            self._timed(event)
+            for arrival in self._requests(self._taken):
+                self._timed(arrival)
 
     def _timed(self, event: Event) -> None:
         handle, now = self.scheduler.handle, self._now
@@ -99,9 +109,13 @@ class SteadyOverload:
         for action in actions:
             if isinstance(action, Dispatch):
                 emitted += 1
+                self._taken += len(action.requests)
                 self._begin(action.slot, action.lease, action.estimate.total_s)
+            elif isinstance(action, Prepare):
+                self._load(action)
             elif isinstance(action, NaivePlacement):
                 emitted += 1
+                self._taken += 1
                 self._leases += 1
                 like = self._models_like[self._asked_for[int(action.request[1:]) - 1]]
                 busy_s = like.run_s + (0.0 if action.hit else like.load_s)
@@ -110,13 +124,23 @@ class SteadyOverload:
                 emitted += 1
         return emitted
 
-    def _begin(self, slot: SlotId, lease: LeaseId, busy_s: float) -> None:
-        heappush(self._running, (self._now + busy_s, lease, SlotFreed(slot, lease)))
+    def _load(self, action: Prepare) -> None:
+        done_s = 0.0
+        for load in action.loads:
+            load_s = self._models_like[load.model].load_s
+            done_s += load_s
+            self._later(done_s, ModelLoaded(action.gpu, load.model, load_s, load.source))
+        if action.prefetch:
+            self._begin(action.slot, action.lease, done_s)
 
-    def _arrival(self) -> RequestArrived:
-        return next(self._requests(1))
+    def _begin(self, slot: SlotId, lease: LeaseId, busy_s: float) -> None:
+        self._later(busy_s, SlotFreed(slot, lease))
+
+    def _later(self, in_s: float, event: SlotFreed | ModelLoaded) -> None:
+        heappush(self._due, (self._now + in_s, next(self._order), event))
 
     def _requests(self, number: int) -> Iterator[RequestArrived]:
+        self._taken = 0
         chosen = self._random.choices(self._models, cum_weights=self._cumulative, k=number)
         for model in chosen:
             self._asked_for.append(model)
