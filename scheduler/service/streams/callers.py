@@ -286,7 +286,7 @@ class _CallerStream:
         office = self._office
         request = absolute(check_request(question.request), office.clock.now_s())
         request = replace(request, caller=self._caller if question.keeps else "")
-        trace = trace_of(question.parent, question.state) if question.parent else None
+        trace = trace_of(question.parent, question.state)
         ABOUT.set(Work(trace, function=request.function, request=request.id))
         placement = await office.acquire(request)
         return self._streams.grant(self._caller, placement, request, question.call)
