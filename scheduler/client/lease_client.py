@@ -54,6 +54,10 @@ _MOST_REPORTS = 1_000
 _MOST_CALLS = 1_000
 # Functions whose terms are in one frame.
 _MOST_FUNCTIONS = 500
+# A leader may die while a release that it took still waits for its node's stream, this long; and
+# what was sent on a line that broke may never have arrived.
+_REPEATED_S = 12.0
+_MOST_SAID = 8_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _Broken = OSError, LineBroken, StreamRefused, BadValue
 
@@ -88,7 +92,8 @@ class LeaseClient:
         self._numbers = count(1)
         self._questions: dict[int, _Question] = {}
         self._held: dict[LeaseId, dict[RequestId, None]] = {}
-        self._repeated = RepeatedMessages()
+        # When leases were given back and requests cancelled: the next leader hears of it again.
+        self._said_s: OrderedDict[GiveBack | Cancel, float] = OrderedDict()
         self._line: FrameLine | None = None
         self._term = 0
         self._without_leader_s = 0.0
@@ -131,7 +136,7 @@ class LeaseClient:
             sent = relative(request, arrived_s, now_s)
             return AskLease(call, sent, parent, state, keeps)
 
-        self._repeated.asked(request.id)
+        self._said_s.pop(Cancel(request.id), None)  # a call that is tried again keeps its id
         now_s = time.monotonic()
         self._questions[call] = _Question(request.id, make, answered, now_s)
         self._send(make(now_s))
@@ -139,7 +144,7 @@ class LeaseClient:
 
     def withdraw(self, question: int) -> None:
         """Take a question back that has no answer, and end its request."""
-        self.cancel(self._questions.pop(question).request)
+        self._say(Cancel(self._questions.pop(question).request))
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """The holder no longer needs the GPU; of a lease that several have, the named request."""
@@ -168,18 +173,19 @@ class LeaseClient:
             calls += len(report.uses) + len(report.ends)
             yield shifted(report, by_s)
 
-    def cancel(self, request: RequestId) -> None:
-        self._say(Cancel(request))
-
     def _say(self, message: GiveBack | Cancel) -> None:
-        self._repeated.say(message, time.monotonic())
-        self._forget_heard()
+        self._said_s[message] = time.monotonic()
+        self._said_s.move_to_end(message)
+        if len(self._said_s) > _MOST_SAID:
+            self._said_s.popitem(last=False)
+        self._forget_said()
         self._send(message)
 
-    def _forget_heard(self) -> None:
-        """Forget what need not be repeated to the next leader."""
-        led = self._line is not None
-        self._repeated.forget(time.monotonic() if led else self._without_leader_s)
+    def _forget_said(self) -> None:
+        """Forget what was said so long before now, or before there was no leader any more."""
+        led_s = self._without_leader_s if self._line is None else time.monotonic()
+        while self._said_s and next(iter(self._said_s.values())) < led_s - _REPEATED_S:
+            self._said_s.popitem(last=False)
 
     def tell_terms(self, function: str, terms: OwnerTerms | None) -> None:
         """Tell what a function says of itself, this leader and the following ones; None: nothing.
@@ -256,7 +262,7 @@ class LeaseClient:
 
     def _take_up(self, line: FrameLine, term: int) -> None:
         """Use this line: repeat what its leader may not know, and ask what is unanswered."""
-        self._forget_heard()
+        self._forget_said()
         self._line, self._term = line, term
         held = [(lease, request) for lease, requests in self._held.items() for request in requests]
         for begin in range(0, len(held), _MOST_CALLS):
@@ -264,7 +270,7 @@ class LeaseClient:
         if self._unreported:
             self.report(())
         self._tell_all_terms()
-        for message in self._repeated:
+        for message in list(self._said_s):
             self._send(message)
         now_s = time.monotonic()  # one for all, or a hold-up between two would change their order
         for question in self._questions.values():
@@ -323,35 +329,3 @@ class LeaseClient:
         question = self._questions.pop(refused.call, None)
         if question is not None:
             question.answered(error)
-
-
-# A leader may die while a release that it took still waits for its node's stream, this long; and
-# what was sent on a line that broke may never have arrived.
-_REPEATED_S = 12.0
-_MOST = 8_000
-
-
-class RepeatedMessages:
-    """Leases that were given back and requests that were cancelled, the last ones, in order."""
-
-    def __init__(self) -> None:
-        self._said_s: OrderedDict[GiveBack | Cancel, float] = OrderedDict()
-
-    def __iter__(self) -> Iterator[GiveBack | Cancel]:
-        return iter(list(self._said_s))
-
-    def say(self, message: GiveBack | Cancel, now_s: float) -> None:
-        self._said_s[message] = now_s
-        self._said_s.move_to_end(message)
-        if len(self._said_s) > _MOST:
-            self._said_s.popitem(last=False)
-
-    def asked(self, request: RequestId) -> None:
-        """A request is asked: a call that is tried again keeps its id."""
-        self._said_s.pop(Cancel(request), None)
-
-    def forget(self, heard_s: float) -> None:
-        """What was said so long before this time, when a leader listened, is not repeated."""
-        since_s = heard_s - _REPEATED_S
-        while self._said_s and next(iter(self._said_s.values())) < since_s:
-            self._said_s.popitem(last=False)

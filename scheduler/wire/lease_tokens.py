@@ -2,7 +2,8 @@
 
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import accumulate
 
 from msgspec import json
 
@@ -72,16 +73,11 @@ class LeaseTokens:
         return _text(mac.digest())
 
 
-def addresses_for_token(addresses: Iterable[str]) -> tuple[str, ...]:
+def addresses_for_token(addresses: Sequence[str]) -> tuple[str, ...]:
     """As many of these addresses as fit, the first ones first."""
-    fitting: list[str] = []
-    room = _MOST_ADDRESS_CHARACTERS
-    for address in addresses:
-        room -= len(encoded(address)) + 1
-        if room < 0:
-            break
-        fitting.append(address)
-    return tuple(fitting)
+    ends = accumulate(len(encoded(address)) + 1 for address in addresses)
+    placed = zip(addresses, ends, strict=True)
+    return tuple(address for address, end in placed if end <= _MOST_ADDRESS_CHARACTERS)
 
 
 def _text(data: bytes) -> str:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from common import build_identity
 from common.http import server
-from common.http.asgi import App, Receive, Scope, Send, bounded, send_text
+from common.http.asgi import App, Receive, Scope, Send, bounded, header_in, send_text
 from common.http.server_protocol import Limits, StreamHandler
 from common.stream_upgrade import PROTOCOL
 from common.telemetry import process_metrics
@@ -23,13 +23,7 @@ from common.telemetry.stranger_log import StrangerLog
 from scheduler.model.errors import CallerNotAllowed, MalformedRequest, SchedulerError
 from scheduler.service import error_table
 from scheduler.service.access import ApiAccess, ApiRole
-from scheduler.service.http.lease_routes import (
-    MOST_BODY_BYTES,
-    HotPath,
-    header_of,
-    send_error,
-    unknown_caller,
-)
+from scheduler.service.http.lease_routes import MOST_BODY_BYTES, HotPath, send_error, unknown_caller
 from scheduler.service.http.operator_routes import routers
 from scheduler.service.scheduler_service import Health, SchedulerService
 from scheduler.wire.node_stream import node_of_path
@@ -79,7 +73,7 @@ def make_app(service: SchedulerService) -> App:
 
 
 def _is_known(access: ApiAccess, scope: Scope) -> bool:
-    return access.role(header_of(scope, b"authorization")) is not None
+    return access.role(header_in(scope, b"authorization")) is not None
 
 
 def _management(service: SchedulerService) -> FastAPI:

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from cache_manager.model.ids import ModelId, NodeId
 from common.http import asgi
-from common.http.asgi import Receive, Scope, Send, until_disconnected
+from common.http.asgi import Receive, Scope, Send, header_in, until_disconnected
 from common.telemetry.traces import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 from common.telemetry.work_context import ABOUT, Work
 from common.time_limits import time_limit
@@ -69,7 +69,7 @@ class HotPath:
         """Answer one request to one of the routes; only POST is accepted."""
         path = scope["path"]
         try:
-            if self._service.access.role(header_of(scope, b"authorization")) is None:
+            if self._service.access.role(header_in(scope, b"authorization")) is None:
                 raise unknown_caller()
             if scope["method"] != "POST":
                 raise MalformedRequest(f"{path} takes POST only")
@@ -177,7 +177,7 @@ class HotPath:
 
     def _granted(self, scope: Scope, placement: Placement, request: Request) -> dict[str, Any]:
         """The answer to the caller, which has this lease from now on."""
-        caller = header_of(scope, _CALLER).decode("latin-1")
+        caller = header_in(scope, _CALLER).decode("latin-1")
         granted = self._service.grant(caller, placement, request)
         return {
             "request": request.id,
@@ -201,14 +201,6 @@ def unknown_caller() -> CallerNotAllowed:
     )
 
 
-def header_of(scope: Scope, name: bytes) -> bytes:
-    """The first header of this name (lower case), or nothing."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return b""
-
-
 async def send_error(send: Send, error: SchedulerError) -> int:
     """Answer an error as the table of errors has it; returns the status."""
     status = error_table.failure(error).status
@@ -216,10 +208,7 @@ async def send_error(send: Send, error: SchedulerError) -> int:
 
 
 def _trace(scope: Scope) -> TraceContext | None:
-    parent = header_of(scope, _TRACEPARENT)
-    if not parent:
-        return None
-    state = header_of(scope, _TRACESTATE)
+    parent, state = header_in(scope, _TRACEPARENT), header_in(scope, _TRACESTATE)
     return trace_of(parent.decode("latin-1"), state.decode("latin-1"))
 
 

@@ -76,6 +76,7 @@ class CallerLeases:
         self._present: Counter[str] = Counter()
         # Of each lease, or of each request's part of a shared one.
         self._holders: dict[tuple[LeaseId, RequestId | None], str] = {}
+        self._most_holders = _SPARE
 
     @contextmanager
     def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
@@ -103,10 +104,10 @@ class CallerLeases:
         live_lease = in_force.get(lease)
         if caller and live_lease is not None and not (live_lease.is_shared and request is None):
             self._holders[lease, request if live_lease.is_shared else None] = caller
-        if len(self._holders) > 2 * (len(in_force) + len(office.core.requests)) + _SPARE:
-            self._holders = {
-                held: who for held, who in self._holders.items() if held[0] in in_force
-            }
+        if len(self._holders) > self._most_holders:  # some leases end without a release
+            holders = self._holders.items()
+            self._holders = {held: who for held, who in holders if held[0] in in_force}
+            self._most_holders = 2 * len(self._holders) + _SPARE
 
     def recall(self, lease: LeaseId) -> None:
         """Recall a lease from its caller, after the task that was granted it just now resumes."""
@@ -135,7 +136,7 @@ class CallerLeases:
                 office.driver.release(lease, request)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CallerStreams:
     """The streams of one leader's callers."""
 
@@ -286,7 +287,7 @@ class _CallerStream:
         office = self._office
         request = absolute(check_request(question.request), office.clock.now_s())
         request = replace(request, caller=self._caller if question.keeps else "")
-        trace = trace_of(question.parent, question.state) if question.parent else None
+        trace = trace_of(question.parent, question.state)
         ABOUT.set(Work(trace, function=request.function, request=request.id))
         placement = await office.acquire(request)
         return self._streams.grant(self._caller, placement, request, question.call)

@@ -3,9 +3,9 @@
 import asyncio
 
 from common.telemetry.traces import TraceContext
-from scheduler.api import Request, SchedulerError
+from scheduler.api import Request, RequestId, SchedulerError
 from scheduler.client.lease_client import LeaseClient
-from scheduler.wire.caller_stream import Granted
+from scheduler.wire.caller_stream import Cancel, Granted
 
 
 class WaitingCaller(LeaseClient):
@@ -35,3 +35,7 @@ class WaitingCaller(LeaseClient):
         if isinstance(result, SchedulerError):
             raise result
         return result
+
+    def cancel(self, request: RequestId) -> None:
+        """End a request that may have been answered already."""
+        self._say(Cancel(request))
