@@ -39,9 +39,10 @@ class ManagerLink:
         self._node = node
         self._program = program  # the manager's
         self._own = _running_program()
-        self._serving: set[asyncio.Task[None]] = set()
+        # Dictionaries, as a set's order follows addresses: what ends together ends in one order.
+        self._serving: dict[asyncio.Task[None], None] = {}
         self._session: ClientSession | None = None
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: dict[asyncio.Future[Any], None] = {}
         program.at_death.append(self._lost)
 
     async def ask(self, work: Callable[[ClientSession], Coroutine[Any, Any, _Answer]]) -> _Answer:
@@ -51,17 +52,17 @@ class ManagerLink:
         if self.broken or not self._node.serves:
             raise ManagerLost
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.add(answer)
+        self._waiting[answer] = None
         task = self._program.start(self._serve(work, answer), f"{self._node.name} serves")
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[task] = None
+        task.add_done_callback(self._serving.pop)
         try:
             found = await answer
         except asyncio.CancelledError:
             self._cancel(task)
             raise
         finally:
-            self._waiting.discard(answer)
+            del self._waiting[answer]
         await network.travel(there, own)
         return found
 
