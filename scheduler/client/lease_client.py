@@ -244,7 +244,7 @@ class LeaseClient:
         async with time_limit(GREETING_S):
             line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
         async with line:
-            line.send(pack(Present(VERSION, self._caller, tuple(self._held))))
+            line.send(pack(Present(VERSION, self._caller)))
             async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
