@@ -288,7 +288,7 @@ def _checked(message: object) -> Present:
     if not isinstance(message, Present):
         raise BadValue("a stream begins with its caller's name")
     if not 0 < len(message.caller) <= _LONGEST_NAME:
-        raise BadValue("the caller's name is too long")
+        raise BadValue("the caller's name is empty or too long")
     return message
 
 
