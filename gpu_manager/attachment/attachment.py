@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Self
@@ -78,33 +78,36 @@ Call = Acquire | Wanted | Ask | Survey | Locate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingCall:
-    """One call and its future; `make_call` creates the message, for a stream at some time."""
+    """One call and its future; the message has the times of this process."""
 
-    make_call: Callable[[int, float], Call]
-    number: int
+    message: Call
     request: RequestId | None
     answer: asyncio.Future[Answer]
+    asked_s: float
+
+    def as_sent(self, now_s: float) -> Call:
+        if not isinstance(self.message, Acquire):
+            return self.message
+        return Acquire(self.message.call, relative(self.message.request, self.asked_s, now_s))
 
 
 class PendingCalls:
     """Every call from its first message to its answer, over successive streams."""
 
     def __init__(self) -> None:
-        self._numbers = count(1)
+        self.next_number = count(1).__next__
         self._waiting: dict[int, PendingCall] = {}
         self._by_request: dict[RequestId, list[PendingCall]] = {}
 
     def __iter__(self) -> Iterator[Call]:
         """Iterate with times relative to one now: a hold-up in between would change the order."""
         now_s = asyncio.get_running_loop().time()
-        return iter([call.make_call(call.number, now_s) for call in self._waiting.values()])
+        return iter([call.as_sent(now_s) for call in self._waiting.values()])
 
-    def add(
-        self, make_call: Callable[[int, float], Call], request: RequestId | None = None
-    ) -> PendingCall:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        call = PendingCall(make_call, next(self._numbers), request, answer)
-        self._waiting[call.number] = call
+    def add(self, message: Call, request: RequestId | None = None) -> PendingCall:
+        loop = asyncio.get_running_loop()
+        call = PendingCall(message, request, loop.create_future(), loop.time())
+        self._waiting[message.call] = call
         if request is not None:
             self._by_request.setdefault(request, []).append(call)
         return call
@@ -122,11 +125,11 @@ class PendingCalls:
     def set_placement(self, request: RequestId, placement: Placement) -> None:
         """The scheduler's own answer comes later, and may be lost with the scheduler."""
         for call in self._by_request.get(request, ()):
-            self.set_answer(Answer(call.number, placement))
+            self.set_answer(Answer(call.message.call, placement))
 
     def remove(self, call: PendingCall, *, given_up: bool) -> bool:
         """Remove a call; return whether its request must be cancelled now."""
-        self._waiting.pop(call.number, None)
+        self._waiting.pop(call.message.call, None)
         if call.request is None:
             return False
         same_request = self._by_request[call.request]
@@ -251,16 +254,11 @@ class Attachment:
     # -- callers --------------------------------------------------------------------------------
 
     async def acquire(self, request: Request) -> Placement:
-        now_s = asyncio.get_running_loop().time()
-        arrived_s = now_s if request.arrived_s is None else request.arrived_s
-
-        def make_call(number: int, now_s: float) -> Call:
-            return Acquire(number, relative(request, arrived_s, now_s))
-
-        return await self._place(request.id, make_call, request.deadline_s)
+        message = Acquire(self._calls.next_number(), request)
+        return await self._place(request.id, message, request.deadline_s)
 
     async def wanted(self, request: RequestId) -> Placement:
-        return await self._place(request, lambda number, _: Wanted(number, request), None)
+        return await self._place(request, Wanted(self._calls.next_number(), request), None)
 
     def release(
         self, lease: LeaseId, request: RequestId | None = None, *, may_return: bool = False
@@ -271,30 +269,30 @@ class Attachment:
         self.report(RequestCancelled(request))
 
     async def pin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        await self._ask(lambda number, _: Ask(number, "pin", model, gpu))
+        await self._ask(Ask(self._calls.next_number(), "pin", model, gpu))
 
     async def unpin(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        await self._ask(lambda number, _: Ask(number, "unpin", model, gpu))
+        await self._ask(Ask(self._calls.next_number(), "unpin", model, gpu))
 
     async def evict(self, model: ModelId, gpu: GpuId | None = None) -> None:
-        await self._ask(lambda number, _: Ask(number, "evict", model, gpu))
+        await self._ask(Ask(self._calls.next_number(), "evict", model, gpu))
 
     async def locate(self, node: NodeId) -> tuple[str, ...]:
         """Ask the scheduler for a node's addresses, which may have changed; none if unknown."""
-        answer = await self._ask(lambda number, _: Locate(number, node))
+        answer = await self._ask(Locate(self._calls.next_number(), node))
         return answer.addresses
 
     async def survey(self) -> Status:
-        answer = await self._ask(lambda number, _: Survey(number))
+        answer = await self._ask(Survey(self._calls.next_number()))
         if answer.status is None:
             raise BadValue("the scheduler's answer contains no status")
         return answer.status
 
     async def _place(
-        self, request: RequestId, make_call: Callable[[int, float], Call], deadline_s: float | None
+        self, request: RequestId, message: Call, deadline_s: float | None
     ) -> Placement:
-        call = self._calls.add(make_call, request)
-        self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
+        call = self._calls.add(message, request)
+        self._stream.send(call.as_sent(call.asked_s))
         latest_s = None if deadline_s is None else deadline_s + _LATE_S
         given_up = True
         try:
@@ -314,12 +312,12 @@ class Attachment:
             self._neighbours[answer.placement.node] = answer.addresses
         return answer.placement
 
-    async def _ask(self, make_call: Callable[[int, float], Call]) -> Answer:
+    async def _ask(self, message: Call) -> Answer:
         if not self._stream.connected:
             raise NoScheduler("no scheduler is reached at the moment")
-        call = self._calls.add(make_call)
+        call = self._calls.add(message)
         try:
-            self._stream.send(make_call(call.number, asyncio.get_running_loop().time()))
+            self._stream.send(message)
             async with time_limit(_ANSWERED_S):
                 return await call.answer
         except TimeoutError as error:

@@ -66,10 +66,10 @@ Answered = Callable[[Granted | SchedulerError], None]
 
 
 class _Question(NamedTuple):
-    """An unanswered question; `make` makes its message, for a stream at this time."""
+    """An unanswered question, with the times of this process."""
 
-    request: RequestId
-    make: Callable[[float], AskLease]
+    request: Request
+    trace: TraceContext | None
     answered: Answered
     asked_s: float
 
@@ -127,24 +127,15 @@ class LeaseClient:
         It is RequestEnded if the request ends without a lease, NoGpus if there is no GPU,
         EventRefused if the request is invalid, SchedulerUnreachable if no scheduler leads.
         """
-        arrived_s = time.monotonic() if request.arrived_s is None else request.arrived_s
-        call = next(self._numbers)
-        parent, state = ("", "") if trace is None else (trace.header, trace.state)
-        keeps = self._recalled is not None
-
-        def make(now_s: float) -> AskLease:
-            sent = relative(request, arrived_s, now_s)
-            return AskLease(call, sent, parent, state, keeps)
-
         self._said_s.pop(Cancel(request.id), None)  # a call that is tried again keeps its id
-        now_s = time.monotonic()
-        self._questions[call] = _Question(request.id, make, answered, now_s)
-        self._send(make(now_s))
+        call, now_s = next(self._numbers), time.monotonic()
+        question = self._questions[call] = _Question(request, trace, answered, now_s)
+        self._send_question(call, question, now_s)
         return call
 
     def withdraw(self, question: int) -> None:
         """Take a question back that has no answer, and end its request."""
-        self._say(Cancel(self._questions.pop(question).request))
+        self._say(Cancel(self._questions.pop(question).request.id))
 
     def release(self, lease: LeaseId, request: RequestId | None = None) -> None:
         """The holder no longer needs the GPU; of a lease that several have, the named request."""
@@ -203,6 +194,11 @@ class LeaseClient:
 
     # -- questions --------------------------------------------------------------------------------
 
+    def _send_question(self, call: int, question: _Question, now_s: float) -> None:
+        sent, trace = relative(question.request, question.asked_s, now_s), question.trace
+        parent, state = ("", "") if trace is None else (trace.header, trace.state)
+        self._send(AskLease(call, sent, parent, state, keeps=self._recalled is not None))
+
     def _send(self, message: CallerUp) -> None:
         if self._line is not None:
             self._line.send(pack(message))
@@ -244,7 +240,7 @@ class LeaseClient:
         async with time_limit(GREETING_S):
             line = await dial(at, PATH, self._headers, MAX_FRAME_BYTES)
         async with line:
-            line.send(pack(Present(VERSION, self._caller, tuple(self._held))))
+            line.send(pack(Present(VERSION, self._caller)))
             async with time_limit(GREETING_S):
                 first = read_down(await line.receive())
             if isinstance(first, SentAway):
@@ -273,8 +269,8 @@ class LeaseClient:
         for message in list(self._said_s):
             self._send(message)
         now_s = time.monotonic()  # one for all, or a hold-up between two would change their order
-        for question in self._questions.values():
-            self._send(question.make(now_s))
+        for call, question in self._questions.items():
+            self._send_question(call, question, now_s)
 
     def _tell_all_terms(self) -> None:
         """Nothing is sent by a client that never told any."""
@@ -315,7 +311,7 @@ class LeaseClient:
         question = self._questions.pop(granted.call, None)
         if question is None:
             return  # it was withdrawn, and so is its request
-        self._held.setdefault(lease, {})[question.request] = None
+        self._held.setdefault(lease, {})[question.request.id] = None
         if len(self._held) > MOST_LEASES:
             del self._held[next(iter(self._held))]
         question.answered(granted)

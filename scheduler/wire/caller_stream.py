@@ -25,11 +25,10 @@ GREETING_S = 2.0
 
 
 class Present(Message, frozen=True):
-    """Up, first: who speaks, and the leases that it holds already; they end with this caller."""
+    """Up, first: who speaks."""
 
     version: int
     caller: str
-    leases: Few[LeaseId] = ()
 
 
 class AskLease(Message, frozen=True):
@@ -57,7 +56,7 @@ class GiveBack(Message, frozen=True):
 
 
 class Holds(Message, frozen=True):
-    """Up, after the greeting: which request has which of the leases that the caller holds."""
+    """Up, after the greeting: the leases that the caller holds already, each of its requests."""
 
     requests: Few[tuple[LeaseId, RequestId]]
 

@@ -7,7 +7,7 @@ from msgspec import json, msgpack
 from scheduler.model.errors import BadValue
 
 # Of all that schedulers, GPU managers and gateways say to each other: another one is refused.
-VERSION = 3
+VERSION = 4
 
 T = TypeVar("T")
 

@@ -6,9 +6,10 @@ from scheduler.model.events import LeaseUsed
 from scheduler.model.values import CallEnd, Request
 
 
-def relative(request: Request, arrived_s: float, now_s: float) -> Request:
-    """The request as it is sent by a process whose clock says `now_s`."""
+def relative(request: Request, asked_s: float, now_s: float) -> Request:
+    """The request as a process sends it at `now_s`; it arrived at `asked_s` unless it says when."""
     deadline_s = request.deadline_s
+    arrived_s = asked_s if request.arrived_s is None else request.arrived_s
     return replace(
         request,
         deadline_s=None if deadline_s is None else deadline_s - now_s,

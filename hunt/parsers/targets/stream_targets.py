@@ -85,7 +85,7 @@ def _caller_ups() -> list[bytes]:
             caller_stream.AskLease(1, asked, "00-ab", "x=1", keeps=True),
             caller_stream.Ran((used,)),
             caller_stream.ToldTerms((terms,), begins=True),
-            caller_stream.Present(1, "gateway", (_LEASE,)),
+            caller_stream.Present(1, "gateway"),
             caller_stream.Holds(((_LEASE, _REQUEST),)),
             caller_stream.GiveBack(_LEASE, request=_REQUEST),
             caller_stream.Cancel(_REQUEST),

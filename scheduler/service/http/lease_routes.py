@@ -141,7 +141,9 @@ class HotPath:
         office = self._service.office()
         caller, leases = presence(await _body(scope, receive))
         await send({"type": "http.response.start", "status": 200, "headers": [_LINES]})
-        with self._service.leases.present(office, caller, leases):
+        with self._service.leases.present(office, caller):
+            for lease in leases:
+                self._service.leases.granted(office, caller, lease)
             gone = get_running_loop().create_task(until_disconnected(receive))
             try:
                 while not gone.done() and not office.closed:

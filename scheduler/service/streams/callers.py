@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -26,7 +26,6 @@ from scheduler.wire.caller_stream import (
     BEAT_S,
     GREETING_S,
     MAX_FRAME_BYTES,
-    MOST_LEASES,
     MOST_TERM,
     Alive,
     AskLease,
@@ -79,14 +78,9 @@ class CallerLeases:
         self._most_holders = _SPARE
 
     @contextmanager
-    def present(self, office: Office, caller: str, leases: Iterable[LeaseId]) -> Iterator[None]:
-        """Count a connection of this caller, which holds these leases already.
-
-        When the last one has ended for a moment, its leases are released.
-        """
+    def present(self, office: Office, caller: str) -> Iterator[None]:
+        """Count a connection; the caller's leases are released a moment after its last one."""
         self._present[caller] += 1
-        for lease in leases:
-            self.granted(office, caller, lease)
         try:
             yield
         finally:
@@ -150,7 +144,6 @@ class CallerStreams:
 
     async def serve(self, line: AcceptedLine) -> None:
         try:
-            line.max_frame_bytes = MAX_FRAME_BYTES  # its first frame names all leases that it has
             async with time_limit(GREETING_S):
                 present = _checked(read_up(await line.receive()))
             if present.version != VERSION:
@@ -167,9 +160,7 @@ class CallerStreams:
             line.send(pack(Leads(self.office.term)))
             self.leases.lines[line] = present.caller
             with ExitStack() as presence:
-                presence.enter_context(
-                    self.leases.present(self.office, present.caller, present.leases)
-                )
+                presence.enter_context(self.leases.present(self.office, present.caller))
                 for feature in self.office.features:
                     presence.enter_context(feature.caller_present(present.caller))
                 await _CallerStream(line, present.caller, self).serve()
@@ -296,8 +287,8 @@ class _CallerStream:
 def _checked(message: object) -> Present:
     if not isinstance(message, Present):
         raise BadValue("a stream begins with its caller's name")
-    if not 0 < len(message.caller) <= _LONGEST_NAME or len(message.leases) > MOST_LEASES:
-        raise BadValue("the caller's name or its leases are too long")
+    if not 0 < len(message.caller) <= _LONGEST_NAME:
+        raise BadValue("the caller's name is empty or too long")
     return message
 
 

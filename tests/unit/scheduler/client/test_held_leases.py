@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from scheduler.client import lease_client
-from scheduler.model.values import LeaseId
+from scheduler.model.values import LeaseId, RequestId
 from scheduler.wire.caller_stream import (
-    MOST_LEASES,
     CallerDown,
+    GiveBack,
     Granted,
-    Leads,
+    Holds,
     Present,
     SentAway,
     read_down,
@@ -51,11 +51,18 @@ async def test_lease_is_held_no_more_when_its_caller_left_just_as_it_was_granted
         assert recalled == []
 
 
-async def test_caller_connects_again_however_many_leases_it_holds() -> None:
-    leases = tuple(LeaseId((7 << 32) + number) for number in range(MOST_LEASES))
-    async with leading() as world, await world.dialed() as line:
-        line.send(pack(Present(VERSION, "caller", leases)))
-        assert isinstance(read_down(await line.receive()), Leads)
+async def test_lease_that_a_caller_says_it_holds_ends_with_that_caller() -> None:
+    async with leading() as world, world.leases() as client:
+        assert world.office is not None
+        lease = (await client.acquire(request("r0"))).placement.lease
+        async with await world.dialed() as line:
+            line.send(pack(Present(VERSION, "caller")))
+            line.send(pack(Holds(((lease, RequestId("r0")),))))
+            line.send(pack(GiveBack(LeaseId(1))))
+            answered = world.service.meters.answered
+            await eventually(lambda: answered["/release", 200] == 1, "it has said so")
+        leases = world.office.core.leases
+        await eventually(lambda: lease not in leases, "it has ended")
 
 
 async def test_caller_of_another_version_is_told_both_versions_and_what_to_upgrade() -> None:

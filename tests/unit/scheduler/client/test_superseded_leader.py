@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 
 async def term_of(line: FrameLine) -> int:
     """Present a caller; the term in which it is served."""
-    line.send(pack(Present(VERSION, "a caller", ())))
+    line.send(pack(Present(VERSION, "a caller")))
     first = read_down(await line.receive())
     assert isinstance(first, Leads)
     return first.term
@@ -48,7 +48,7 @@ async def test_caller_is_sent_away_when_the_term_ended_before_its_first_frame() 
         callers = world.service.reign.callers
         async with await world.dialed() as line:
             await callers.close()
-            line.send(pack(Present(VERSION, "late", ())))
+            line.send(pack(Present(VERSION, "late")))
             assert isinstance(read_down(await line.receive()), SentAway)
             assert not callers.leases.lines
 
