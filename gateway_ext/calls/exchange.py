@@ -158,7 +158,7 @@ class Exchange:
         attempt.instance, attempt.seated_s = instance.address, time.monotonic()
         attempt.ahead = instance.unanswered - 1
         try:
-            with _NO_LEASE if pool is None else pool.lease(call) as lease:
+            with _NO_LEASE if pool is None else CallLease(pool, call) as lease:
                 return await self._exchange(instance, attempt, lease, send)
         except NoResponse as error:
             why, self._avoid = str(error), (*self._avoid, instance)

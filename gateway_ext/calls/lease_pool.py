@@ -91,14 +91,6 @@ class LeasePool:
         self._looking: asyncio.TimerHandle | None = None
         source.let_stand(self._recalled)
 
-    def lease(self, call: FunctionCall) -> "CallLease":
-        """The lease of one attempt at the call, from when it is taken to the end of the context.
-
-        Then it is left to the next call, or given back. After an error the function may still be at
-        work for this call, and no other one follows, unless the attempt cannot have begun.
-        """
-        return CallLease(self, call)
-
     def best_instance(self, function: Function) -> str:
         """The instance that best takes a call, as it has left a lease for one; empty: any."""
         if len(function.instances) == 1:
@@ -362,7 +354,12 @@ def _kind(function: Function) -> LeaseKind:
 
 @dataclass(slots=True, eq=False)
 class CallLease:
-    """A call that waits for a lease, and then has it; `request` is its name at the scheduler."""
+    """The lease of one attempt at the call, from when it is taken to the end of the context.
+
+    Then it is left to the next call, or given back. After an error the function may still be at
+    work for this call, and no other one follows, unless the attempt cannot have begun. `request`
+    is the call's name at the scheduler.
+    """
 
     _pool: LeasePool
     call: FunctionCall

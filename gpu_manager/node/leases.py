@@ -253,19 +253,18 @@ class Lease:
         return LeaseTerms(slots, len(there), batch, vcpus)
 
 
-# How long a lease of a function waits for its session while others wait. Pure.
-#
-# A function that has no thread for its calls claims none of the leases that are granted for them.
-# If each of these waited for its whole time, the calls that have the threads, and wait for leases
-# themselves behind them, would not end in time either. So each lease in vain halves the time of
-# the function's next ones, and each that is claimed doubles it again.
-
 MOST_HALVINGS = 4
 _MOST_FUNCTIONS = _MOST_ENDED = 1_024
 
 
 class ClaimPatience:
-    """The functions whose last leases nobody claimed."""
+    """How long the leases of each function wait for a session to claim them while others wait.
+
+    A function without a thread for its calls claims none of their leases. If each lease waited for
+    its whole time, the calls that have the threads, and wait for leases behind it, would be late
+    as well. So each lease in vain halves the time of the function's next ones, and each that is
+    claimed doubles it again.
+    """
 
     def __init__(self, usual_s: float) -> None:
         self._usual_s = usual_s

@@ -281,11 +281,11 @@ class LeasesInForce:
             self.offered.notify()
         self._checked_s = now_s
         for lease in self:
-            reason = self._due(lease, now_s)
-            if reason is EndReason.QUIET:
+            at_s, reason = self._end_of(lease)
+            if at_s <= now_s and reason is EndReason.QUIET:
                 lease.checking = True
                 self._tasks.start(self._check_quiet(lease))
-            elif reason is not None:
+            elif at_s <= now_s:
                 self.end(lease, reason)
         if self._timer is not None:
             self._timer.cancel()
@@ -314,10 +314,6 @@ class LeasesInForce:
         claim_s = self.patience.of(lease.function)
         return lease.end_by_itself(self.times, claim_s, contended=self.contended)
 
-    def _due(self, lease: Lease, now_s: float) -> EndReason | None:
-        at_s, reason = self._end_of(lease)
-        return reason if at_s <= now_s else None
-
     async def _follow(self, lease: Lease) -> None:
         """Have the lease's models say now and then, until its end, for how long its calls ran."""
         while self.get(lease.id) is lease:
@@ -331,8 +327,8 @@ class LeasesInForce:
         now_s = self._loop.time()
         for claim in lease.claims.values():
             claim.checked_s = now_s
-        reason = self._due(lease, now_s)
-        if reason is not None:
+        at_s, reason = self._end_of(lease)
+        if at_s <= now_s:
             self.end(lease, reason)
         self.check()
 

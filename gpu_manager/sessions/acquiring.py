@@ -99,12 +99,11 @@ class Acquiring:
         trace = None if asked.trace is None else trace_of(asked.trace)
         work = Work(trace, function=str(session.identity))
         ABOUT.set(work)  # this task does only this work
-        placement, request, queue_s, load_s, workers = await self._grant(
-            _Wanted(session, asked, models)
-        )
+        grant = await self._grant(_Wanted(session, asked, models))
+        placement, request, workers = grant.placement, grant.request, grant.workers
         work.lease = placement.lease
         answer = {"lease": placement.lease, "gpu": placement.gpu, "hit": placement.hit}
-        answer["queue_s"] = queue_s
+        answer["queue_s"] = grant.queue_s
         if request is not None:
             answer["request"] = request
         if placement.node != self.node.name:
@@ -113,7 +112,7 @@ class Acquiring:
         fresh = [worker for worker in workers.values() if worker.id not in asked.workers]
         ends = [_open_channel(session, worker) for worker in fresh] if local else []
         by_digest = zip(asked.models, models, strict=True)
-        answer["load_s"] = load_s
+        answer["load_s"] = grant.load_s
         answer["workers"] = {digest: workers[model].id for digest, model in by_digest}
         answer["fresh"] = [worker.id for worker in fresh]
         return answer, [end.detach() for end in ends]

@@ -153,7 +153,8 @@ class Roots:
 
     def after_fork(self) -> None:
         """Reset sessions and leases in a forked child; the parent keeps its own."""
-        self.leases.nodes.close_copies()
+        for session in self.leases.nodes.sessions():
+            session.close_copies()
         self.leases = ProcessLeases(Nodes(*self._manager))
         vars(self.local).clear()  # the thread that forked is inside no root's call here
 

@@ -114,15 +114,11 @@ class PresentedLease:
     """The state of one request's lease, which its token names. Thread-safe."""
 
     def __init__(
-        self,
-        given: RequestLease,
-        nodes: Nodes,
-        habits: Habits | None,
-        claimed: ClaimedLease | None = None,
+        self, given: RequestLease, nodes: Nodes, habits: Habits | None, claimed: ClaimedLease
     ) -> None:
         """Without habits the lease is kept until the request ends, or longer.
 
-        `claimed` is what an earlier request with the same token has claimed.
+        `claimed` has what an earlier request with the same token has claimed.
         """
         # `given` itself is not stored: it is the weak key under which this object is kept.
         self._token, self._claims = given.token, given.claims
@@ -130,7 +126,7 @@ class PresentedLease:
         self._nodes = nodes
         self._habits = habits
         self.asking = threading.Lock()
-        self._claimed = claimed or ClaimedLease()
+        self._claimed = claimed
         # By what leases are asked for: the token, or the number of a lease that came later.
         self._named: dict[str, Any] = {"token": given.token}
         self._counting = threading.Lock()
@@ -271,7 +267,7 @@ class ProcessLeases:
             presented = self._presented.get(given)
             if presented is None:
                 stands = given.claims.stands
-                claimed = self.claimed_by(given.token) if stands else None
+                claimed = self.claimed_by(given.token) if stands else ClaimedLease()
                 habits = None if stands else self._habits
                 presented = PresentedLease(given, self.nodes, habits, claimed)
                 self._presented[given] = presented

@@ -15,7 +15,6 @@ log = logging.getLogger("gpufaas")
 
 # After this time an idle session with another node is closed: it costs sockets and memory there.
 IDLE_S = 120.0
-_AT_ONCE_S = 0.0
 
 
 class Nodes:
@@ -81,11 +80,6 @@ class Nodes:
         for session in self.sessions():
             session.close()
 
-    def close_copies(self) -> None:
-        """Close a forked child's copies of the connections without sending anything on them."""
-        for session in self.sessions():
-            session.close_copies()
-
     def _candidates(self, addresses: Sequence[str], node: str) -> Iterator[ManagerSession]:
         """Yield the sessions to try; each machine may use the same socket path for its manager."""
         own = self.own
@@ -103,7 +97,7 @@ class Nodes:
         with self._lock:
             session = self._others.get(address)
             if session is None or session.retired:
-                session = ManagerSession(address, self._credential, _AT_ONCE_S)
+                session = ManagerSession(address, self._credential, patience_s=0.0)
                 self._others[address] = session
             self._start_timer()
             return session

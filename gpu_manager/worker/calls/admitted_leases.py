@@ -59,28 +59,21 @@ class AdmittedLease:
     under_way: int = 0
 
 
+@dataclass(eq=False)
 class AdmittedLeases:
     """The gate that every call passes. Thread-safe."""
 
-    def __init__(
-        self,
-        ended: Callable[[int], None],
-        claimed: Callable[[int, str], None],
-        clocks: LeaseClocks,
-        patience_s: float = _PATIENCE_S,
-    ) -> None:
-        """`ended` and `claimed` are called on whatever thread.
+    # Both are called on whatever thread: the first when an ended lease has no call left, the other
+    # when the first call, of this session, comes under a lease that was admitted for a function.
+    tell_ended: Callable[[int], None]
+    tell_claimed: Callable[[int, str], None]
+    clocks: LeaseClocks  # the process's
+    patience_s: float = _PATIENCE_S
 
-        `ended` is, when an ended lease has no call left; `claimed`, when the first call comes under
-        a lease that was admitted for a function, with the call's session. The process has `clocks`.
-        """
-        self._tell_ended = ended
-        self._tell_claimed = claimed
-        self._patience_s = patience_s
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._leases: dict[int, AdmittedLease] = {}
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
-        self._clocks = clocks
 
     def admit(self, admission: Admission) -> None:
         """Let calls in; those of owners that were admitted before, too, if the lease is divided."""
@@ -92,7 +85,7 @@ class AdmittedLeases:
             self._changed.notify_all()
 
     def end(self, lease: int) -> None:
-        """Let no further call in; `ended` is called at once where none is under way."""
+        """Let no further call in; `tell_ended` is called at once where none is under way."""
         with self._changed:
             found = self._leases.get(lease)
             if found is not None:
@@ -101,7 +94,7 @@ class AdmittedLeases:
             over = self._forget(lease)
             self._changed.notify_all()
         if over:
-            self._tell_ended(lease)
+            self.tell_ended(lease)
 
     def end_all(self) -> None:
         for lease in list(self._leases):
@@ -122,28 +115,28 @@ class AdmittedLeases:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: lease in self._leases or lease in self._ended, self._patience_s
+                lambda: lease in self._leases or lease in self._ended, self.patience_s
             )
             found = self.in_force(lease)
             if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")
             found.under_way += 1
-            self._clocks.begin(lease)
+            self.clocks.begin(lease)
             first = not found.called and session not in found.owners
             found.called = True
             if first and not found.admission.several:
                 found.owners = {session}
         if first:
-            self._tell_claimed(lease, session)
+            self.tell_claimed(lease, session)
         return found
 
     def leave(self, lease: int) -> None:
         with self._changed:
             self._leases[lease].under_way -= 1
-            self._clocks.end(lease)
+            self.clocks.end(lease)
             over = self._forget(lease)
         if over:
-            self._tell_ended(lease)
+            self.tell_ended(lease)
 
     def _forget(self, lease: int) -> bool:
         """Return whether a lease is over; one that is in force, or has calls under way, is not."""

@@ -26,7 +26,7 @@ class Leasing:
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
         call = gpu_call(self.function, call_id)
-        lease = self.pool.lease(call)
+        lease = CallLease(self.pool, call)
         await lease.take(instance)
         assert call.journey.attempts[-1].request == lease.request
         return lease

@@ -29,7 +29,7 @@ BERT = 64 * "b"
 
 
 async def a_lease(leasing: LeasePool, function: Function, call_id: str) -> CallLease | None:
-    lease = leasing.lease(gpu_call(function, call_id))
+    lease = CallLease(leasing, gpu_call(function, call_id))
     await lease.take("http://echo")
     return lease if lease.has_lease else None
 

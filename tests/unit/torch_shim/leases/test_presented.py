@@ -24,6 +24,7 @@ from tests.kit.worlds.joined_manager import Joined, joined
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import (
     ENOUGH,
+    ClaimedLease,
     Habits,
     PresentedLease,
     ProcessLeases,
@@ -79,7 +80,7 @@ def request(
     with request_context.given(nodes.own.address, shown):
         found = request_context.current()
         assert found is not None
-        presented = PresentedLease(found, nodes, habits)
+        presented = PresentedLease(found, nodes, habits, ClaimedLease())
         found.at_end(presented.request_ended)
         yield Function(presented, nodes, habits, image)
     nodes.close()
