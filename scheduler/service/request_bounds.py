@@ -39,13 +39,19 @@ def check_request(request: Request) -> Request:
         raise MalformedRequest("batch: a whole number from 1")
     if abs(request.priority) > MOST_WHOLE:
         raise MalformedRequest("priority: a whole number")
-    rule = request.exit_rule
-    if rule and not (_is_name(rule) and exits.is_rule(rule)):
-        raise MalformedRequest(f"exit_rule: {rule[:80]!r} is no exit rule")
+    check_exit_rule(request)
     for name in ("deadline_s", "arrived_s", "slo_s", "max_wait_s"):
         value = getattr(request, name)
         if value is not None and not (math.isfinite(value) and abs(value) <= MOST_S):
             raise MalformedRequest(f"{name}: at most {MOST_S:g} seconds")
+    return request
+
+
+def check_exit_rule(request: Request) -> Request:
+    """The request as it came; MalformedRequest if it names a rule that the core could not make."""
+    rule = request.exit_rule
+    if rule and not (_is_name(rule) and exits.is_rule(rule)):
+        raise MalformedRequest(f"exit_rule: {rule[:80]!r} is no exit rule")
     return request
 
 

@@ -104,4 +104,4 @@ def test_traceback_names_file_line_and_function_when_compiled_code_fails(build: 
     as_python, compiled = shown.values()
     assert compiled == as_python
     functions = [line.rpartition(" in ")[2] for line in compiled]
-    assert functions == ["handle", "_decide", "apply", "place"]
+    assert functions == ["handle", "_decide", "decide", "_place"]

@@ -29,6 +29,7 @@ from scheduler.model.errors import BadValue, SchedulerError
 from scheduler.model.events import Event, LiveLease, NodeHeard, NodeSilent, NodeSnapshot
 from scheduler.model.values import LeaseId, Placement
 from scheduler.service.driver import Driver
+from scheduler.service.request_bounds import check_exit_rule
 from scheduler.wire import node_stream as wire
 from scheduler.wire.cluster_status import Status
 from scheduler.wire.codec import VERSION, other_version, pack
@@ -387,7 +388,7 @@ class AttachedManager:
     async def _answered(self, call: NodeCall) -> wire.Answer:
         driver, number = self._driver, call.call
         if isinstance(call, wire.Acquire):
-            request = absolute(call.request, self._streams.now_s())
+            request = absolute(check_exit_rule(call.request), self._streams.now_s())
             return self._placed(number, await driver.acquire(request))
         if isinstance(call, wire.Wanted):
             return self._placed(number, await driver.wanted(call.request))

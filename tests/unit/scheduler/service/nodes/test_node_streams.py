@@ -10,7 +10,12 @@ from gpu_manager.attachment import attachment as attaching
 from gpu_manager.attachment.attachment import PendingCalls
 from gpu_manager.errors import NoScheduler
 from scheduler.model.actions import Dispatch, EndLease
-from scheduler.model.errors import EventRefused, ModelsTooLarge, RequestExpired
+from scheduler.model.errors import (
+    EventRefused,
+    ModelsTooLarge,
+    RequestExpired,
+    SchedulerError,
+)
 from scheduler.model.events import (
     GpuDraining,
     LeaseReleased,
@@ -83,6 +88,9 @@ async def test_call_fails_as_it_would_in_one_process_when_the_scheduler_refuses(
         assert "n0.9" in str(unknown)
         nameless = await outcome(attachment.acquire(replace(request("r2"), models=())))
         assert isinstance(nameless, EventRefused)
+        strange = await outcome(attachment.acquire(replace(request("r3"), exit_rule="soon")))
+        assert isinstance(strange, SchedulerError)
+        assert "soon" in str(strange)
     await it.stop()
 
 
