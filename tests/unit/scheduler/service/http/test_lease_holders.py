@@ -58,7 +58,7 @@ async def test_holders_of_leases_that_ended_without_a_release_are_forgotten(
         for lease, request in _parts(leases):
             holders.granted(office, "one", lease, request)
     office = _office(range(0))
-    with holders.present(office, "one", ()):
+    with holders.present(office, "one"):
         pass
     await eventually(lambda: office.core.leases.looks > 0, "what the caller had has ended")
     assert office.core.leases.looks <= remembered
