@@ -188,7 +188,7 @@ class PresentedLease:
         session, claims = claimed.session, self._claims
         model = bring(session)
         lease = claimed.leases.get(model.digest)
-        if lease is None and claims.ahead and self._is_first:
+        if lease is None and claims.lease and self._is_first:
             lease = session.lease_ahead(claims.lease, claims.gpu, model.digest)
             if lease is not None:
                 lease = claimed.leases.setdefault(model.digest, lease)

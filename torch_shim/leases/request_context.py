@@ -10,25 +10,26 @@ A function's runtime wraps every request:
 
 GPU calls inside the block use that lease: those in its thread, in asyncio tasks, and in threads
 that were started with a copy of the context (as `asyncio.to_thread` does). Calls in other threads,
-and calls of requests without a lease, acquire their own.
+and calls of requests without a lease, acquire their own. A runtime imports this module in every
+function that may use a GPU: like the runtime it needs the standard library alone.
 """
 
 import base64
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token
-
-from msgspec import MsgspecError, Struct, json
+from typing import NamedTuple
 
 from torch_shim.advice import told_places
 from torch_shim.process_report import report
 from torch_shim.wire import current_call
 from torch_shim.wire.current_call import UNTIMED, CallTiming, SecondsLeft, Timings
-from torch_shim.wire.messages import Count
 
 # The models of a request that are reported: all their digests have to fit into one header.
 _MOST_MODELS = 64
+_MOST_LEASES = 1 << 62
 # A function's gateway tells it the caller of the function, too, and no other line.
 _TRACING = (
     "tracing: this call ran on the processor while its graph was traced; later calls with such"
@@ -38,18 +39,17 @@ _TRACING = (
 _MOST_TOKENS = 64
 
 
-class TokenClaims(Struct, frozen=True):
+class TokenClaims(NamedTuple):
     """What a token says of its lease; nothing, if it is no token.
 
-    A lease that `stands` is for several requests. One that is let in `ahead` may be used without
-    showing its node the token. Several requests may share one, each with a token of its own:
-    whoever gives it back names the `request`.
+    A lease that `stands` is for several requests. Number and GPU of a lease are given if its node
+    lets calls in without being shown the token. Several requests may share one, each with a token
+    of its own: whoever gives it back names the `request`.
     """
 
     node: str | None = None
     stands: bool = False
-    ahead: bool = False
-    lease: Count = 0
+    lease: int = 0
     gpu: str = ""
     request: str | None = None
 
@@ -59,9 +59,16 @@ def claims_of(token: str) -> TokenClaims:
     """The token's signature is not verified here."""
     body, _, _ = token.rpartition(".")
     try:
-        return json.decode(base64.urlsafe_b64decode(body + "=="), type=TokenClaims)
-    except (ValueError, MsgspecError, RecursionError):
+        claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+        node, lease, gpu = claims["node"], claims.get("lease"), claims.get("gpu")
+        stands, request = claims.get("stands", False), claims.get("request")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return TokenClaims()
+    known = type(lease) is int and 0 < lease < _MOST_LEASES and isinstance(gpu, str)
+    if not known or claims.get("ahead") is not True:
+        lease, gpu = 0, ""
+    node, request = (each if isinstance(each, str) else None for each in (node, request))
+    return TokenClaims(node, stands is True, lease, gpu, request)
 
 
 class RequestLease:
