@@ -106,13 +106,13 @@ FEATURES = (
             "cache_manager/exits/fixed",
         ),
         (_SCHEDULER,),
-        r"staged|exit_rule|exit-rule|\bstage_",
+        r"staged|exit_rule|exit-rule|exits\.make|exit_curves|gpu_systems|\bstage_",
     ),
     Feature(
         "standing leases",
         ("scheduler/features/standing_leases",),
         (_SCHEDULER,),
-        r"standing(=|_s=|\(|_lease|_slice)|with standing_requests|\.stands\b"
+        r"standing(=|_s=|\(|_lease|_slice)|with standing_requests|\.stands\b|let_stand"
         r"|_lease_that_stands|_recalled_lease_ends",
     ),
     Feature(

@@ -72,7 +72,8 @@ def request_text(request: dict[str, Any]) -> str:
         f"models {', '.join(request['models'])}, {request['arrived_ago_s']:.1f} s ago",
         _ended(request),
     ]
-    lines.append(_used(request["used"]))
+    if request["used"] is not None:  # billing is there
+        lines.append(_used(request["used"]))
     for decision in request["decisions"]:
         lines += ["", *_decision(decision)]
     rests = [f"{rest['model']} is in {rest_text(rest)}" for rest in request["rests"]]

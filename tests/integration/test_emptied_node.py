@@ -169,7 +169,11 @@ def lively(test: Callable[[LiveNode], Awaitable[None]]) -> Callable[[], None]:
         before = open_files()
         asyncio.run(with_node())
         wait_until(lambda: open_images() == 0, "no image is open")
-        wait_until(lambda: not opened_since(before), "no file more is open")
+        wait_until(
+            lambda: not opened_since(before),
+            "no file more is open",
+            instead=lambda: str(opened_since(before)),
+        )
 
     del run.__wrapped__  # or pytest would ask for a fixture `it`
     return run

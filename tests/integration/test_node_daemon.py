@@ -39,7 +39,11 @@ def test_nothing_is_left_when_a_node_has_stopped() -> None:
     image.close()
 
     assert not any(alive(pid) for pid in [*pids, server])
-    wait_until(lambda: not opened_since(before), "no file more is open")
+    wait_until(
+        lambda: not opened_since(before),
+        "no file more is open",
+        instead=lambda: str(opened_since(before)),
+    )
 
 
 def _fork_server(pid: int) -> int:

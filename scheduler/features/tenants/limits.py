@@ -21,6 +21,7 @@ from scheduler.model.actions import Demote
 
 # So many calls of a namespace may wait for GPU time.
 MOST_PAUSED = 1_000
+_MOST_NAMED = 256
 
 
 class QuotaRefusal:
@@ -107,9 +108,6 @@ def _too_much_gpu_time(owner: Owner, bundle: Bundle, cluster: ClusterState) -> Q
         f"{to_come_s:.1f} s accepted, {expected_s:.1f} s more asked for"
     )
     return QuotaRefusal(owner, "gpu_s", detail, window.frees_in_s(short_s, now))
-
-
-_MOST_NAMED = 256
 
 
 def note_named(function: FunctionOwner, models: Sequence[ModelId], cluster: ClusterState) -> None:

@@ -99,7 +99,11 @@ class World:
         server = server_pid(self.runtime)
         assert server is not None
         await eventually(lambda: not children_of(server), "no worker is left")
-        await eventually(lambda: not opened_since(self.before), "no descriptor is left")
+        await eventually(
+            lambda: not opened_since(self.before),
+            "no descriptor is left",
+            instead=lambda: str(opened_since(self.before)),
+        )
         await eventually(lambda: not self.runtime.hosted, "the runtime knows it")
 
 

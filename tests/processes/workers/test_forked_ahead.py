@@ -71,7 +71,11 @@ async def world() -> AsyncIterator[World]:
         it.close()
         assert server is None or not children_of(server)
         # One that was being forked ends a moment after the server; the loop closes its pidfd.
-        await eventually(lambda: not opened_since(before), "no descriptor is left")
+        await eventually(
+            lambda: not opened_since(before),
+            "no descriptor is left",
+            instead=lambda: str(opened_since(before)),
+        )
 
 
 def lively(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:

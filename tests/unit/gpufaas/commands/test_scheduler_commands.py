@@ -51,6 +51,16 @@ def gpu(**more: Any) -> dict[str, Any]:
     return shown | more
 
 
+def ended_request(**more: Any) -> dict[str, Any]:
+    """What the scheduler says of a request that completed."""
+    ended = {
+        "request": "r0", "function": "f", "models": ["bert"], "arrived_ago_s": 3.0,
+        "waited_s": 0.0, "outcome": "completed", "reason": "", "total_s": 0.3, "decisions": [],
+        "used": {"gpu_s": 0.25, "gpu_byte_s": GIB, "cost": None}, "rests": [],
+    }  # fmt: skip
+    return ended | more
+
+
 # -- status -------------------------------------------------------------------------------------
 
 
@@ -196,17 +206,18 @@ def test_explanation_shows_the_slots_and_the_configuration_of_a_placement() -> N
         "came": came, "estimate": {"load_s": 0.0, "run_s": 0.25}, "more_slots": ["g0.1", "g0.2"],
         "configuration": {"batch": 4, "vcpus": 2, "vgpus": 3},
     }  # fmt: skip
-    text = request_text(
-        {
-            "request": "r0", "function": "f", "models": ["bert"], "arrived_ago_s": 3.0,
-            "waited_s": 0.0, "outcome": "completed", "reason": "", "total_s": 0.3,
-            "decisions": [decision], "used": {"gpu_s": 0.25, "gpu_byte_s": GIB, "cost": None},
-            "rests": [],
-        }
-    )  # fmt: skip
+    text = request_text(ended_request(decisions=[decision]))
     assert text.splitlines()[4:6] == [
         "placed, g0.0, g0.1, g0.2, after 0.000 s: warm; in time",
         "  configured for a batch of 4, with vCPUs: 2, slots: 3",
+    ]
+
+
+def test_explanation_without_billing_leaves_out_what_the_request_used() -> None:
+    text = request_text(ended_request(used=None))
+    assert text.splitlines() == [
+        "r0  function f, models bert, 3.0 s ago",
+        "  completed after 0.300 s; first lease after 0.000 s",
     ]
 
 
