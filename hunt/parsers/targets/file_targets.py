@@ -43,7 +43,7 @@ _DIGEST = "0a" * 32
 _TOML = """\
 policy = "lalbo3"
 eviction = "lru"
-exit_rule = "fixed:10"
+exit_rule = "never"
 [parameters]
 o3_limit = 25
 [scheduler]
@@ -111,7 +111,7 @@ def _settings() -> list[Target]:
     return [
         Target(
             "settings-file", _as_file("s.toml", lambda path: read_settings(str(path), {}, {})),
-            refusals, lambda: [_TOML.encode()], InputForm.TEXT,
+            refusals, lambda: [_TOML.encode(), b'exit_rule = "fixed:10"'], InputForm.TEXT,
             ("gpufaas/options/configuration.py",), _OPERATORS, "a file that a person named",
             memory_factor=2_000, cpu_s=5.0,
         ),

@@ -48,7 +48,7 @@ com.gpufaas.concurrency=0
 com.gpufaas.queue=10
 com.gpufaas.max-wait=500ms
 com.gpufaas.template=false
-com.gpufaas.exit=fixed:10,20,30,60
+com.gpufaas.exit=never
 com.gpufaas.runtime=stream
 com.gpufaas.share=25%
 com.gpufaas.batch=off
@@ -182,7 +182,7 @@ def _annotations() -> Target:
 
     return Target(
         "annotations", options, (BadDeployment,),
-        lambda: [_ANNOTATIONS.encode(), b"com.gpufaas.exit=never"],
+        lambda: [_ANNOTATIONS.encode(), b"com.gpufaas.exit=fixed:10,20,30,60"],
         InputForm.TEXT,
         ("gateway_ext/openfaas/function_options.py",
          "gateway_ext/openfaas/quantities.py"),
