@@ -46,6 +46,8 @@ class ProcessCounts:
     graphs: int = 0
     acquires: int = 0
     repeated_calls: int = 0
+    recorded_calls: int = 0  # of the graph calls, those that repeat a recorded one
+    unrecorded_calls: dict[str, int] = field(default_factory=dict)  # that cannot be, by reason
     breaks: list["GraphBreak"] = field(default_factory=list)
 
 
@@ -93,9 +95,24 @@ class ProcessReport:
         what = "the program runs on the function's own processor"
         told_places.tell(place, what, for_local(_NO_MODULE))
 
-    def graph_call(self, operators: int, sent: int, received: int, times: Sequence[float]) -> None:
+    def unrecorded_call(self, reason: str) -> None:
+        """Count a graph call that cannot be recorded, and why."""
+        with self._lock:
+            calls = self.counts.unrecorded_calls
+            calls[reason] = calls.get(reason, 0) + 1
+
+    def graph_call(
+        self,
+        operators: int,
+        sent: int,
+        received: int,
+        times: Sequence[float],
+        *,
+        recorded: bool = False,
+    ) -> None:
         with self._lock:
             counts = self.counts
+            counts.recorded_calls += recorded
             counts.graph_calls += 1
             counts.graph_operators += operators
             counts.bytes_in += sent

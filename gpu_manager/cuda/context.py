@@ -342,11 +342,12 @@ class CudaContext:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        size_bytes = sum(part.numel() for part in parts)
+        size_bytes = sum(map(len, places))
         with self._faults_told(), self.link.copying_output(size_bytes, rank):
             for part, place in zip(parts, places, strict=True):
                 if part.numel():
-                    target = torch.frombuffer(place, dtype=torch.uint8)
+                    target = torch.frombuffer(place, dtype=part.dtype)
+                    target = target.as_strided(part.size(), part.stride())
                     target.copy_(part, non_blocking=True)
             self._wait()
 

@@ -7,12 +7,13 @@ worker that has just had a turn, and needs another one, stands behind a waiting 
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from gpu_manager.kernel_locks import kill_lock_holder, lock, lock_holder, make_lock_file, unlock
 
 # The bytes that are locked, of each slot.
 _NEXT, _TURN, _BYTES = 0, 1, 2
+_FREE = nullcontext()
 
 
 def make_turns() -> int:
@@ -66,14 +67,14 @@ class SlotTurns:
         # The kernel's locks are a process's: they do not keep its own threads apart.
         self._threads: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
-    @contextmanager
-    def turn(self, slots: Sequence[int]) -> Iterator[None]:
+    def turn(self, slots: Sequence[int]) -> AbstractContextManager[None]:
         """Wait until all of these are free, have them, and leave them."""
-        if self._descriptor is None:
-            yield
-            return
+        return _FREE if self._descriptor is None else self._all(slots, self._descriptor)
+
+    @contextmanager
+    def _all(self, slots: Sequence[int], descriptor: int) -> Iterator[None]:
         with ExitStack() as held:
             for slot in sorted(slots):
                 held.enter_context(self._threads[slot])
-                held.enter_context(GpuTurns(self._descriptor, slot))
+                held.enter_context(GpuTurns(descriptor, slot))
             yield

@@ -161,7 +161,7 @@ class WorkerDevice(Protocol):
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        """Copy tensors of bytes to host memory of the same sizes; they are there on return."""
+        """Copy tensors without gaps to host memory of the same sizes; they are there on return."""
 
     def share(self, area: memoryview) -> Unshare | None:
         """Prepare host memory for transfers; None where there is nothing to undo."""

@@ -12,9 +12,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -168,7 +167,7 @@ class CpuArithmetic:
         if not size_bytes:
             return torch.empty(0).untyped_storage()
         found = torch.frombuffer(area, dtype=torch.uint8, offset=offset, count=size_bytes)
-        with self._shortage_told(), self.link.copying_input(size_bytes, owner=self._owner):
+        with _ShortageTold(self), self.link.copying_input(size_bytes, owner=self._owner):
             return found.clone().untyped_storage()
 
     def borrow(self, area: memoryview, offset: int, size_bytes: int) -> torch.UntypedStorage:
@@ -203,7 +202,7 @@ class CpuArithmetic:
             return self.duplicate(storage)
 
     def duplicate(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        with self._shortage_told():
+        with _ShortageTold(self):
             copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call] # torch gives it no types
         return copied
 
@@ -250,8 +249,13 @@ class CpuArithmetic:
         if measure:
             self.limit(self._limit_bytes)
             self._memory.watch()
-        with self._shortage_told(), self._share.computing(), self._memory.computing():
-            result = self._compute(work)
+        with _ShortageTold(self):
+            begun_s = time.perf_counter()
+            try:
+                with self._memory.computing():
+                    result = self._compute(work)
+            finally:
+                self._share.pause(begun_s)
         peak_bytes = self._elsewhere_bytes + self._memory.peak_bytes() if measure else 0
         return result, peak_bytes
 
@@ -279,12 +283,12 @@ class CpuArithmetic:
         places: list[memoryview],
         rank: TransferRank = TransferRank.CALL,
     ) -> None:
-        size_bytes = sum(part.numel() for part in parts)
+        size_bytes = sum(map(len, places))
         with self.link.copying_output(size_bytes, rank, self._owner):
             for part, place in zip(parts, places, strict=True):
                 if part.numel():
                     target = ctypes.addressof(ctypes.c_char.from_buffer(place))
-                    ctypes.memmove(target, part.data_ptr(), part.numel())
+                    ctypes.memmove(target, part.data_ptr(), len(place))
 
     def share(self, area: memoryview) -> None:  # noqa: ARG002 - it is the device's memory already
         """Take the new mapping into account."""
@@ -294,23 +298,36 @@ class CpuArithmetic:
     def _elsewhere_bytes(self) -> int:
         return self._weights_bytes + self._lent_bytes + self._context_bytes
 
-    @contextmanager
-    def _shortage_told(self) -> Iterator[None]:
-        """Raise OutOfMemory for each of the ways in which memory can be short."""
-        try:
-            yield
-        except MemoryError as error:
+    def shortage(self, error: BaseException | None) -> OutOfMemory | None:
+        """Return what an error says in each of the ways in which memory can be short."""
+        if isinstance(error, MemoryError):
+            return OutOfMemory(self._limit_bytes + 1, "the host has no more memory")
+        text = str(error)
+        if not isinstance(error, RuntimeError) or "allocate memory" not in text:
+            return None
+        asked = _ASKED.search(text)
+        need = self.used_bytes() + (int(asked[1]) if asked else 0)
+        if _BESIDE in text:
+            return OutOfMemory(need, text, by_others=True)
+        return OutOfMemory(max(need, self._limit_bytes + 1), text)
+
+
+class _ShortageTold:
+    """Has a lack of memory inside of the `with` block be OutOfMemory."""
+
+    def __init__(self, device: CpuArithmetic) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        """Nothing: only an error is of interest."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        short = self._device.shortage(error)
+        if short is not None:
             clear_frames(error)
-            raise OutOfMemory(self._limit_bytes + 1, "the host has no more memory") from error
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):
-                raise
-            asked = _ASKED.search(str(error))
-            need = self.used_bytes() + (int(asked[1]) if asked else 0)
-            clear_frames(error)
-            if _BESIDE in str(error):
-                raise OutOfMemory(need, str(error), by_others=True) from error
-            raise OutOfMemory(max(need, self._limit_bytes + 1), str(error)) from error
+            raise short from error
 
 
 def _part(whole: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
@@ -379,16 +396,11 @@ class ThreadShare:
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Compute, and then pause for as long as the threads had more than their share."""
-        begun_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            pause_s = self._pause * (time.perf_counter() - begun_s)
-            if pause_s > 0:
-                time.sleep(pause_s)
+    def pause(self, since_s: float) -> None:
+        """Pause for as long as the threads have had more than their share, computing since then."""
+        pause_s = self._pause * (time.perf_counter() - since_s)
+        if pause_s > 0:
+            time.sleep(pause_s)
 
 
 # Shorter work gains little by helpers, and they look for more of it for some milliseconds, on cores

@@ -9,10 +9,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from gpu_manager.emulated.process_memory import trim_malloc
 
@@ -180,14 +180,24 @@ class PooledMemory:
     def adopt_thread(self) -> None:
         self._calls.gpufaas_pool_adopt_thread(self._model)
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> AbstractContextManager[None]:
         """Charge the model with what threads without a model take, while no other one computes."""
-        before = self._calls.gpufaas_pool_enter(self._model)
-        try:
-            yield
-        finally:
-            self._calls.gpufaas_pool_leave(self._model, before)
+        return _Charged(self._calls, self._model)
+
+
+class _Charged:
+    """One computation; every call has one, so it is no generator."""
+
+    def __init__(self, calls: Any, model: int) -> None:
+        self._calls = calls
+        self._model = model
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = self._calls.gpufaas_pool_enter(self._model)
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.gpufaas_pool_leave(self._model, self._before)
 
 
 # The pool's library is compiled for this machine's torch, once, and kept in the user's cache.

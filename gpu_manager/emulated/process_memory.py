@@ -5,13 +5,14 @@ import os
 import re
 import resource
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 _PAGE_BYTES = resource.getpagesize()
 # Address space beyond the limit: thread stacks, arenas of malloc, code that torch generates.
 _SLACK_BYTES = 1 << 30
 _PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
+_NOTHING = nullcontext()
 _libc = ctypes.CDLL(None)
 
 
@@ -75,9 +76,9 @@ class ProcessMemory:
     def adopt_thread(self) -> None:
         """Nothing: all of the process is one model's."""
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        yield
+    def computing(self) -> AbstractContextManager[None]:
+        """Nothing: no other model computes here."""
+        return _NOTHING
 
     def _anonymous_bytes(self) -> int:
         _, resident, shared, *_ = os.pread(self._sizes, 256, 0).split()

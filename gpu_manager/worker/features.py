@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gpu_manager.devices.paths import DeviceLink
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall
 from gpu_manager.worker.executor import Executor, RunCall
 from gpu_manager.worker.orders import LoadImage, WorkerOrder
 from gpu_manager.worker.program.inputs import KeptStorages
-from torch_shim.wire.messages import Done
+from torch_shim.wire.messages import Done, Record
 from torch_shim.wire.protocol import Frame, FrameKind
 
 # Carries out an order, and has its descriptors.
@@ -23,6 +24,19 @@ class TellManager(Protocol):
     """Reports something to the manager, on any thread; the caller keeps the descriptors."""
 
     def __call__(self, order: WorkerOrder, descriptors: Sequence[int] = (), /) -> None: ...
+
+
+class ChannelRecorder(Protocol):
+    """The calls of one channel that run again by their numbers."""
+
+    def keep(self, record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
+        """Record a call that was answered; else return why not."""
+
+    def find(self, number: int, lease: int) -> ChannelCall:
+        """Return a recorded call, for this lease; CallRefused where there is none."""
+
+    def clear(self) -> None:
+        """Forget all: the arena is another one."""
 
 
 class WorkerSpace(NamedTuple):
@@ -45,6 +59,7 @@ class ModelFeature:
 
     orders: Mapping[type[WorkerOrder], CarryOut] = {}  # those about the model that it carries out
     frames: Mapping[FrameKind, AnswerFrame] = {}  # those that it answers on the model's channels
+    recorder: Callable[[], ChannelRecorder] | None = None  # makes that of one more channel
 
     def stand_in(self) -> RunCall | None:
         """Return what runs the model's calls instead of the executor, if the feature does that."""

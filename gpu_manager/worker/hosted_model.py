@@ -65,11 +65,13 @@ class HostedModel:
             orders.HurryLoad: lambda *_: self.urgency.hurry(),
         }
         frames: dict[FrameKind, AnswerFrame] = {}
+        recorder = None
         for part in self.parts:
             self.executor.extend(part.park, part.stand_in())
             self.orders |= part.orders
             frames |= part.frames
-        self._observers = CallObservers(self._after_call, self._note, lost, frames)
+            recorder = part.recorder or recorder
+        self._observers = CallObservers(self._after_call, self._note, lost, frames, recorder)
         self._channels: dict[ChannelServer, threading.Thread] = {}
         self.settled = threading.Event()  # its load has ended, well or not
 

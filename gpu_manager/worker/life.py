@@ -32,6 +32,7 @@ from gpu_manager.worker.features import TellManager, WorkerFeature, WorkerSpace
 from gpu_manager.worker.hosted_model import HostedModel
 from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.program.allowed_operators import OperatorTable
+from gpu_manager.worker.recorded_calls import RecordedCalls
 from gpu_manager.worker.sandbox import give_up_rights
 from gpu_manager.worker.transfers.device_link import WorkerTransfers
 from torch_shim.errors import WireError
@@ -56,6 +57,7 @@ FEATURES: tuple[type[WorkerFeature], ...] = (
     Merging,
     PassedData,
     WorkerTransfers,
+    RecordedCalls,
 )
 
 # Of a channel's thread. An emulated GPU's memory is bounded by address space, which stacks take.

@@ -449,7 +449,8 @@ class Capture:
 
     def _call_tracing(self, call: RootCall, function: CompiledFunction) -> Any:
         root, module = call.root, call.module
-        graphs, breaks = function.graphs, Counter(counters["graph_break"])
+        graphs = function.graphs
+        breaks = None if graphs else Counter(counters["graph_break"])
         answer, graph_ran = self._roots.run(call, function.traced)
         function.note_trace_end(module)
         if function.graphs != graphs:
@@ -460,7 +461,7 @@ class Capture:
         elif not (graph_ran or self.functions.separate(root, module) or function.graphs):
             function.stage = Stage.SKIPPED
             report.local_call(_PASSED_OVER, 0, root.name)
-            for reason in Counter(counters["graph_break"]) - breaks:
+            for reason in Counter(counters["graph_break"]) - (breaks or Counter()):
                 report.graph_break(GraphBreak(*users_line(), reason.partition("\n")[0]))
         return answer
 

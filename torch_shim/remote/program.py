@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from msgspec import structs
 
 from torch_shim.errors import (
     ManagerUnreachable,
@@ -30,6 +31,7 @@ from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES, error_of
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
+from torch_shim.remote.recorded_calls import CallRecorder
 from torch_shim.remote.values import (
     LEAST_BYTES,
     AnswerLayout,
@@ -40,6 +42,7 @@ from torch_shim.remote.values import (
     Shipment,
     StayingOutputs,
     alias,
+    batch_of,
     body_of,
     laid_out,
     overwrite,
@@ -48,9 +51,10 @@ from torch_shim.remote.values import (
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import absent_of, waiting
 from torch_shim.tensors.dispatch import Operator
-from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_to_send, turns
+from torch_shim.wire.current_call import CallTiming
 from torch_shim.wire.manager_session import DataChannel, WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart
 from torch_shim.wire.programs import (
@@ -92,6 +96,7 @@ class RemoteProgram:
         self.result_bytes = 0
         self.worth_keeping: list[bool] = []
         self.layout: AnswerLayout | None = None  # of the last answer
+        self.recorder = CallRecorder(self.number)
         # The latest for each model, of which all of one structure share the program. What is bound
         # lasts as long as the model's image, since it keeps the weights.
         self._bound: WeakKeyDictionary[ModelImage, list[Bound]] = WeakKeyDictionary()
@@ -101,26 +106,48 @@ class RemoteProgram:
 
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
         """
-        batch, tries = _batch(args), Tries()
+        batch, tries = batch_of(args), Tries()
         with request_context.timed() as timing:
-            trace = "" if timing is None else timing.header
             while True:
-                with ExitStack() as ends:
-                    call: RemoteCall | None = None
-                    try:
-                        call = _bind(self, args, leases, batch, ends)
-                        if call is None:
-                            continue
-                        outputs, times = _answer(call, trace, repeats=tries.crashes > 0)
-                        _remember(call, outputs, leases)
-                    except (RemoteFailure, WireError) as error:
-                        if not tries.may_follow(error, call, leases):
-                            raise
-                    else:
-                        if timing is not None:
-                            digest = call.held.model.digest
-                            timing.answered(call.held.lease.number, digest, batch, times)
-                        return outputs
+                try:
+                    held = leases.lease_for(batch)
+                except (RemoteFailure, WireError) as error:
+                    if not tries.may_follow(error, None, leases):
+                        raise
+                    continue
+                outputs = None
+                if self.recorder.is_used and not tries.crashes:
+                    outputs = self.recorder.answer(args, held, timing, tries)
+                if outputs is None and held.lease.in_force:
+                    outputs = self._call(args, held, leases, timing, tries)
+                if outputs is not None:
+                    return outputs
+
+    def _call(
+        self,
+        args: Sequence[Any],
+        held: SessionLease,
+        leases: ModelLeases,
+        timing: CallTiming | None,
+        tries: "Tries",
+    ) -> list[Any] | None:
+        """Return the outputs; None if another try has to follow."""
+        with ExitStack() as ends:
+            call: RemoteCall | None = None
+            try:
+                call = _bind(self, args, held, leases, ends)
+                if call is None:
+                    return None
+                trace = "" if timing is None else timing.header
+                outputs, times = _answer(call, trace, repeats=tries.crashes > 0)
+                _remember(call, outputs, leases)
+            except (RemoteFailure, WireError) as error:
+                if not tries.may_follow(error, call, leases):
+                    raise
+                return None
+            if timing is not None:
+                timing.answered(held.lease.number, held.model.digest, batch_of(args), times)
+            return outputs
 
     def bind(self, args: Sequence[Any], model: ModelImage) -> Bound:
         """Return the binding that holds for these arguments."""
@@ -167,14 +194,17 @@ class RemoteCall:
 
 
 def _bind(
-    program: RemoteProgram, args: Sequence[Any], leases: ModelLeases, batch: int, ends: ExitStack
+    program: RemoteProgram,
+    args: Sequence[Any],
+    held: SessionLease,
+    leases: ModelLeases,
+    ends: ExitStack,
 ) -> RemoteCall | None:
     """Return a call on a channel of a lease's worker; None if the lease has ended."""
-    held = leases.lease_for(batch)
     bound = program.bind(args, held.model)
     _bring_from_others(args, bound, held.lease.peer)
     rng = ends.enter_context(turns.state(drawn_from=program.random))
-    channel = held.lease.session.channel(held.lease, batch)
+    channel = held.lease.session.channel(held.lease, batch_of(args))
     if channel is None:
         held.lease.over = True
         return None
@@ -214,11 +244,16 @@ def _ship(call: RemoteCall) -> Shipment:
 def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results:
     """Send the call with its inputs, and wait for the worker's answer, which is checked."""
     program, channel = call.program, call.channel
+    if channel.wire.local:
+        arena = channel.room(shipment.size_bytes + program.result_bytes)
+        shipment.write(arena)
+    record = program.recorder.wanted(call, shipment)
+    if record is not None:
+        options = structs.replace(options, record=record)
     message = Call(
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
     if channel.wire.local:
-        shipment.write(channel.room(shipment.size_bytes + program.result_bytes))
         frame = channel.ask(FrameKind.CALL, message)
     else:
         body = bytearray(shipment.size_bytes)
@@ -227,6 +262,8 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
     shipment.delivered()
     results = Results(frame, channel, call.peer, call.args, program.layout)
     program.layout = results.layout
+    if record is not None:
+        program.recorder.note(record, call, shipment, results)
     return results
 
 
@@ -342,19 +379,6 @@ def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> N
             lacks.bring()
 
 
-def _batch(args: Sequence[Any]) -> int:
-    for value in args:
-        # Torch answers the last question in Python: weights, the most frequent, are told by class.
-        if (
-            type(value) is not CudaParameter
-            and isinstance(value, torch.Tensor)
-            and not isinstance(value, torch.nn.Parameter)
-        ):
-            shape = value.size()
-            return shape[0] if shape else 1
-    return 1
-
-
 # The one rule for trying again. A call has no side effects before its answer has been read, so it
 # may be repeated: with a new lease where the worker refuses the lease, with all that it lacks where
 # the worker has lost something, once with the weights where the node has lost those, and once where
@@ -372,14 +396,14 @@ _TOGETHER_S, _AFTERWARDS_S = 1.0, 0.5
 class Tries:
     """The tries of one call: counts what failed, and raises an error when that was too much."""
 
-    def __init__(self) -> None:
-        self.crashes = 0
-        self._resent_image = False
-        self._resends = 0
-        self._crashed_s = 0.0
-        self._excused = False
-        self._managers = 0
-        self._by_worker: Counter[str] = Counter()
+    # Of the class until something fails: every call has an object of it.
+    crashes = 0
+    _resent_image = False
+    _resends = 0
+    _crashed_s = 0.0
+    _excused = False
+    _managers = 0
+    _by_worker: Counter[str] = Counter()
 
     def may_follow(
         self, error: RemoteFailure | WireError, call: RemoteCall | None, leases: ModelLeases
@@ -411,7 +435,7 @@ class Tries:
 
         RemoteFailure if the call has lost as many workers as a call may.
         """
-        self._by_worker[worker] += 1
+        self._by_worker = self._by_worker + Counter((worker,))
         if 1 < self._by_worker[worker] <= _MOST_TO_DEAD_WORKERS:
             time.sleep(_PAUSE_S)
             return

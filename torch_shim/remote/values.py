@@ -7,7 +7,7 @@ may have a worker take them from elsewhere. Tensors are made of a worker's answe
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import torch
 from torch_shim.errors import BadFrame
 from torch_shim.tensors import write_epochs
 from torch_shim.tensors.absent_bytes import RunThere, absent_of, storage_without_bytes
-from torch_shim.tensors.handles import CudaTensor
+from torch_shim.tensors.handles import CudaParameter, CudaTensor
 from torch_shim.tensors.moves import note_origin
 from torch_shim.weights import ModelImage
 from torch_shim.wire.manager_session import Content, DataChannel, WorkerPeer
@@ -59,7 +59,7 @@ _DTYPES = (
     "int16 int32 int64 uint8 uint16 uint32 uint64"
 )
 NAME_OF = {getattr(torch, name): name for name in _DTYPES.split()}
-_DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
+DTYPE_OF = {name: dtype for dtype, name in NAME_OF.items()}
 _WIDEST_ELEMENT_BYTES = 16
 
 # Have a worker keep a storage's content from where else that lies, if it can: features add to it.
@@ -301,6 +301,22 @@ def _describe(value: Any, model: ModelImage) -> SentTensor | None:
     return SentTensor(source, NAME_OF[value.dtype], shape, strides, int(value.storage_offset()))
 
 
+def batch_of(args: Sequence[Any], positions: Iterable[int] | None = None) -> int:
+    """Return how many inputs a call has, by the first tensor (of those positions) that is none of
+    the weights."""
+    for value in args if positions is None else (args[position] for position in positions):
+        # Torch answers the last question in Python: most are told by their class.
+        kind = type(value)
+        if kind is CudaTensor or (
+            kind is not CudaParameter
+            and isinstance(value, torch.Tensor)
+            and not isinstance(value, torch.nn.Parameter)
+        ):
+            shape = value.size()
+            return shape[0] if shape else 1
+    return 1
+
+
 class OutputView(NamedTuple):
     """How an output lies in its storage; strides and offset in elements.
 
@@ -353,7 +369,7 @@ class Results:
         try:
             result: CallResult = frame.meta
             self.storages, self.changed = result.storages, result.changed
-            self.rng, self.times = result.rng, result.times
+            self.rng, self.times, self.recorded = result.rng, result.times, result.recorded
             if known is None or not known.is_of(result):
                 known = _layout_of(result, args)
             self.layout = known
@@ -471,7 +487,7 @@ def _input(args: Sequence[Any], position: int) -> torch.Tensor:
 
 def read_view(sent: SentOutput, what: str) -> OutputView:
     """Return how a tensor lies; BadFrame, which says `what` it is, for one that fits nothing."""
-    dtype = _DTYPE_OF.get(sent.dtype)
+    dtype = DTYPE_OF.get(sent.dtype)
     if dtype is None or len(sent.shape) != len(sent.strides):
         raise BadFrame(f"{what} {sent!r:.200}")
     span = span_of(sent.shape, sent.strides)

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,16 +17,34 @@ from torch._C import _get_deterministic_algorithms_warn_only as _only_warns
 from torch._C import _get_float32_matmul_precision as _matmul_precision
 
 from torch_shim.errors import RemoteFailure
-from torch_shim.wire.messages import Arithmetic
+from torch_shim.wire.messages import Arithmetic, Matmul
 from torch_shim.wire.protocol import FailureKind
 
 
 def arithmetic_in_force() -> Arithmetic:
     """This process's settings; RuntimeError where torch's two interfaces to tf32 are mixed."""
     deterministic = (1 if _only_warns() else 2) if _is_deterministic() else 0
-    matmul = cast(Literal["highest", "high", "medium"], _matmul_precision())
+    matmul = cast(Matmul, _matmul_precision())
     switches = _allows_tf32(), _benchmarks(), _is_cudnn_deterministic()
     return Arithmetic(matmul, *switches, deterministic)
+
+
+def settings_in_force() -> tuple[Any, ...]:
+    """What `settings_to_send` goes by, found quickly, for comparison alone.
+
+    RuntimeError where torch's two interfaces to tf32 are mixed.
+    """
+    return (
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.get_default_dtype(),
+        _matmul_precision(),
+        _allows_tf32(),
+        _benchmarks(),
+        _is_cudnn_deterministic(),
+        _is_deterministic(),
+        _only_warns(),
+    )
 
 
 def use_arithmetic(wanted: Arithmetic) -> None:

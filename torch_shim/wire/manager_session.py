@@ -33,6 +33,7 @@ from torch_shim.wire.protocol import (
     Frame,
     FrameKind,
     FrameSocket,
+    pack_frame,
 )
 from torch_shim.wire.shared_memory import LentPages, SharedBlock, make_arena, shared_blocks
 
@@ -95,6 +96,7 @@ class DataChannel:
         self.arena: mmap.mmap | None = None
         self.defined: set[int] = set()
         self.bound: dict[int, list[int]] = {}  # of each program, the latest last
+        self.recordings: Any = None  # calls that are recorded with the arena
         self._last: Frame | None = None
 
     def room(self, size_bytes: int) -> mmap.mmap:
@@ -105,7 +107,7 @@ class DataChannel:
                 self.ask(FrameKind.ARENA, [len(arena)], descriptors=[descriptor])
             finally:
                 os.close(descriptor)
-            self.arena = arena
+            self.arena, self.recordings = arena, None
         return self.arena
 
     def define(self, number: int, digest: str, packed: bytes) -> None:
@@ -127,6 +129,7 @@ class DataChannel:
         """Send a program and its bindings again: the worker lacks something of them."""
         self.defined.discard(number)
         self.bound.pop(number, None)
+        self.recordings = None
 
     def fetch(self, key: int, epoch: int, *, gives_back: bool = False) -> Frame:
         """Return the bytes of a kept storage, as a descriptor or the body; RemoteFailure if the
@@ -170,16 +173,31 @@ class DataChannel:
         """Send a request, and return its answer; raise RemoteFailure if the worker refuses it."""
         self.broken = True  # until the answer has been read completely: an interrupt may intervene
         self.wire.send(kind, meta, body, descriptors)
-        frame = self.wire.receive()
+        answers = FrameKind.RESULT if kind is FrameKind.CALL else FrameKind.DONE
+        frame = self._checked(self.wire.receive(), answers)
+        self.broken = False
+        return frame
+
+    def run_again(self, packed: bytes, usual: bytes) -> None:
+        """Have a recorded call run, whose frame and usual answer are these; else as `ask`."""
+        self.broken = True
+        self.wire.send_packed(packed)
+        frame = self.wire.receive_unless(usual)
+        if frame is not None:  # it may have come in pieces
+            frame = self._checked(frame, FrameKind.RAN_AGAIN)
+            if pack_frame(frame.kind, frame.meta) != usual:
+                raise BadFrame(f"another recorded call was answered: {frame.meta}")
+        self.broken = False
+
+    def _checked(self, frame: Frame, wanted: FrameKind) -> Frame:
         if frame.kind is FrameKind.LEFT:
             self._last = frame
             raise ConnectionLost("the worker ends")
         if frame.kind is FrameKind.FAILED:
             self.broken = False
             raise RemoteFailure(*frame.meta)
-        if frame.kind is not (FrameKind.RESULT if kind is FrameKind.CALL else FrameKind.DONE):
-            raise BadFrame(f"{frame.kind.name} as the answer to {kind.name}")
-        self.broken = False
+        if frame.kind is not wanted:
+            raise BadFrame(f"{frame.kind.name} instead of {wanted.name}")
         return frame
 
 
@@ -286,6 +304,11 @@ class WorkerPeer:
     def _forget_block(self, key: int) -> None:
         self._blocks.discard(key)
         self._dropped.append(key)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether keys were noted that a call is to send."""
+        return bool(self._dropped)
 
     def take_dropped(self) -> list[int]:
         """Return keys noted since, for the caller to send; they are forgotten here."""
@@ -549,7 +572,7 @@ class ManagerSession:
 
     def channel(self, lease: ModelLease, batch: int) -> DataChannel | None:
         """Return a channel of this lease for one call; None if the lease has ended."""
-        channel = lease.peer.take()
+        channel = self.idle_channel(lease)
         if channel is None:
             try:
                 answer = self._ask_acquire(lease.digest, batch, lease=lease.number, workers=())
@@ -558,7 +581,13 @@ class ManagerSession:
                     return None
                 raise
             self._open(answer)
-            channel = lease.peer.take() if answer.fields["lease"] == lease.number else None
+            if answer.fields["lease"] == lease.number:
+                channel = self.idle_channel(lease)
+        return channel
+
+    def idle_channel(self, lease: ModelLease) -> DataChannel | None:
+        """Return a channel of this lease for one call; None if none is idle."""
+        channel = lease.peer.take()
         if channel is not None:
             with self._lock:
                 self.calls += 1

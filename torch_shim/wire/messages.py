@@ -13,6 +13,8 @@ MOST_ABOUT_BYTES, MOST_PARTS = 64 << 10, 64
 # Where the offset of a result's part would stand: its bytes follow those of the part before it in
 # the file or body that came with the answer, or they stay with the worker.
 BEHIND, STAYS = -1, -2
+# The calls of one channel that are recorded at a time.
+MOST_RECORDED = 64
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e18)]
@@ -190,10 +192,13 @@ class SentTensor(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     offset: _Size
 
 
+Matmul = Literal["highest", "high", "medium"]  # the others use tf32
+
+
 class Arithmetic(NamedTuple):
     """The settings of torch that change how a GPU computes; the defaults are torch's own."""
 
-    matmul: Literal["highest", "high", "medium"] = "highest"  # the others use tf32
+    matmul: Matmul = "highest"
     cudnn_tf32: bool = True
     cudnn_benchmark: bool = False
     cudnn_deterministic: bool = False
@@ -215,6 +220,16 @@ class Residents(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     dropped: list[int]
 
 
+class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Have the worker keep a call, to be run again by its number, with what its inputs hold then.
+
+    At `notes`, an offset of the arena, lie what such a run says beside its outputs, and its trace.
+    """
+
+    number: Annotated[int, Meta(ge=1, le=MOST_RECORDED)]
+    notes: Count
+
+
 class CallOptions(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How a call is to be run. One that `repeats` another was in a worker that died."""
 
@@ -226,6 +241,11 @@ class CallOptions(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     arithmetic: Arithmetic | None = None  # None: torch's own
     residents: Residents | None = None
     repeats: bool = False
+    record: Record | None = None
+
+    def alone(self) -> "CallOptions":
+        """Without what is one call's own."""
+        return CallOptions(self.autocast, None, [], self.default_dtype, "", self.arithmetic)
 
 
 class Call(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -243,6 +263,7 @@ Define = tuple[int, str]  # a program's number and digest
 Bind = tuple[int, int, dict[int, SentTensor]]  # program, binding, tensors by position
 Drop = list[int]  # keys
 Share = tuple[Count, Count]  # a block's key and bytes
+RunAgain = tuple[Annotated[int, Meta(ge=1, le=MOST_RECORDED)], int]  # of a recorded call; lease
 
 
 class Fetch(Struct, array_like=True, forbid_unknown_fields=True):
@@ -317,6 +338,8 @@ class CallResult(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     # waiting for the GPU, transfer, compute, and of the transfer that back
     times: tuple[_Span, _Span, _Span, _Span]
     file: Count = 0  # the number of the file that is to be given back
+    # None: nobody asked for a recording; a text: why there is none, which is empty if there is one
+    recorded: Text | None = None
 
 
 class Done(Struct, array_like=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from torch_shim.wire import messages
 from torch_shim.wire.connections import carries_descriptors
 
 MAGIC = b"gF"
-VERSION = 3  # of both ends: another one is refused
+VERSION = 4  # of both ends: another one is refused
 
 # Bytes of metadata and of body that any frame may announce; most kinds are limited further.
 MAX_META_BYTES = 64 << 20
@@ -39,6 +39,9 @@ MAX_PIECE_BYTES = 16 << 20
 MOST_BINDINGS = 8
 # The blocks of a function's memory that a worker maps, and their bytes.
 MOST_BLOCKS, MOST_BLOCK_BYTES = 64, 1 << 30
+
+# What a recorded call says in the arena beside its outputs: four times, and its trace as a text.
+NOTES_BYTES = 128
 
 # Tensors start at multiples of this in images, arenas and bodies.
 ALIGNMENT = 64
@@ -124,11 +127,13 @@ class FrameKind(IntEnum):
     SHARE = 38, _channel(messages.Share)
     PUBLISH = 39, _channel(messages.Publish)
     TAKE = 40, _channel(messages.Take)
+    RUN_AGAIN = 41, _channel(messages.RunAgain)
     # worker -> shim
     DONE = 48, _channel(messages.Done)
     RESULT = 49, _channel(messages.CallResult)
     FAILED = 50, _channel(messages.Failed, 1 << 20)
     LEFT = 51, _channel(messages.Left)
+    RAN_AGAIN = 52, _channel(messages.RunAgain)
     # manager -> worker or fork server, and back: one of `gpu_manager/worker/orders.py`
     ORDER = 64, FrameLimit(None, 4 << 20, descriptors=MAX_DESCRIPTORS)
     REPORT = 65, FrameLimit(None, 64 << 10, descriptors=1)
@@ -324,6 +329,23 @@ class FrameSocket:
                 self._send_all(part)
         except (OSError, ValueError) as error:  # the latter if it was closed meanwhile
             raise ConnectionLost(f"while writing {kind.name}: {error}") from error
+
+    def send_packed(self, frame: bytes) -> None:
+        """Write a frame that has neither body nor descriptors; ConnectionLost if that fails."""
+        self.sent_bytes += len(frame)
+        try:
+            self._send_all(frame)
+        except (OSError, ValueError) as error:
+            raise ConnectionLost(f"while writing: {error}") from error
+
+    def receive_unless(self, usual: bytes) -> Frame | None:
+        """Read one frame; None if it is this one, byte for byte."""
+        self._fill(HEADER_BYTES)
+        end = self._start + len(usual)
+        if end <= self._end and self._ahead[self._start : end] == usual:
+            self._start = end
+            return None
+        return self.receive()
 
     def receive(self) -> Frame:
         """Read one frame; raise ConnectionLost at the end, BadFrame for an invalid frame."""

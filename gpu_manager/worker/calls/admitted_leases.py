@@ -114,9 +114,10 @@ class AdmittedLeases:
         would run on GPU time that they waited for.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: lease in self._leases or lease in self._ended, self.patience_s
-            )
+            if lease not in self._leases:
+                self._changed.wait_for(
+                    lambda: lease in self._leases or lease in self._ended, self.patience_s
+                )
             found = self.in_force(lease)
             if found.owners.isdisjoint((session, function)):
                 raise CallRefused(FailureKind.LEASE, f"lease {lease} is another session's")

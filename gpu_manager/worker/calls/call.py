@@ -1,8 +1,8 @@
 """A call: read from the wire and checked, its modes, its channel, and its result."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -51,22 +51,38 @@ class Mode(NamedTuple):
     arithmetic: Arithmetic = Arithmetic()
 
 
-@contextmanager
-def computing(device: torch.device, mode: Mode) -> Iterator[None]:
-    """Compute in exactly this mode, whatever this thread ran before, and leave nothing entered.
+class Computing:
+    """Computes in exactly this mode inside of the `with` block, and leaves nothing entered.
 
     ContextLost where the process computes otherwise: other calls may rely on that.
     """
-    _check_process(mode)
-    leave_modes()
-    begin_call()
-    try:
-        if mode.autocast is not None:
-            autocast = torch.autocast(device.type, mode.autocast, cache_enabled=False)
+
+    def __init__(self, device: torch.device, mode: Mode) -> None:
+        self._device = device
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        _check_process(self._mode)
+        if _thread.entered:
+            leave_modes()
+        begin_call()
+        _thread.entered = True
+        if self._mode.autocast is not None:
+            autocast = torch.autocast(self._device.type, self._mode.autocast, cache_enabled=False)
             autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
-        yield
-    finally:
+
+    def __exit__(self, *_: object) -> None:
         leave_modes()
+        _thread.entered = False
+
+
+class _ThreadModes(threading.local):
+    """Whether this thread may have something entered: nobody knows of a new one."""
+
+    entered = True
+
+
+_thread = _ThreadModes()
 
 
 def leave_modes() -> None:
@@ -115,11 +131,27 @@ class ChannelCall(NamedTuple):
     body: memoryview
     deliver: "Deliver"
     terms: LeaseTerms = USUAL_TERMS
+    recorded: "RecordedLayout | None" = None  # of one that runs again: where its outputs go
 
     @property
     def needs(self) -> CallNeeds:
         mode = self.mode
         return CallNeeds(mode.arithmetic, mode.default_dtype, self.options.rng is not None)
+
+
+class RecordedLayout(Protocol):
+    """Where the outputs of a recorded call go, and its answer, a whole frame."""
+
+    answer: bytes
+
+    @property
+    def trace(self) -> str:
+        """The trace of the run that was asked for last."""
+
+    def deliver(
+        self, outputs: Sequence[Any], written: Sequence[TensorInput], times: list[float]
+    ) -> "PackedResult":
+        """Put them there; CallRefused where they do not fit."""
 
 
 def read_call(
@@ -200,7 +232,7 @@ class Packer:
         owned: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for number, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
-                tensor = _plain(output)
+                tensor = plain_output(output)
                 storage = identity(tensor.untyped_storage())
                 found = (places[storage] for places in self._inputs if storage in places)
                 source = next(found, None)
@@ -289,7 +321,7 @@ class Packer:
         return ChangedInput(entry.position, 0, stop - start)
 
 
-def _plain(output: torch.Tensor) -> torch.Tensor:
+def plain_output(output: torch.Tensor) -> torch.Tensor:
     """The output with its values really in its storage."""
     if output.layout is not torch.strided or output.dtype not in NAMES:
         raise CallRefused(FailureKind.OPERATOR, f"output of layout {output.layout}, {output.dtype}")
@@ -323,11 +355,11 @@ class CallAnswer(NamedTuple):
     batch: int
     together: int = 1
 
-    def sent(self, file_number: int) -> CallResult:
+    def sent(self, file_number: int, recorded: str | None = None) -> CallResult:
         """The answer as it travels, with the number of the file that is to be given back."""
         storages, views, changed, _ = self.result
         times = cast(tuple[float, float, float, float], tuple(self.times))
-        return CallResult(storages, views, changed, self.rng, times, file_number)
+        return CallResult(storages, views, changed, self.rng, times, file_number, recorded)
 
 
 # Copies a result's bytes to where the shim will read them.

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ class CallsTogether:
     def __init__(self) -> None:
         self.clocks = LeaseClocks()
         self.slots = SlotTurns()  # where leases have parts of the GPU
-        self.turns: GpuTurns | nullcontext[None] = nullcontext()  # where one process has the GPU
+        self.turns: GpuTurns | None = None  # where one process has the GPU
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
         self._under_way = 0
@@ -49,51 +49,52 @@ class CallsTogether:
         self._arithmetic = Arithmetic()  # in force
         self._dtype = self._usual_dtype = torch.get_default_dtype()
 
-    @contextmanager
-    def call(self, needs: CallNeeds) -> Iterator[None]:
+    def call(self, needs: CallNeeds) -> AbstractContextManager[None]:
         """Wait until a call may run, with all that it needs, and end it."""
-        self._enter(needs)
-        try:
-            yield
-        finally:
-            self._leave(needs)
+        return _CallUnderWay(self, needs)
 
     @contextmanager
     def yielded(self, needs: CallNeeds) -> Iterator[None]:
         """In a call: wait for something else meanwhile, while others run."""
-        self._leave(needs)
+        self.leave(needs)
         try:
             yield
         finally:
-            self._enter(needs)
+            self.enter(needs)
 
     def become_alone(self, needs: CallNeeds) -> None:
         """In a call: let those beside it end, and let in none until it has ended itself."""
-        self._leave(needs)
-        self._enter(needs._replace(alone=True))
+        self.leave(needs)
+        self.enter(needs._replace(alone=True))
 
-    def _enter(self, needs: CallNeeds) -> None:
-        ticket = object()
+    def enter(self, needs: CallNeeds) -> None:
+        """Begin a call when it is its turn."""
         with self._changed:
-            self._waiting.append(ticket)
-            self._changed.wait_for(lambda: self._waiting[0] is ticket and self._suits(needs))
-            self._waiting.popleft()
-            self._changed.notify_all()
+            if self._waiting or not self._suits(needs):
+                self._wait(needs)
             first = not self._under_way
             if first:
                 self._use(needs)
-                self._takes_turn = True
+                self._takes_turn = self.turns is not None
             self._under_way += 1
             self._is_random |= needs.random
             self._is_alone |= needs.alone
-        if first:
-            self._take_turn(needs)
+        if first and self.turns is not None:
+            self._take_turn(needs, self.turns)
 
-    def _take_turn(self, needs: CallNeeds) -> None:
+    def _wait(self, needs: CallNeeds) -> None:
+        """Wait in line until the call suits those under way; the lock is held."""
+        ticket = object()
+        self._waiting.append(ticket)
+        self._changed.wait_for(lambda: self._waiting[0] is ticket and self._suits(needs))
+        self._waiting.popleft()
+        self._changed.notify_all()
+
+    def _take_turn(self, needs: CallNeeds, turns: GpuTurns) -> None:
         """Other calls wait meanwhile: another process may have its turn."""
         taken = False
         try:
-            self.turns.__enter__()
+            turns.__enter__()
             taken = True
         finally:
             with self._changed:
@@ -104,13 +105,15 @@ class CallsTogether:
                     self._is_random &= not needs.random
                 self._changed.notify_all()
 
-    def _leave(self, needs: CallNeeds) -> None:
+    def leave(self, needs: CallNeeds) -> None:
+        """End a call."""
         with self._changed:
             self._under_way -= 1
             self._is_random &= not needs.random
             if not self._under_way:
                 self._is_alone = False
-                self.turns.__exit__(None, None, None)
+                if self.turns is not None:
+                    self.turns.__exit__(None, None, None)
                 self._use_dtype(self._usual_dtype)
             if self._waiting:
                 self._changed.notify_all()
@@ -122,7 +125,7 @@ class CallsTogether:
             return False
         if self._is_random and needs.random:
             return False
-        if isinstance(self.turns, GpuTurns) and time.monotonic() - self._turn_s > _MOST_TURN_S:
+        if self.turns is not None and time.monotonic() - self._turn_s > _MOST_TURN_S:
             return False
         return (needs.arithmetic, needs.default_dtype) == (self._arithmetic, self._dtype)
 
@@ -142,3 +145,17 @@ class CallsTogether:
                 detail = f"{dtype} cannot be the default"
                 raise CallRefused(FailureKind.BAD_FRAME, detail) from error
         self._dtype = dtype
+
+
+class _CallUnderWay:
+    """One call, from its turn to its end; every call has one, so it is no generator."""
+
+    def __init__(self, together: CallsTogether, needs: CallNeeds) -> None:
+        self._together = together
+        self._needs = needs
+
+    def __enter__(self) -> None:
+        self._together.enter(self._needs)
+
+    def __exit__(self, *_: object) -> None:
+        self._together.leave(self._needs)

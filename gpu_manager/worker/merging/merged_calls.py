@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
-from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, computing
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Computing
 from gpu_manager.worker.executor import InTurn, RunCall, refuse_reshaped
 from gpu_manager.worker.features import ModelFeature, ModelSpace, TellManager, WorkerFeature
 from gpu_manager.worker.merging import merged_run
@@ -345,7 +345,7 @@ class MergedCalls(ModelFeature):
         memory, expected = self._executor.memory, set[int]()
 
         def work() -> Found:
-            with computing(self._executor.device.device, call.mode):
+            with Computing(self._executor.device.device, call.mode):
                 return how(program, group.inputs, outputs)
 
         try:

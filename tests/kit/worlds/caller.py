@@ -282,7 +282,9 @@ class LocalWorker:
         self.leases.admit(Admission(LEASE, session))
         ours, theirs = socket.socketpair()
         frames = {kind: answer for part in self.parts for kind, answer in part.frames.items()}
-        reports = CallObservers(self._note_run, self._note, self.lost.set, frames)
+        recorders = [part.recorder for part in self.parts if part.recorder is not None]
+        recorder = recorders[0] if recorders else None
+        reports = CallObservers(self._note_run, self._note, self.lost.set, frames, recorder)
         parts = self.executor, self.programs, reports
         server = ChannelServer(theirs, session, "f", *parts)
         self.serve(server)
