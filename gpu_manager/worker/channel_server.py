@@ -20,7 +20,7 @@ from gpu_manager.call_errors import CallRefused, ContextLost, OutOfMemory
 from gpu_manager.devices.lent_memory import make_file
 from gpu_manager.devices.loads import TransferRank
 from gpu_manager.devices.worker_device import Unshare, WorkerDevice
-from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, RecordedLayout, read_call
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Recording, read_call
 from gpu_manager.worker.executor import Executor
 from gpu_manager.worker.features import AnswerFrame, ChannelRecorder
 from gpu_manager.worker.program.allowed_operators import OperatorTable
@@ -165,7 +165,7 @@ class ChannelServer:
         self._unshare: Unshare | None = None  # of the arena
         # The last recorded call's frame: the same one again need not be read.
         self._usual = b"\0", Frame(FrameKind.RUN_AGAIN, b"", NO_AREA, ())
-        self._last: CallOptions | RecordedLayout = CallOptions()  # of the calls: has its trace
+        self._last: CallOptions | Recording = CallOptions()  # of the calls: has its trace
         self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.ARENA: self._take_arena,
             FrameKind.DEFINE: self._define,

@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_manager.call_errors import CallRefused
+from gpu_manager.call_errors import CallRefused, OutOfMemory
 from gpu_manager.devices.worker_device import WorkerDevice
 from gpu_manager.worker.calls.call import (
     CallAnswer,
     ChannelCall,
+    Computing,
     PackedResult,
     plain_output,
 )
+from gpu_manager.worker.executor import OPERATOR_ERRORS, Executor, shapes_of
 from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature
-from gpu_manager.worker.program.inputs import NO_AREA, TensorInput
-from gpu_manager.worker.program.tensor_specs import DTYPES, bytes_of, extent_of
+from gpu_manager.worker.program.inputs import NO_AREA, Inputs, TensorInput
+from gpu_manager.worker.program.tensor_specs import DTYPES, versions_of
 from torch_shim.wire.messages import FromArea, Record, SentOutput, SentTensor
 from torch_shim.wire.protocol import NOTES_BYTES, FailureKind, FrameKind, pack_frame
 
@@ -76,7 +78,6 @@ class ChannelRecordings:
 class _Place(NamedTuple):
     """Where in the arena an output goes, and how it has to lie."""
 
-    number: int
     dtype: torch.dtype
     shape: torch.Size
     strides: tuple[int, ...]
@@ -90,18 +91,25 @@ class RecordedCall:
         self, device: WorkerDevice, record: Record, asked: ChannelCall, answer: CallAnswer
     ) -> None:
         assert asked.channel.arena is not None, "there are places in it"
-        options = asked.options.alone()
         self.call = asked._replace(
-            options=options, body=NO_AREA, deliver=_delivered_already, recorded=self
+            options=asked.options.alone(), body=NO_AREA, deliver=_delivered, recorded=self
         )
         self.answer = pack_frame(FrameKind.RAN_AGAIN, (record.number, 0))
         self._device = device
         self._notes = record.notes
         self._arena = arena = asked.channel.arena
         self._places = [
-            _place(arena, number, view, answer.result.storages[view.source].offset)
-            for number, view in enumerate(answer.result.views)
+            _place(arena, view, answer.result.storages[view.source].offset)
+            for view in answer.result.views
         ]
+        self._memory = [place.memory for place in self._places]
+        # They last where the device lets inputs stay; else a call's inputs are read anew.
+        self._inputs: Inputs | None = asked.channel.prepared(
+            asked.number, asked.inputs, asked.binding
+        )
+        if self._inputs is not None:
+            self._shapes = shapes_of(asked.program, self._inputs)
+            self._moved = self._inputs.received_bytes, sum(map(len, self._memory))
 
     def is_gone(self) -> bool:
         """Whether what it was bound to has changed."""
@@ -114,6 +122,38 @@ class RecordedCall:
         size = min(self._arena[start], NOTES_BYTES - _TIMES.size - 1)
         return bytes(self._arena[start + 1 : start + 1 + size]).decode("ascii", "replace")
 
+    def run(self, executor: Executor, asked: ChannelCall, asked_s: float) -> CallAnswer | None:
+        """Run it with tensors that are there; None where they are not, or memory may be short.
+
+        CallRefused where anything goes wrong: the call as any other finds out what.
+        """
+        inputs, device, program = self._inputs, self._device, asked.program
+        if inputs is None or device.recorder is not None:
+            return None
+        if not executor.memory.is_enough(self._shapes):
+            return None
+        executor.leases.in_force(asked.lease)
+        begun_s = time.perf_counter()
+        inputs.refilled(self._arena)
+        before = versions_of(program.constants)
+        used, computes_s = executor.usage.begin(), time.perf_counter()
+        is_done = False
+        try:
+            outputs, _ = device.run(self._outputs, measure=False)
+            spent_s = time.perf_counter() - computes_s
+            took_s = executor.emulated_s(spent_s)
+            executor.usage.ran(used, program.counts, (spent_s, took_s), self._moved)
+            times = [begun_s - asked_s, computes_s - begun_s, took_s, 0.0]
+            result = self.deliver(outputs, inputs.changed(), times)
+            is_done = True
+        except (OutOfMemory, *OPERATOR_ERRORS) as error:
+            raise _lacking(f"what a recorded call needs: {error}"[:500]) from error
+        finally:
+            executor.tidy(program, before)
+            if not is_done:
+                executor.settle_all(asked, inputs, None)
+        return CallAnswer(result, 0, None, times, inputs.batch)
+
     def deliver(
         self, outputs: Sequence[Any], written: Sequence[TensorInput], times: list[float]
     ) -> PackedResult:
@@ -121,36 +161,37 @@ class RecordedCall:
         begun_s = time.perf_counter()
         if written or len(outputs) != len(self._places):
             raise _lacking("a recorded call that writes to no input")
-        parts = [_part(place, outputs[place.number]) for place in self._places]
-        self._device.send(parts, [place.memory for place in self._places])
+        self._device.send(list(map(_laid_out, self._places, outputs)), self._memory)
         times[3] = time.perf_counter() - begun_s
         times[1] += times[3]
         _TIMES.pack_into(self._arena, self._notes, *times)
         return _NOTHING
 
+    def _outputs(self) -> tuple[Any, ...]:
+        call = self.call
+        assert self._inputs is not None, "they last"
+        with Computing(self._device.device, call.mode, enters=call.program.enters_modes):
+            return call.program.run(self._inputs.values, call.program.constants)
 
-def _delivered_already(answer: CallAnswer) -> None:
+
+def _delivered(_: CallAnswer) -> None:
     """Nothing: `RecordedCall.deliver` has done it."""
 
 
 def _why_not(record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
     """Why a call cannot run again with what its places hold then; empty if it can."""
     arena, result = asked.channel.arena, answer.result
-    if arena is None:
-        return "no memory is shared"
-    if asked.options.rng is not None:
-        return "it draws random numbers"
-    if result.changed:
-        return "it writes to its inputs"
+    if asked.options.rng is not None or result.changed:
+        return "it draws random numbers, or writes to its inputs"
     if any(isinstance(given, SentTensor) and not _is_sent(given) for given in asked.inputs):
         return "an input stays with the worker"
     views = result.views
     if not all(isinstance(view, SentOutput) and view.source >= 0 for view in views):
         return "an output is no tensor, or lies in an input"
-    if len({view.source for view in views}) < len(views):
-        return "its outputs share memory"
+    if len({view.source for view in views}) < len(views) or any(map(_has_gaps, views)):
+        return "its outputs share memory, or have gaps"
     ends = [part.offset + part.size_bytes for part in result.storages]
-    if any(part.offset < 0 or part.kept for part in result.storages):
+    if arena is None or any(part.offset < 0 or part.kept for part in result.storages):
         return "an output is large"
     if max([answer.end_bytes, *ends]) > record.notes or record.notes + NOTES_BYTES > len(arena):
         return "the arena is full"
@@ -162,26 +203,32 @@ def _is_sent(given: SentTensor) -> bool:
     return isinstance(source, FromArea) and not source.key and not source.block
 
 
-def _place(arena: memoryview, number: int, view: SentOutput, offset: int) -> _Place:
-    dtype = DTYPES[view.dtype]
+def _place(arena: memoryview, view: SentOutput, offset: int) -> _Place:
+    dtype, shape = DTYPES[view.dtype], torch.Size(view.shape)
     start = offset + view.offset * dtype.itemsize
-    shape, strides = torch.Size(view.shape), tuple(view.strides)
-    first, last = extent_of(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
-    return _Place(number, dtype, shape, strides, arena[start : start + last - first])
+    memory = arena[start : start + shape.numel() * dtype.itemsize]
+    return _Place(dtype, shape, tuple(view.strides), memory)
 
 
-def _part(place: _Place, output: Any) -> torch.Tensor:
-    """The bytes of an output; CallRefused if it is another one than was recorded."""
-    if not isinstance(output, torch.Tensor):
-        raise _lacking("a recorded output that is a tensor")
-    tensor = plain_output(output)
-    if tensor.shape != place.shape or tensor.dtype is not place.dtype:
+def _has_gaps(view: SentOutput) -> bool:
+    """Whether a copy would lie in another way: it takes no place between an output's elements."""
+    strides = tuple(view.strides)
+    like = torch.empty_strided(view.shape, strides, dtype=DTYPES[view.dtype], device="meta")
+    return torch.empty_like(like).stride() != strides
+
+
+def _laid_out(place: _Place, output: Any) -> torch.Tensor:
+    """An output as it goes to its place; CallRefused if it is another one than was recorded."""
+    dtype, shape, strides, _ = place
+    if not isinstance(output, torch.Tensor) or output.dtype is not dtype or output.shape != shape:
         raise _lacking("a recorded output of this shape")
-    if tensor.stride() != place.strides:  # it ran as one with others
-        tensor = torch.empty_strided(
-            place.shape, place.strides, dtype=place.dtype, device=tensor.device
-        ).copy_(tensor)
-    return bytes_of(tensor.untyped_storage(), *extent_of(tensor))
+    if output.is_neg() or output.is_conj():
+        output = plain_output(output)
+    if output.stride() != strides:  # it ran as one with others
+        output = torch.empty_strided(shape, strides, dtype=dtype, device=output.device).copy_(
+            output
+        )
+    return output
 
 
 def _lacking(what: str) -> CallRefused:

@@ -19,7 +19,6 @@ import torch
 
 from torch_shim.errors import BadFrame, RemoteFailure, WireError
 from torch_shim.leases.leasing import SessionLease
-from torch_shim.patching import original_of
 from torch_shim.process_report import report
 from torch_shim.remote.values import (
     DTYPE_OF,
@@ -58,7 +57,6 @@ _RECORDED = ""  # what a worker says that has recorded a call
 _base = torch._C.TensorBase  # noqa: SLF001 - has the originals of the methods
 _size, _stride, _copy, _clone = _base.size, _base.stride, _base.copy_, _base.clone
 _dtype: Callable[[torch.Tensor], torch.dtype] = _base.dtype.__get__  # type: ignore[attr-defined] # a descriptor of C there
-_empty_strided = original_of(torch.empty_strided)
 
 
 class _Place(NamedTuple):
@@ -280,8 +278,8 @@ class CallRecorder:
     ) -> None:
         """Note whether the worker has recorded a call, which it was asked for."""
         why_not = results.recorded
-        if why_not == _RECORDED and not _are_clones(results):
-            why_not = "its outputs have gaps"
+        if why_not == _RECORDED and not results.layout.holds:
+            raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
         if why_not != _RECORDED:
             if len(self._refused) >= _MOST_KINDS:
                 self._refused.clear()
@@ -332,15 +330,6 @@ def _why_not(call: "RemoteCall", shipment: Shipment) -> str:
 def _is_kept(value: torch.Tensor) -> bool:
     """Whether workers may keep what an input has, so that it is not always sent."""
     return write_epochs.storage_of(value).nbytes() >= KEEP_FROM_BYTES
-
-
-def _are_clones(results: Results) -> bool:
-    """Whether copies of the outputs lie as these do, and each is the worker's alone."""
-    return results.layout.holds and all(
-        _empty_strided(view.shape, view.strides, dtype=view.dtype, device="meta").clone().stride()
-        == tuple(view.strides)
-        for view in results.views
-    )
 
 
 def _is_same(given: Any, known: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -31,6 +31,9 @@ from torch_shim.wire.messages import (
 )
 from torch_shim.wire.protocol import FailureKind
 
+if TYPE_CHECKING:
+    from gpu_manager.worker.executor import Executor
+
 # What changes a program's numbers beside its inputs: each call begins with exactly its own modes.
 #
 # Torch keeps autocast, the gradient mode and vmap's levels for each thread. They are set, never
@@ -57,23 +60,26 @@ class Computing:
     ContextLost where the process computes otherwise: other calls may rely on that.
     """
 
-    def __init__(self, device: torch.device, mode: Mode) -> None:
+    def __init__(self, device: torch.device, mode: Mode, *, enters: bool = True) -> None:
+        """Without `enters` no program in the block can enter anything."""
         self._device = device
         self._mode = mode
+        self._enters = enters or mode.autocast is not None
 
     def __enter__(self) -> None:
         _check_process(self._mode)
         if _thread.entered:
             leave_modes()
         begin_call()
-        _thread.entered = True
+        _thread.entered = self._enters
         if self._mode.autocast is not None:
             autocast = torch.autocast(self._device.type, self._mode.autocast, cache_enabled=False)
             autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
 
     def __exit__(self, *_: object) -> None:
-        leave_modes()
-        _thread.entered = False
+        if self._enters:
+            leave_modes()
+            _thread.entered = False
 
 
 class _ThreadModes(threading.local):
@@ -131,7 +137,7 @@ class ChannelCall(NamedTuple):
     body: memoryview
     deliver: "Deliver"
     terms: LeaseTerms = USUAL_TERMS
-    recorded: "RecordedLayout | None" = None  # of one that runs again: where its outputs go
+    recorded: "Recording | None" = None  # of one that runs again
 
     @property
     def needs(self) -> CallNeeds:
@@ -139,8 +145,8 @@ class ChannelCall(NamedTuple):
         return CallNeeds(mode.arithmetic, mode.default_dtype, self.options.rng is not None)
 
 
-class RecordedLayout(Protocol):
-    """Where the outputs of a recorded call go, and its answer, a whole frame."""
+class Recording(Protocol):
+    """What is known of a recorded call, and its answer, a whole frame."""
 
     answer: bytes
 
@@ -148,10 +154,13 @@ class RecordedLayout(Protocol):
     def trace(self) -> str:
         """The trace of the run that was asked for last."""
 
+    def run(self, executor: "Executor", asked: ChannelCall, asked_s: float) -> "CallAnswer | None":
+        """Run the call and deliver its result; None where it has to be run as others."""
+
     def deliver(
         self, outputs: Sequence[Any], written: Sequence[TensorInput], times: list[float]
     ) -> "PackedResult":
-        """Put them there; CallRefused where they do not fit."""
+        """Put outputs where they belong; CallRefused where they do not fit."""
 
 
 def read_call(

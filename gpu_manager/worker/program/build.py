@@ -57,6 +57,7 @@ _MAX_SIZE = 1 << 48
 _DEVICES = ("cpu", "cuda")  # where tensors of a program may be
 _HIGHER_ORDER = "h:"  # the operators that call parts
 _MOST_NESTED = 16  # parts in parts
+_OF_MODES = ("autocast", "functorch", "vmap", "func.", "enabled", "mode")
 _AUTOCAST = "t:torch.amp.autocast_mode._enter_autocast"  # tells the devices apart itself
 
 
@@ -69,6 +70,8 @@ class BuiltProgram:
         self.random = program.random
         self.operators = frozenset(step.operator for step in program.steps)
         self.has_parts = bool(program.parts)
+        # Whether it can enter autocast, a transform of functions, or another of torch's modes.
+        self.enters_modes = self.has_parts or any(map(_may_enter, self.operators))
         self.source = program
         self._table = table
         self._device = table.device
@@ -101,6 +104,10 @@ class BuiltProgram:
         return noting_failed_writes(
             _Writer(steps, 0, self._table, _Parts((), self._table)).function()
         )
+
+
+def _may_enter(operator: str) -> bool:
+    return any(word in operator for word in _OF_MODES)
 
 
 class _Parts:
