@@ -9,6 +9,7 @@ from scheduler.api import DecisionCounts
 
 _SUMS = (
     "graph_calls",
+    "recorded_calls",
     "graph_operators",
     "local_operators",
     "bytes_in",
@@ -44,12 +45,15 @@ class ReportFile:
 def summed_counts(reports: list[dict[str, Any]], counts: DecisionCounts) -> dict[str, Any]:
     """One object for the whole program, with the GPU manager's counts of loads and evictions."""
     local: Counter[str] = Counter()
+    unrecorded: Counter[str] = Counter()
     for report in reports:
         local.update(report.get("local_calls", {}))
+        unrecorded.update(report.get("unrecorded_calls", {}))
     sums = {name: sum(report.get(name, 0) for report in reports) for name in _SUMS}
     return {
         "graph_calls": sums.pop("graph_calls"),
         "local_calls": dict(local.most_common()),
+        "unrecorded_calls": dict(unrecorded.most_common()),
         **sums,
         "processes": len(reports),
         "loads": counts.misses + counts.prefetches,

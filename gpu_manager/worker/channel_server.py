@@ -164,7 +164,7 @@ class ChannelServer:
         self._state = ChannelState(executor.sessions.open(session))
         self._unshare: Unshare | None = None  # of the arena
         # The last recorded call's frame: the same one again need not be read.
-        self._usual = b"\0", Frame(FrameKind.RUN_AGAIN, b"", NO_AREA, ())
+        self._usual: tuple[bytes, Frame] | None = None
         self._last: CallOptions | Recording = CallOptions()  # of the calls: has its trace
         self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
             FrameKind.ARENA: self._take_arena,
@@ -188,8 +188,11 @@ class ChannelServer:
         torch.set_grad_enabled(False)
         try:
             while True:
-                packed, frame = self._usual
-                self._answer(self._wire.receive_unless(packed) or frame)
+                if self._usual is None:
+                    self._answer(self._wire.receive())
+                else:
+                    packed, frame = self._usual
+                    self._answer(self._wire.receive_unless(packed) or frame)
         except ConnectionLost:
             pass
         except (BadFrame, MemoryError) as error:
@@ -356,7 +359,7 @@ class ChannelServer:
         asked = recorder.find(*frame.meta)
         assert asked.recorded is not None, "recorders give recorded calls"
         self._last = asked.recorded
-        if frame is not self._usual[1]:
+        if self._usual is None or frame is not self._usual[1]:
             self._usual = pack_frame(frame.kind, frame.meta), frame
         packed = asked.recorded.answer
         self._run(asked, lambda _: self._wire.send_packed(packed))

@@ -213,8 +213,10 @@ def _place(arena: memoryview, view: SentOutput, offset: int) -> _Place:
 def _has_gaps(view: SentOutput) -> bool:
     """Whether a copy would lie in another way: it takes no place between an output's elements."""
     strides = tuple(view.strides)
-    like = torch.empty_strided(view.shape, strides, dtype=DTYPES[view.dtype], device="meta")
-    return torch.empty_like(like).stride() != strides
+    return (
+        torch.empty_strided(view.shape, strides, dtype=DTYPES[view.dtype]).clone().stride()
+        != strides
+    )
 
 
 def _laid_out(place: _Place, output: Any) -> torch.Tensor:
@@ -222,13 +224,11 @@ def _laid_out(place: _Place, output: Any) -> torch.Tensor:
     dtype, shape, strides, _ = place
     if not isinstance(output, torch.Tensor) or output.dtype is not dtype or output.shape != shape:
         raise _lacking("a recorded output of this shape")
-    if output.is_neg() or output.is_conj():
-        output = plain_output(output)
-    if output.stride() != strides:  # it ran as one with others
-        output = torch.empty_strided(shape, strides, dtype=dtype, device=output.device).copy_(
-            output
-        )
-    return output
+    tensor = plain_output(output) if output.is_neg() or output.is_conj() else output
+    if tensor.stride() == strides:
+        return tensor
+    like = torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device)
+    return like.copy_(tensor)  # it ran as one with others
 
 
 def _lacking(what: str) -> CallRefused:

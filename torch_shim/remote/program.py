@@ -8,7 +8,6 @@ when one of them fails.
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -247,9 +246,9 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
     if channel.wire.local:
         arena = channel.room(shipment.size_bytes + program.result_bytes)
         shipment.write(arena)
-    record = program.recorder.wanted(call, shipment)
-    if record is not None:
-        options = structs.replace(options, record=record)
+    look = program.recorder.look(call, shipment)
+    if look.record is not None:
+        options = structs.replace(options, record=look.record)
     message = Call(
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
@@ -262,8 +261,7 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
     shipment.delivered()
     results = Results(frame, channel, call.peer, call.args, program.layout)
     program.layout = results.layout
-    if record is not None:
-        program.recorder.note(record, call, shipment, results)
+    program.recorder.note(look, call, shipment, results)
     return results
 
 
@@ -403,7 +401,7 @@ class Tries:
     _crashed_s = 0.0
     _excused = False
     _managers = 0
-    _by_worker: Counter[str] = Counter()
+    _broken: tuple[str, ...] = ()  # the workers whose channels broke
 
     def may_follow(
         self, error: RemoteFailure | WireError, call: RemoteCall | None, leases: ModelLeases
@@ -435,8 +433,8 @@ class Tries:
 
         RemoteFailure if the call has lost as many workers as a call may.
         """
-        self._by_worker = self._by_worker + Counter((worker,))
-        if 1 < self._by_worker[worker] <= _MOST_TO_DEAD_WORKERS:
+        self._broken = (*self._broken, worker)
+        if 1 < self._broken.count(worker) <= _MOST_TO_DEAD_WORKERS:
             time.sleep(_PAUSE_S)
             return
         report.add(repeated_calls=1)

@@ -256,41 +256,56 @@ class CallRecorder:
 
     # -- calls as ever --------------------------------------------------------------------------
 
-    def wanted(self, call: "RemoteCall", shipment: Shipment) -> Record | None:
-        """Return what has the worker record a call that is about to be sent, if it is time."""
+    def look(self, call: "RemoteCall", shipment: Shipment) -> "CallLook":
+        """Look at a call that is about to be sent: whether the worker is to record it."""
         kind = _kind_of(call, shipment)
         why_not = self._refused.get(kind) or _why_not(call, shipment)
         if why_not:
-            report.unrecorded_call(why_not)
-            return None
+            return CallLook(kind, why_not)
         count = self._counts[kind] = self._counts.pop(kind, 0) + 1
         if len(self._counts) > _MOST_KINDS:
             self._counts.popitem(last=False)
         channel = call.channel
         if count <= _EQUAL_BEFORE or channel.arena is None:
-            return None
+            return CallLook(kind)
         if channel.recordings is None:
             channel.recordings = ChannelRecordings()
-        return Record(channel.recordings.next_number(), len(channel.arena) - NOTES_BYTES)
+        number = channel.recordings.next_number()
+        return CallLook(kind, "", Record(number, len(channel.arena) - NOTES_BYTES))
 
     def note(
-        self, record: Record, call: "RemoteCall", shipment: Shipment, results: Results
+        self, look: "CallLook", call: "RemoteCall", shipment: Shipment, results: Results
     ) -> None:
-        """Note whether the worker has recorded a call, which it was asked for."""
-        why_not = results.recorded
-        if why_not == _RECORDED and not results.layout.holds:
-            raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
-        if why_not != _RECORDED:
+        """Note what became of a call that was looked at."""
+        kind, why_not, record = look
+        if record is not None and results.recorded != _RECORDED:
             if len(self._refused) >= _MOST_KINDS:
                 self._refused.clear()
-            self._refused[_kind_of(call, shipment)] = str(why_not or "the worker records nothing")
-            return
+            why_not = self._refused[kind] = results.recorded or "the worker records nothing"
+        if why_not:
+            report.unrecorded_call(why_not)
+        elif record is not None:
+            self._add(record, call, shipment, results)
+
+    def _add(
+        self, record: Record, call: "RemoteCall", shipment: Shipment, results: Results
+    ) -> None:
+        if not results.layout.holds:
+            raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
         with torch.inference_mode(mode=False), torch.no_grad():
             recording = _Recording(record.number, call, shipment, results)
         call.channel.recordings.add(self._program, recording)
         others = [each for each in self._bounds if each() not in (None, call.bound)]
         self._bounds = [ref(call.bound), *others][:MOST_BINDINGS]
         self.is_used = True
+
+
+class CallLook(NamedTuple):
+    """What a call is like, why it is not recorded, if that is known, and what else to ask for."""
+
+    kind: Hashable
+    why_not: str = ""
+    record: Record | None = None
 
 
 def _kind_of(call: "RemoteCall", shipment: Shipment) -> Hashable:

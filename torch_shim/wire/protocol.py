@@ -266,8 +266,9 @@ def places_behind(start: int, sizes: Iterable[int]) -> tuple[list[int], int]:
 
 _READ_AHEAD_BYTES = 64 << 10
 # A peer that sleeps answers 40 to 100 us later than one that is awake, each way: while messages
-# follow each other faster than this, a reader polls before it sleeps.
-_EAGER_S = 0.0005
+# follow each other faster than this, a reader polls before it sleeps. Polling for longer than it
+# saves takes the processor from whoever is to answer.
+_EAGER_S = 0.00005
 # Plain numbers: to join the enumeration's members takes as long as to poll.
 _SLEEPING = int(socket.MSG_CMSG_CLOEXEC)
 _POLLING = _SLEEPING | int(socket.MSG_DONTWAIT)

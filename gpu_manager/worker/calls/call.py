@@ -61,17 +61,17 @@ class Computing:
     """
 
     def __init__(self, device: torch.device, mode: Mode, *, enters: bool = True) -> None:
-        """Without `enters` no program in the block can enter anything."""
+        """Without `enters` nothing in the block can enter anything: after other calls nothing is
+        entered then."""
         self._device = device
         self._mode = mode
         self._enters = enters or mode.autocast is not None
 
     def __enter__(self) -> None:
         _check_process(self._mode)
-        if _thread.entered:
+        if self._enters or not _thread.has_left:
             leave_modes()
         begin_call()
-        _thread.entered = self._enters
         if self._mode.autocast is not None:
             autocast = torch.autocast(self._device.type, self._mode.autocast, cache_enabled=False)
             autocast.__enter__()  # type: ignore[no-untyped-call] # torch gives it no types
@@ -79,13 +79,13 @@ class Computing:
     def __exit__(self, *_: object) -> None:
         if self._enters:
             leave_modes()
-            _thread.entered = False
+            _thread.has_left = True
 
 
 class _ThreadModes(threading.local):
-    """Whether this thread may have something entered: nobody knows of a new one."""
+    """Whether this thread has left all modes, once: since then it leaves what it enters."""
 
-    entered = True
+    has_left = False
 
 
 _thread = _ThreadModes()

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_manager.call_errors import ContextLost
-from gpu_manager.worker.calls.call import Mode, computing
+from gpu_manager.worker.calls.call import Computing, Mode
 from gpu_manager.worker.program.allowed_operators import OperatorTable
 from tests.kit.worlds.caller import CallFailed, LocalWorker, program, step
 from torch_shim.wire.arithmetic import use_arithmetic
@@ -115,7 +115,7 @@ def test_no_cast_is_kept_when_a_program_never_leaves_autocast(
     assert enter is not None
     needs_gradients = torch.ones(4, 4, requires_grad=True)
     with CastsSeen(needs_gradients) as casts:
-        with computing(CPU, Mode(around, torch.float32)):
+        with Computing(CPU, Mode(around, torch.float32)):
             for options in ENTERING[entering]:
                 enter(*options)
             torch.ones(4, 4) @ needs_gradients
@@ -155,18 +155,18 @@ def test_thread_is_as_it_began_when_a_call_leaves_a_mode_behind(
 ) -> None:
     mode = Mode(None, torch.float32)
     with torch.set_grad_enabled(False):
-        with computing(CPU, mode):
+        with Computing(CPU, mode):
             before = modes()
         for place in ("behind", "before"):
             with suppress(Ended):
                 if place == "before":
                     leave_behind()
-                with computing(CPU, mode):
+                with Computing(CPU, mode):
                     assert modes() == before
                     leave_behind()
             if place == "behind":
                 assert modes() == before
-        with computing(CPU, mode):
+        with Computing(CPU, mode):
             assert modes() == before
 
 
@@ -196,7 +196,7 @@ def test_worker_ends_when_the_process_computes_otherwise_than_a_call_asked(
     """Other calls of the process may be under way: nothing may be set for one alone."""
     change()
     try:
-        with pytest.raises(ContextLost), computing(CPU, Mode(None, torch.float32)):
+        with pytest.raises(ContextLost), Computing(CPU, Mode(None, torch.float32)):
             pass
     finally:
         back()
@@ -206,7 +206,7 @@ def test_worker_ends_when_its_thread_is_in_inference_mode() -> None:
     with (
         torch.inference_mode(),
         pytest.raises(ContextLost),
-        computing(CPU, Mode(None, torch.float32)),
+        Computing(CPU, Mode(None, torch.float32)),
     ):
         pass
 

@@ -1,0 +1,314 @@
+"""Whole programs under `gpufaas exec`: when the recording of a call answers, and when not."""
+
+from pathlib import Path
+
+from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms, execute
+
+# `again(model, x)` is an answer, and whether a recording gave it.
+SETUP = """
+import threading
+import torch
+from torch_shim.process_report import report
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+x = torch.randn(3, 4)
+
+def native(x, model=model):
+    return torch.nn.functional.linear(
+        torch.relu(torch.nn.functional.linear(x, model[0].weight.cpu(), model[0].bias.cpu())),
+        model[2].weight.cpu(), model[2].bias.cpu(),
+    )
+
+def again(model, *inputs):
+    before = report.counts.recorded_calls
+    with torch.no_grad():
+        answer = model(*(each.cuda() for each in inputs))
+    return answer.cpu(), report.counts.recorded_calls > before
+
+def recorded(model, *inputs):
+    for _ in range(6):
+        answer, is_recorded = again(model, *inputs)
+    assert is_recorded, report.counts
+    return answer
+
+with torch.no_grad():
+    expected = model(x)
+model = model.cuda()
+"""
+
+
+def run(programs: ForkedPrograms, folder: Path, program: str) -> None:
+    done, counts = programs.execute(SETUP + program + '\nprint("well")\n', folder)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert counts["recorded_calls"], counts
+
+
+def test_recorded_call_answers_as_the_model_does_whatever_its_input_holds(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+assert torch.equal(recorded(model, x), expected)
+for seed in range(20):
+    given = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    answer, is_recorded = again(model, given)
+    with torch.no_grad():
+        assert is_recorded and torch.equal(answer, native(given))
+    del answer
+first, second = again(model, x)[0], again(model, x + 1)[0]
+assert torch.equal(first, expected) and not torch.equal(second, expected)  # each its own memory
+"""
+    run(programs, tmp_path, program)
+
+
+def test_recording_does_not_answer_after_a_weight_was_written_by_another_thread(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+
+def write():
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+
+thread = threading.Thread(target=write)
+thread.start()
+thread.join()
+answer, is_recorded = again(model, x)
+with torch.no_grad():
+    assert not is_recorded and torch.allclose(answer, native(x))
+    assert not torch.equal(answer, expected)
+assert torch.equal(recorded(model, x), answer)
+# From now on the weight is sent with each call, be that recorded or not.
+model[0].weight.data.div_(2)  # no version of autograd's says so
+assert torch.allclose(again(model, x)[0], expected)
+model[0].weight = torch.nn.Parameter(torch.zeros(8, 4).cuda())
+with torch.no_grad():
+    assert torch.allclose(again(model, x)[0], native(x))
+"""
+    run(programs, tmp_path, program)
+
+
+def test_recording_does_not_answer_after_a_hook_was_added(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+handle = model[2].register_forward_hook(lambda module, given, answer: answer + 1)
+answer, _ = again(model, x)
+assert torch.allclose(answer, expected + 1)
+handle.remove()
+assert torch.allclose(again(model, x)[0], expected)
+seen = []
+model.register_forward_pre_hook(lambda module, given: seen.append(1))
+for _ in range(4):
+    again(model, x)
+assert len(seen) == 4
+"""
+    run(programs, tmp_path, program)
+
+
+def test_recording_does_not_answer_under_another_setting(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+with torch.autocast("cuda", torch.bfloat16):
+    answer, is_recorded = again(model, x)
+    assert not is_recorded and answer.dtype is torch.bfloat16
+answer, is_recorded = again(model, x)
+assert is_recorded and answer.dtype is torch.float32
+settings = [
+    (torch.set_float32_matmul_precision, "medium", "highest"),
+    (torch.use_deterministic_algorithms, True, False),
+    (lambda value: setattr(torch.backends.cudnn, "benchmark", value), True, False),
+    (torch.set_default_dtype, torch.float64, torch.float32),
+]
+for change, other, usual in settings:
+    change(other)
+    assert not again(model, x)[1], other
+    change(usual)
+    assert torch.equal(recorded(model, x), expected)
+model.double()
+answer, is_recorded = again(model, x.double())
+assert not is_recorded and answer.dtype is torch.float64
+"""
+    run(programs, tmp_path, program)
+
+
+def test_recording_does_not_answer_for_inputs_of_another_layout(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+for other in (x[:2], x[:, None], x.t().contiguous().t(), torch.zeros(0, 4), torch.zeros(3000, 4)):
+    answer, is_recorded = again(model, other)
+    with torch.no_grad():
+        assert not is_recorded and torch.allclose(answer, native(other)), other.shape
+assert torch.equal(recorded(model, x), expected)
+wide = torch.zeros(2000, 4).cuda()  # small, and of a large storage that the worker may keep
+before = report.counts.recorded_calls
+with torch.no_grad():
+    wide[:3] = x.cuda()
+    assert torch.allclose(model(wide[:3]).cpu(), expected)
+assert report.counts.recorded_calls == before
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, factor):
+        return x * factor
+
+
+scaled = Scaled().cuda()
+anchor = torch.nn.Linear(2, 2).cuda()
+scaled.anchor = anchor
+with torch.no_grad():
+    for factor in (2, 2, 2, 2, 2, 3, True, 2, 2.0, 2.5, -0.0, 0.0):
+        answer = scaled(x.cuda(), factor).cpu()
+        assert torch.equal(answer, x * factor), factor
+"""
+    run(programs, tmp_path, program)
+
+
+def test_call_is_answered_rightly_when_its_worker_is_killed_between_and_in_recorded_calls(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{KILL_WORKERS}
+recorded(model, x)
+assert kill_workers() >= 1
+answer, is_recorded = again(model, x)
+assert not is_recorded and torch.equal(answer, expected)
+assert report.counts.repeated_calls == 1
+recorded(model, x)
+
+from torch_shim.wire.manager_session import DataChannel
+
+run_again = DataChannel.run_again
+
+def killed_in_it(self, packed, usual):
+    DataChannel.run_again = run_again
+    self.wire.send_packed(packed)
+    assert kill_workers() >= 1
+    self.wire.send_packed = lambda frame: None
+    run_again(self, packed, usual)
+
+DataChannel.run_again = killed_in_it
+answer, is_recorded = again(model, x)
+assert torch.equal(answer, expected)
+assert torch.equal(recorded(model, x), expected)
+"""
+    run(programs, tmp_path, program)
+
+
+def test_recording_does_not_answer_for_a_model_that_was_evicted_and_loaded_again(
+    tmp_path: Path,
+) -> None:
+    program = """
+other = torch.nn.Linear(4096, 5632).cuda()
+one = torch.ones(1, 4096)
+model.register_buffer("ballast", torch.zeros(22 << 20).cuda())  # 88 MiB each: both do not fit
+for _ in range(3):
+    assert torch.equal(recorded(model, x), expected)
+    answer, is_recorded = again(other, one)
+    assert not is_recorded, "it was evicted, and its worker's channel has ended"
+print("well")
+"""
+    done, counts = execute(SETUP + program, tmp_path, "--gpu-memory", "160MiB")
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert counts["loads"] == 6, dict(counts)
+
+
+def test_every_thread_has_recordings_of_its_own_channel(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+
+def ask(number):
+    given = torch.full((3, 4), float(number))
+    answer, _ = again(model, given)
+    with torch.no_grad():
+        return torch.equal(answer, native(given))
+
+recorded(model, x)
+with ThreadPoolExecutor(6) as pool:
+    assert all(pool.map(ask, range(200)))
+"""
+    run(programs, tmp_path, program)
+
+
+def test_what_cannot_be_recorded_is_counted_by_its_reason(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        return self.layer(x) + torch.rand_like(x)
+
+class Counting(Noisy):
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x)
+
+noisy, counting, large = Noisy().cuda(), Counting().cuda(), torch.nn.Linear(2000, 2).cuda()
+for _ in range(5):
+    again(noisy, x), again(counting, x), again(large, torch.ones(1, 2000))
+assert counting.count.item() == 5
+reasons = report.counts.unrecorded_calls
+assert reasons["it draws random numbers"] == 5, reasons
+assert reasons["an input is large"] + reasons["an input stays with the worker"] >= 5, reasons
+assert reasons["it draws random numbers, or writes to its inputs"] >= 1, reasons
+"""
+    run(programs, tmp_path, program)
+
+
+def test_gradients_flow_through_an_answer_that_was_recorded(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+before = report.counts.recorded_calls
+for _ in range(6):
+    answer = model(x.cuda())
+assert report.counts.recorded_calls > before
+answer.sum().backward()
+assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0
+with torch.inference_mode():
+    for _ in range(6):
+        assert torch.equal(model(x.cuda()).cpu(), expected)
+with torch.no_grad():
+    answer = model(x.cuda())
+    answer += 1  # it is no inference tensor, and nobody else's
+    assert torch.allclose(answer.cpu(), expected + 1)
+assert torch.equal(again(model, x)[0], expected)
+"""
+    run(programs, tmp_path, program)
+
+
+def test_forked_child_makes_its_own_recordings(programs: ForkedPrograms, tmp_path: Path) -> None:
+    program = """
+import os
+
+recorded(model, x)
+child = os.fork()
+if not child:
+    try:
+        answer, is_recorded = again(model, x)
+        assert not is_recorded and torch.equal(answer, expected)
+        assert torch.equal(recorded(model, x), expected)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+for _ in range(10):
+    assert torch.equal(again(model, x)[0], expected)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run(programs, tmp_path, program)
