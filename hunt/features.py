@@ -161,4 +161,10 @@ FEATURES = (
         r"manager.transfers|_transfers\b|/test_transfer|emulated_paths",
         ("tests/unit/gpu_manager/transfers", "tests/unit/gpu_manager/worker/transfers"),
     ),
+    Feature(
+        "recorded calls",
+        ("gpu_manager/worker/recorded_calls", "torch_shim/remote/recorded_calls"),
+        (_WORKER, "torch_shim/start.py"),
+        r"recorded_calls|RepeatedCalls",
+    ),
 )

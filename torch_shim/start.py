@@ -6,6 +6,7 @@ import threading
 from torch_shim.capture import module_calls
 from torch_shim.cuda_api import cuda_module, parallel, randomness
 from torch_shim.data import put_and_get
+from torch_shim.remote import recorded_calls
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import (
     advertised_memory,
@@ -41,4 +42,5 @@ def after_import() -> None:
         cuda_module.install(settings)
         nodes = module_calls.install(settings)
         put_and_get.connect(nodes)
+        recorded_calls.install()
         _installed.append(settings)

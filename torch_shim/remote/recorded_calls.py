@@ -8,11 +8,12 @@ settings. Whatever differs, or is refused, is called as ever. What cannot be rec
 """
 
 import itertools
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from torch_shim.errors import BadFrame, RemoteFailure, WireError
 from torch_shim.leases.leasing import SessionLease
 from torch_shim.process_report import report
+from torch_shim.remote.program import CallLook, CallRecorder, RemoteCall, Tries, recorders
 from torch_shim.remote.values import (
     DTYPE_OF,
     KEEP_FROM_BYTES,
@@ -31,25 +33,24 @@ from torch_shim.remote.values import (
     tensor_in,
 )
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.handles import CudaParameter, CudaTensor
+from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunction
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_in_force
 from torch_shim.wire.current_call import CallTiming
 from torch_shim.wire.manager_session import DataChannel
 from torch_shim.wire.messages import MOST_RECORDED, FromArea, OutputPart, Record, SentTensor
-from torch_shim.wire.protocol import MOST_BINDINGS, NOTES_BYTES, FrameKind, pack_frame
-from torch_shim.wire.shared_memory import Buffer, flat, tensor_over
-
-if TYPE_CHECKING:
-    from torch_shim.remote.program import RemoteCall, Tries
+from torch_shim.wire.protocol import MOST_BINDINGS, NOTES_BYTES, FailureKind, FrameKind, pack_frame
+from torch_shim.wire.shared_memory import Buffer, flat, span_of, tensor_over
 
 # A program's calls are recorded after so many equal ones; others may never recur.
 _EQUAL_BEFORE = 2
+# One that the worker refused, perhaps for an output of another shape, waits for so many more.
+_CALLS_AFTER_REFUSAL = 16
 _MOST_KINDS = 64  # kinds of calls of one program that are counted
 _TIMES = struct.Struct("<4d")
 _MOST_S = 1e18
 _MOST_TRACE = NOTES_BYTES - _TIMES.size - 1
-_DENSE = frozenset({torch.Tensor, torch.nn.Parameter, CudaTensor, CudaParameter})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, CudaTensor, CudaParameter})
 _NUMBERS = frozenset({bool, int, type(None)})
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 _RECORDED = ""  # what a worker says that has recorded a call
@@ -71,7 +72,7 @@ class _Place(NamedTuple):
     def takes(self, value: Any) -> bool:
         """Whether an argument is like the recorded one, and small: no worker keeps it."""
         return (
-            type(value) in _DENSE
+            type(value) in _PLAIN
             and _dtype(value) is self.dtype
             and _size(value) == self.shape
             and _stride(value) == self.strides
@@ -97,11 +98,17 @@ class _Recording:
     """One recorded call of one channel. It keeps no weights: what was bound may end before it."""
 
     def __init__(
-        self, number: int, call: "RemoteCall", shipment: Shipment, results: Results
+        self,
+        number: int,
+        kind: Hashable,
+        call: RemoteCall,
+        shipment: Shipment,
+        results: Results,
     ) -> None:
         arena = call.channel.arena
         assert arena is not None, "a worker has recorded what lies in it"
         self.number = number
+        self.kind = kind
         self.operators = call.program.operators
         self.bound = ref(call.bound)
         self.model = ref(call.held.model)
@@ -196,49 +203,59 @@ class ChannelRecordings:
             self._recordings[program].pop(number, None)
 
 
-class CallRecorder:
+class RepeatedCalls(CallRecorder):
     """Counts the equal calls of one program, has them recorded, and repeats what is recorded."""
 
     def __init__(self, program: int) -> None:
-        self.is_used = False  # whether a call was recorded
-        self._program = program
+        super().__init__(program)
         self._bounds: list[ref[Bound]] = []  # of the calls that were recorded last
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: dict[Hashable, str] = {}  # kinds of calls that are not recorded, and why
 
     def answer(
-        self, args: Sequence[Any], held: SessionLease, timing: CallTiming | None, tries: "Tries"
+        self, args: Sequence[Any], held: SessionLease, timing: CallTiming | None, tries: Tries
     ) -> list[Any] | None:
-        """Return the outputs of a call that is recorded; None if it has to be made as ever.
-
-        The lease may be over then.
-        """
         bound = self._bound_again(args)
-        peer = held.lease.peer
-        if bound is None or peer.has_dropped:
+        if bound is None or held.lease.peer.has_dropped:
             return None
         channel = held.lease.session.idle_channel(held.lease)
         if channel is None:
             return None
-        answered = False
-        held.begin_call()
         try:
-            recordings: ChannelRecordings | None = channel.recordings
-            found = recordings and recordings.find(self._program, args, bound, held.model)
-            if not found or not recordings:
-                return None
-            try:
-                outputs, times = found.run(args, held.lease.number, channel, timing)
-            except RemoteFailure:  # the call as ever finds out what to do
-                recordings.forget(found.number)
-                return None
-            answered = True
+            with NoTorchFunction():
+                return self._answer_on(channel, args, bound, held, timing)
         except WireError as error:
             held.lease.session.mark_lost(held.lease)
-            tries.lose_worker(peer.name, error)
+            tries.lose_worker(held.lease.peer.name, error)
             return None
         finally:
             held.lease.session.give(held.lease, channel)
+
+    def _answer_on(
+        self,
+        channel: DataChannel,
+        args: Sequence[Any],
+        bound: Bound,
+        held: SessionLease,
+        timing: CallTiming | None,
+    ) -> list[Any] | None:
+        recordings: ChannelRecordings | None = channel.recordings
+        if recordings is None:
+            return None
+        found = recordings.find(self.program, args, bound, held.model)
+        if found is None:
+            return None
+        held.begin_call()
+        answered = False
+        try:
+            outputs, times = found.run(args, held.lease.number, channel, timing)
+            answered = True
+        except RemoteFailure as failure:  # the call as ever finds out what to do
+            if failure.failure != FailureKind.LEASE:
+                recordings.forget(found.number)
+                self._counts[found.kind] = -_CALLS_AFTER_REFUSAL
+            return None
+        finally:
             held.end_call(answered=answered)
         moved = found.sent_bytes, found.received_bytes
         report.graph_call(found.operators, *moved, times, recorded=True)
@@ -256,8 +273,7 @@ class CallRecorder:
 
     # -- calls as ever --------------------------------------------------------------------------
 
-    def look(self, call: "RemoteCall", shipment: Shipment) -> "CallLook":
-        """Look at a call that is about to be sent: whether the worker is to record it."""
+    def look(self, call: RemoteCall, shipment: Shipment) -> CallLook:
         kind = _kind_of(call, shipment)
         why_not = self._refused.get(kind) or _why_not(call, shipment)
         if why_not:
@@ -273,10 +289,7 @@ class CallRecorder:
         number = channel.recordings.next_number()
         return CallLook(kind, "", Record(number, len(channel.arena) - NOTES_BYTES))
 
-    def note(
-        self, look: "CallLook", call: "RemoteCall", shipment: Shipment, results: Results
-    ) -> None:
-        """Note what became of a call that was looked at."""
+    def note(self, look: CallLook, call: RemoteCall, shipment: Shipment, results: Results) -> None:
         kind, why_not, record = look
         if record is not None and results.recorded != _RECORDED:
             if len(self._refused) >= _MOST_KINDS:
@@ -285,30 +298,25 @@ class CallRecorder:
         if why_not:
             report.unrecorded_call(why_not)
         elif record is not None:
-            self._add(record, call, shipment, results)
+            if not results.layout.holds:
+                raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
+            with torch.inference_mode(mode=False), torch.no_grad():
+                recording = _Recording(record.number, kind, call, shipment, results)
+            self._add(call, recording)
 
-    def _add(
-        self, record: Record, call: "RemoteCall", shipment: Shipment, results: Results
-    ) -> None:
-        if not results.layout.holds:
-            raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
-        with torch.inference_mode(mode=False), torch.no_grad():
-            recording = _Recording(record.number, call, shipment, results)
-        call.channel.recordings.add(self._program, recording)
+    def _add(self, call: RemoteCall, recording: _Recording) -> None:
+        call.channel.recordings.add(self.program, recording)
         others = [each for each in self._bounds if each() not in (None, call.bound)]
         self._bounds = [ref(call.bound), *others][:MOST_BINDINGS]
         self.is_used = True
 
 
-class CallLook(NamedTuple):
-    """What a call is like, why it is not recorded, if that is known, and what else to ask for."""
-
-    kind: Hashable
-    why_not: str = ""
-    record: Record | None = None
+def install() -> None:
+    """Have the calls of all programs recorded."""
+    recorders.append(RepeatedCalls)
 
 
-def _kind_of(call: "RemoteCall", shipment: Shipment) -> Hashable:
+def _kind_of(call: RemoteCall, shipment: Shipment) -> Hashable:
     """Equal for calls that one recording may answer."""
     inputs = [_look_of(shipment.inputs[position]) for position in call.bound.others]
     return call.bound.number, tuple(inputs), settings_in_force()
@@ -320,7 +328,7 @@ def _look_of(given: Any) -> Hashable:
     return type(given), given
 
 
-def _why_not(call: "RemoteCall", shipment: Shipment) -> str:
+def _why_not(call: RemoteCall, shipment: Shipment) -> str:
     """Why a call cannot be repeated from the arena; empty if it perhaps can."""
     if call.rng is not None:
         return "it draws random numbers"
@@ -335,7 +343,8 @@ def _why_not(call: "RemoteCall", shipment: Shipment) -> str:
         source, sent = given.source, shipment.sent[position]
         if not isinstance(source, FromArea) or source.key or source.block:
             return "an input stays with the worker"
-        if type(value) not in _DENSE or sent.value is not sent.original:
+        dense = span_of(given.shape, given.strides) == math.prod(given.shape)
+        if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
             return "an input has gaps, or a class of its own"
         if type(value) is CudaTensor and _is_kept(value):
             return "an input is large"

@@ -141,7 +141,7 @@ def test_recording_does_not_answer_for_inputs_of_another_layout(
 ) -> None:
     program = """
 recorded(model, x)
-for other in (x[:2], x[:, None], x.t().contiguous().t(), torch.zeros(0, 4), torch.zeros(3000, 4)):
+for other in (x[:2], x[:, None], x.t().contiguous().t(), x[:1].expand(3, 4), torch.zeros(0, 4), torch.zeros(3000, 4)):
     answer, is_recorded = again(model, other)
     with torch.no_grad():
         assert not is_recorded and torch.allclose(answer, native(other)), other.shape
@@ -217,6 +217,49 @@ print("well")
     done, counts = execute(SETUP + program, tmp_path, "--gpu-memory", "160MiB")
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
     assert counts["loads"] == 6, dict(counts)
+
+
+def test_recording_does_not_answer_under_a_lease_that_was_recalled(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+other = torch.nn.Linear(4, 4).cuda()  # the one GPU's lease goes from model to model
+recorded(model, x)
+acquires = report.counts.acquires
+for seed in range(5):
+    again(other, x)
+    given = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        assert torch.equal(again(model, given)[0], native(given))
+assert report.counts.acquires >= acquires + 10, "each was recalled for the other"
+assert not report.counts.local_calls
+"""
+    run(programs, tmp_path, program)
+
+
+def test_call_whose_output_has_another_shape_each_time_is_answered_rightly(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+torch._dynamo.config.capture_dynamic_output_shape_ops = True
+
+class Places(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.layer(x) * 0 + x).nonzero()
+
+places = Places().cuda()
+for count in (1, 1, 1, 1, 2, 0, 1, 3, 1, 1):
+    given = torch.zeros(3, 4)
+    given[:count] = 1
+    answer, _ = again(places, given)
+    assert torch.equal(answer, given.nonzero()), count
+"""
+    run(programs, tmp_path, program)
 
 
 def test_every_thread_has_recordings_of_its_own_channel(
