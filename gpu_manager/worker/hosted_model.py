@@ -4,8 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-from msgspec import structs
+from dataclasses import dataclass, field
 
 from gpu_manager.devices.loads import LoadUrgency
 from gpu_manager.devices.worker_device import WorkerDevice
@@ -168,8 +167,20 @@ class HostedModel:
         self._tell(orders.Note(text[:_MOST_TEXT], trace))
 
 
-_INTERVAL_S = 0.02  # between two reports about calls of one lease
+_INTERVAL_S = 0.2  # between two reports about calls; the end of a lease is told at once
+_MOST_PENDING = 64
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Calls that are alike, summed up."""
+
+    calls: int = 0
+    run_s: float = 0.0
+    peak_bytes: int = 0
+    held_bytes: int = 0
+    metrics: list[float] = field(default_factory=list)
 
 
 class CallSums:
@@ -181,29 +192,27 @@ class CallSums:
         self._tell = tell
         self._lock = threading.Lock()
         self._told_s = 0.0
-        self._pending: orders.CallsRan | None = None
+        # By lease, session, batch, and in groups of how many they ran.
+        self._pending: dict[tuple[int, str, int, int], _Sums] = {}
 
     def add(self, lease: int, session: str, answer: CallAnswer) -> None:
         """A call of this lease ended well. The session is named if the lease is divided."""
-        executor, run_s = self._executor, answer.times[2]
+        executor = self._executor
         peak_bytes, held_bytes = executor.memory.peak_bytes, executor.device.held_bytes()
         kept_bytes = sum([image.total_bytes for image in executor.images.values()])
+        like = lease, session, answer.batch, answer.together
         with self._lock:
-            before = self._pending
-            if before is None or not _is_like(before, lease, session, answer):
-                self._send()
-                like = self._model, lease, 0, answer.batch, 0.0, 0, 0, answer.together
-                before = orders.CallsRan(*like, [], session)
-            calls, held_bytes = before.calls + 1, max(held_bytes, before.held_bytes)
+            sums = self._pending.get(like)
+            if sums is None:
+                if len(self._pending) >= _MOST_PENDING:
+                    self._send()
+                sums = self._pending[like] = _Sums()
+            sums.calls += 1
+            sums.run_s += answer.times[2]
+            sums.peak_bytes = peak_bytes
+            sums.held_bytes = max(held_bytes, sums.held_bytes)
             news = executor.usage.news(peak_bytes, held_bytes or kept_bytes)
-            self._pending = structs.replace(
-                before,
-                calls=calls,
-                run_s=before.run_s + (run_s - before.run_s) / calls,
-                peak_bytes=peak_bytes,
-                held_bytes=held_bytes,
-                metrics=news or before.metrics,
-            )
+            sums.metrics = news or sums.metrics
             if time.monotonic() - self._told_s > _INTERVAL_S:
                 self._send()
 
@@ -212,15 +221,13 @@ class CallSums:
             self._send()
 
     def _send(self) -> None:
-        if self._pending is not None:
+        if self._pending:
             self._told_s = time.monotonic()
-            self._tell(self._pending)
-            self._pending = None
-
-
-def _is_like(before: orders.CallsRan, lease: int, session: str, answer: CallAnswer) -> bool:
-    found = before.lease, before.session, before.batch, before.together
-    return found == (lease, session, answer.batch, answer.together)
+        for (lease, session, batch, together), sums in self._pending.items():
+            run_s, memory = sums.run_s / sums.calls, (sums.peak_bytes, sums.held_bytes)
+            like = self._model, lease, sums.calls, batch, run_s, *memory, together
+            self._tell(orders.CallsRan(*like, sums.metrics, session))
+        self._pending.clear()
 
 
 class MemoryRequests:

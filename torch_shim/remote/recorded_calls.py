@@ -13,7 +13,8 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 from weakref import ref
 
 import torch
@@ -37,7 +38,7 @@ from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunctio
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_in_force
 from torch_shim.wire.current_call import CallTiming
-from torch_shim.wire.manager_session import DataChannel
+from torch_shim.wire.manager_session import Content, DataChannel, WorkerStorages
 from torch_shim.wire.messages import MOST_RECORDED, FromArea, OutputPart, Record, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, NOTES_BYTES, FailureKind, FrameKind, pack_frame
 from torch_shim.wire.shared_memory import Buffer, flat, span_of, tensor_over
@@ -51,6 +52,7 @@ _TIMES = struct.Struct("<4d")
 _MOST_S = 1e18
 _MOST_TRACE = NOTES_BYTES - _TIMES.size - 1
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, CudaTensor, CudaParameter})
+_HANDLES = frozenset({CudaTensor, CudaParameter})
 _NUMBERS = frozenset({bool, int, type(None)})
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 _RECORDED = ""  # what a worker says that has recorded a call
@@ -60,24 +62,45 @@ _size, _stride, _copy, _clone = _base.size, _base.stride, _base.copy_, _base.clo
 _dtype: Callable[[torch.Tensor], torch.dtype] = _base.dtype.__get__  # type: ignore[attr-defined] # a descriptor of C there
 
 
-class _Place(NamedTuple):
-    """An input or output of a recorded call: how it lies, and where in the arena."""
+@dataclass(slots=True)
+class _Place:
+    """An input of a recorded call: how it lies, and where in the arena."""
 
     position: int
     dtype: torch.dtype
     shape: torch.Size
     strides: tuple[int, ...]
     tensor: torch.Tensor
+    last: tuple[int, Content] | None = None  # of large ones, the storage's key and content
 
-    def takes(self, value: Any) -> bool:
-        """Whether an argument is like the recorded one, and small: no worker keeps it."""
-        return (
-            type(value) in _PLAIN
-            and _dtype(value) is self.dtype
-            and _size(value) == self.shape
-            and _stride(value) == self.strides
-            and (type(value) is not CudaTensor or not _is_kept(value))
-        )
+    def takes(self, value: Any, kept: WorkerStorages) -> bool:
+        """Whether an argument is like the recorded one, and would be sent in any case."""
+        kind = type(value)
+        if (
+            kind not in _PLAIN
+            or _dtype(value) is not self.dtype
+            or _size(value) != self.shape
+            or _stride(value) != self.strides
+        ):
+            return False
+        return kind not in _HANDLES or not _is_large(value) or self._is_new(value, kept)
+
+    def fill(self, value: torch.Tensor) -> None:
+        _copy(self.tensor, value)
+        if type(value) in _HANDLES and _is_large(value):
+            mark = write_epochs.marked(value)
+            self.last = mark.key, (mark.epoch, write_epochs.version_of(value))
+
+    def _is_new(self, value: torch.Tensor, kept: WorkerStorages) -> bool:
+        """Whether no worker is to have this content: else the call as ever has one keep it."""
+        storage = write_epochs.storage_of(value)
+        mark = write_epochs.mark_storage(storage)
+        content = mark.epoch, write_epochs.version_of(value)
+        held, sent = kept.epochs.get(mark.key), kept.sent.get(mark.key)
+        if (mark.key, content) == self.last or content in (sent, held and held[0]):
+            return False
+        # Beside its mark a storage knows where else its bytes are: in a block, or another's data.
+        return mark.absent is None and len(storage.__dict__) == 1
 
     @classmethod
     def of(cls, position: int, given: SentTensor, arena: Buffer) -> "_Place":
@@ -128,12 +151,14 @@ class _Recording:
         self._lease, self._packed = -1, b""
         self._answer = pack_frame(FrameKind.RAN_AGAIN, (number, 0))
 
-    def holds(self, args: Sequence[Any], bound: Bound, model: ModelImage) -> bool:
+    def holds(
+        self, args: Sequence[Any], bound: Bound, model: ModelImage, kept: WorkerStorages
+    ) -> bool:
         """Whether a call with these arguments, whose weights are `bound`, is the recorded one."""
         if self.bound() is not bound or self.model() is not model:
             return False
         for place in self.inputs:
-            if not place.takes(args[place.position]):
+            if not place.takes(args[place.position], kept):
                 return False
         for position, value in self.numbers:
             if not _is_same(args[position], value):
@@ -151,7 +176,7 @@ class _Recording:
             self._packed = pack_frame(FrameKind.RUN_AGAIN, (self.number, lease))
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
             for place in self.inputs:
-                _copy(place.tensor, args[place.position])
+                place.fill(args[place.position])
         start = self.notes + _TIMES.size
         trace = b"" if timing is None else timing.header.encode()[:_MOST_TRACE]
         arena[start] = len(trace)
@@ -180,10 +205,11 @@ class ChannelRecordings:
         self._recordings: dict[int, dict[int, _Recording]] = {}  # by program and number
 
     def find(
-        self, program: int, args: Sequence[Any], bound: Bound, model: ModelImage
+        self, program: int, args: Sequence[Any], bound: Bound, held: SessionLease
     ) -> _Recording | None:
+        kept = held.lease.peer.kept
         for recording in self._recordings.get(program, {}).values():
-            if recording.holds(args, bound, model):
+            if recording.holds(args, bound, held.model, kept):
                 return recording
         return None
 
@@ -216,7 +242,7 @@ class RepeatedCalls(CallRecorder):
         self, args: Sequence[Any], held: SessionLease, timing: CallTiming | None, tries: Tries
     ) -> list[Any] | None:
         bound = self._bound_again(args)
-        if bound is None or held.lease.peer.has_dropped:
+        if bound is None:
             return None
         channel = held.lease.session.idle_channel(held.lease)
         if channel is None:
@@ -242,12 +268,14 @@ class RepeatedCalls(CallRecorder):
         recordings: ChannelRecordings | None = channel.recordings
         if recordings is None:
             return None
-        found = recordings.find(self.program, args, bound, held.model)
+        found = recordings.find(self.program, args, bound, held)
         if found is None:
             return None
         held.begin_call()
         answered = False
         try:
+            if held.lease.peer.has_dropped:  # the call as ever has told the worker along with it
+                channel.ask(FrameKind.DROP, held.lease.peer.take_dropped())
             outputs, times = found.run(args, held.lease.number, channel, timing)
             answered = True
         except RemoteFailure as failure:  # the call as ever finds out what to do
@@ -346,12 +374,10 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
         dense = span_of(given.shape, given.strides) == math.prod(given.shape)
         if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
             return "an input has gaps, or a class of its own"
-        if type(value) is CudaTensor and _is_kept(value):
-            return "an input is large"
     return ""
 
 
-def _is_kept(value: torch.Tensor) -> bool:
+def _is_large(value: torch.Tensor) -> bool:
     """Whether workers may keep what an input has, so that it is not always sent."""
     return write_epochs.storage_of(value).nbytes() >= KEEP_FROM_BYTES
 

@@ -85,6 +85,9 @@ def _frames() -> Target:
     ]
     tensor = [[2, 0, 16, 0, 0], "float32", [4], [1], 0]
     seeds.append(pack_frame(FrameKind.CALL, [7, 1, None, [tensor, None, 3], []]))
+    recorded = [None, None, [], None, "", None, None, False, [1, 4096]]
+    seeds.append(pack_frame(FrameKind.CALL, [7, 1, None, [tensor], recorded]))
+    seeds.append(pack_frame(FrameKind.RUN_AGAIN, [1, 7]))
     seeds.append(pack_frame(FrameKind.BIND, [1, 2, {3: tensor}]))
     seeds.append(pack_frame(FrameKind.CHUNK, [1, {}], 4) + b"body")
     return Target(
