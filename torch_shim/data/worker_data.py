@@ -17,7 +17,8 @@ import torch
 from torch_shim.data.node_requests import FoundData, NodeRequests
 from torch_shim.errors import BadFrame, ConnectionLost, DataUnavailable, RemoteFailure
 from torch_shim.tensors import write_epochs
-from torch_shim.wire.manager_session import Content, DataChannel, Fetched, WorkerPeer
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.manager_session import Content, Fetched, WorkerPeer
 from torch_shim.wire.messages import Done, Publish, Take
 from torch_shim.wire.protocol import FrameKind
 from torch_shim.wire.shared_memory import LentPages

@@ -53,7 +53,8 @@ from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_to_send, turns
 from torch_shim.wire.current_call import CallTiming
-from torch_shim.wire.manager_session import DataChannel, WorkerPeer
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.manager_session import WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart, Record
 from torch_shim.wire.programs import (
     Ellipse,

@@ -38,7 +38,8 @@ from torch_shim.tensors.handles import CudaParameter, CudaTensor, NoTorchFunctio
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_in_force
 from torch_shim.wire.current_call import CallTiming
-from torch_shim.wire.manager_session import Content, DataChannel, WorkerStorages
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.manager_session import Content, WorkerStorages
 from torch_shim.wire.messages import MOST_RECORDED, FromArea, OutputPart, Record, SentTensor
 from torch_shim.wire.protocol import MOST_BINDINGS, NOTES_BYTES, FailureKind, FrameKind, pack_frame
 from torch_shim.wire.shared_memory import Buffer, flat, span_of, tensor_over

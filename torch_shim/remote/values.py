@@ -20,7 +20,8 @@ from torch_shim.tensors.absent_bytes import RunThere, absent_of, storage_without
 from torch_shim.tensors.handles import CudaParameter, CudaTensor
 from torch_shim.tensors.moves import note_origin
 from torch_shim.weights import ModelImage
-from torch_shim.wire.manager_session import Content, DataChannel, WorkerPeer
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.manager_session import Content, WorkerPeer
 from torch_shim.wire.messages import (
     BEHIND,
     STAYS,

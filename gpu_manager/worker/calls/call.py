@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -30,9 +30,6 @@ from torch_shim.wire.messages import (
     SentOutput,
 )
 from torch_shim.wire.protocol import FailureKind
-
-if TYPE_CHECKING:
-    from gpu_manager.worker.executor import Executor
 
 # What changes a program's numbers beside its inputs: each call begins with exactly its own modes.
 #
@@ -154,7 +151,7 @@ class Recording(Protocol):
     def trace(self) -> str:
         """The trace of the run that was asked for last."""
 
-    def run(self, executor: "Executor", asked: ChannelCall, asked_s: float) -> "CallAnswer | None":
+    def run(self, executor: Any, asked: ChannelCall, asked_s: float) -> "CallAnswer | None":
         """Run the call and deliver its result; None where it has to be run as others."""
 
     def deliver(

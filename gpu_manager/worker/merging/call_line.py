@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakSet
 
-from gpu_manager.worker.calls.call import CallAnswer, ChannelCall
-from gpu_manager.worker.orders import Singly
+from gpu_manager.worker.calls.call import CallAnswer, ChannelCall, Recording
+from gpu_manager.worker.orders import LeaseTerms, Singly
 from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Binding, TensorInput
 from gpu_manager.worker.program.tensor_specs import identity
@@ -197,10 +197,20 @@ class Likenesses:
         self._lock = threading.Lock()
         self._numbers: OrderedDict[Hashable, int] = OrderedDict()
         self._of_bindings = WeakKeyDictionary[Binding, int]()
+        self._of_recorded = WeakKeyDictionary[Recording, tuple[LeaseTerms, Hashable]]()
         self._last = 0
 
     def of(self, asked: ChannelCall) -> Hashable:
         """Equal for calls that can run as one; None for one that is like no other."""
+        if asked.recorded is None:
+            return self._found(asked)
+        terms, likeness = self._of_recorded.get(asked.recorded, (None, None))
+        if terms is not asked.terms:
+            likeness = self._found(asked)
+            self._of_recorded[asked.recorded] = asked.terms, likeness
+        return likeness
+
+    def _found(self, asked: ChannelCall) -> Hashable:
         if why_singly(asked) is not None:
             return None
         return (

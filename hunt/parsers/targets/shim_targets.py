@@ -23,8 +23,9 @@ from torch_shim.data.put_and_get import DescribedValue, Describer
 from torch_shim.errors import BadFrame
 from torch_shim.remote.values import Results
 from torch_shim.wire import programs
+from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.image_digests import lay_out, pack_sizes
-from torch_shim.wire.manager_session import DataChannel, WorkerPeer
+from torch_shim.wire.manager_session import WorkerPeer
 from torch_shim.wire.messages import BEHIND, CallOptions, SentTensor
 from torch_shim.wire.protocol import (
     MAX_BODY_BYTES,

@@ -175,7 +175,7 @@ assert not is_recorded and torch.equal(answer, expected)
 assert report.counts.repeated_calls == 1
 recorded(model, x)
 
-from torch_shim.wire.manager_session import DataChannel
+from torch_shim.wire.data_channel import DataChannel
 
 run_again = DataChannel.run_again
 

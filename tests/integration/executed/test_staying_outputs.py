@@ -304,7 +304,7 @@ def test_call_that_writes_to_its_inputs_does_so_once_when_its_worker_is_lost_at_
     program = """
 import torch
 from torch_shim.errors import ConnectionLost
-from torch_shim.wire.manager_session import DataChannel
+from torch_shim.wire.data_channel import DataChannel
 
 class Step(torch.nn.Module):
     def __init__(self):

@@ -13,7 +13,7 @@ from cache_manager.model.ids import MIB
 from tests.kit.nodes.manager_client import SealedWeights
 from torch_shim.errors import RemoteFailure, WireError
 from torch_shim.wire.connections import connect
-from torch_shim.wire.manager_session import DataChannel
+from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.messages import Call, CallOptions, FromArea, FromImage, SentTensor
 from torch_shim.wire.programs import Named, Program, ProgramStep, Ref, Tuple, digest_of
 from torch_shim.wire.protocol import Frame, FrameKind, FrameSocket

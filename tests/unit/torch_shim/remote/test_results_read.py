@@ -15,7 +15,8 @@ from tests.kit.outcomes import instead_of
 from tests.kit.processes.open_files import open_files, opened_since
 from torch_shim.errors import BadFrame, RemoteFailure
 from torch_shim.remote.values import AnswerLayout, Results
-from torch_shim.wire.manager_session import DataChannel, WorkerPeer
+from torch_shim.wire.data_channel import DataChannel
+from torch_shim.wire.manager_session import WorkerPeer
 from torch_shim.wire.protocol import Frame, FrameKind, FrameSocket, encode
 
 PLACE = [0, "float32", [4], [1], 0]
