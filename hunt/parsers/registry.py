@@ -31,7 +31,7 @@ def all_targets() -> list[Target]:
 _OURS = "it reads what this program, or the package itself, wrote"
 _ANSWER = "a command's answer from the server that a person named; it shows what it cannot read"
 _PASSES = "it passes what it received on to a parser that is listed"
-_NOTES = "the trace of a recorded call, which goes to the log as a text"
+_TIMES = "four numbers of a worker, which are checked"
 _ADDRESS = "it takes an address of this machine's own settings apart"
 # Modules that decode something and have no target, and why.
 NOT_FUZZED: Mapping[str, str] = {
@@ -43,7 +43,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gpu_manager/attachment/leader_stream.py": _PASSES,
     "gpu_manager/kernel_locks.py": "the kernel wrote it",
     "gpu_manager/worker/channel_server.py": _PASSES,
-    "gpu_manager/worker/recorded_calls.py": _NOTES,
+    "torch_shim/remote/recorded_calls.py": _TIMES,
     "gpu_manager/devices/image_file.py": "its manager wrote it: eight bytes",
     "gateway_ext/shared_jobs/requests.py": "NATS wrote it, by its client",
     "gateway_ext/jobs/sqlite/queue.py": _OURS,
