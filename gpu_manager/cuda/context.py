@@ -346,7 +346,7 @@ class CudaContext:
         with self._faults_told(), self.link.copying_output(size_bytes, rank):
             for part, place in zip(parts, places, strict=True):
                 if part.numel():
-                    target = torch.frombuffer(place, dtype=part.dtype)
+                    target = torch.frombuffer(place, dtype=torch.uint8).view(part.dtype)
                     target = target.as_strided(part.size(), part.stride())
                     target.copy_(part, non_blocking=True)
             self._wait()

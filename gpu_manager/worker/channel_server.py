@@ -218,6 +218,9 @@ class ChannelServer:
                 self._state.kept.clear()
         self._state.close()
         self._share(NO_AREA)
+        if self._recorder is not None:
+            self._recorder.clear()
+        self._last = CallOptions()
         self._handlers.clear()  # they hold this object: nothing should wait for the collector
 
     def _answer(self, frame: Frame) -> None:

@@ -30,6 +30,7 @@ from gpu_manager.worker.program.tensor_specs import DTYPES, versions_of
 from torch_shim.wire.messages import FromArea, Record, SentOutput, SentTensor
 from torch_shim.wire.protocol import NOTES_BYTES, FailureKind, FrameKind, pack_frame
 
+_MOST_INPUT_BYTES = 64 << 10
 _TIMES = struct.Struct("<4d")
 _NOTHING = PackedResult([], [], [], [])
 
@@ -51,28 +52,31 @@ class ChannelRecordings:
 
     def __init__(self, device: WorkerDevice) -> None:
         self._device = device
-        self._recorded: dict[int, RecordedCall] = {}
+        self._calls: dict[int, ChannelCall] = {}
 
     def keep(self, record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
         """Record a call that was answered; else return why not."""
-        self._recorded.pop(record.number, None)
+        self._calls.pop(record.number, None)
         why_not = _why_not(record, asked, answer)
         if not why_not:
-            self._recorded[record.number] = RecordedCall(self._device, record, asked, answer)
+            recorded = RecordedCall(self._device, record, asked, answer)
+            self._calls[record.number] = asked._replace(
+                options=asked.options.alone(), body=NO_AREA, deliver=_delivered, recorded=recorded
+            )
         return why_not
 
     def find(self, number: int, lease: int) -> ChannelCall:
         """Return the call, for this lease; CallRefused where it is not recorded any more."""
-        recorded = self._recorded.get(number)
-        if recorded is None or recorded.is_gone():
+        call = self._calls.get(number)
+        if call is None or (call.binding is not None and call.binding.gone):
             raise _lacking(f"recorded call {number}")
-        if recorded.call.lease != lease:
-            recorded.call = recorded.call._replace(lease=lease)
-        return recorded.call
+        if call.lease != lease:
+            call = self._calls[number] = call._replace(lease=lease)
+        return call
 
     def clear(self) -> None:
-        """Forget all: the arena is another one."""
-        self._recorded.clear()
+        """Forget all: the arena is another one, or the channel has ended."""
+        self._calls.clear()
 
 
 class _Place(NamedTuple):
@@ -91,10 +95,8 @@ class RecordedCall:
         self, device: WorkerDevice, record: Record, asked: ChannelCall, answer: CallAnswer
     ) -> None:
         assert asked.channel.arena is not None, "there are places in it"
-        self.call = asked._replace(
-            options=asked.options.alone(), body=NO_AREA, deliver=_delivered, recorded=self
-        )
         self.answer = pack_frame(FrameKind.RAN_AGAIN, (record.number, 0))
+        self._program, self._mode = asked.program, asked.mode
         self._device = device
         self._notes = record.notes
         self._arena = arena = asked.channel.arena
@@ -103,17 +105,10 @@ class RecordedCall:
             for view in answer.result.views
         ]
         self._memory = [place.memory for place in self._places]
-        # They last where the device lets inputs stay; else a call's inputs are read anew.
-        self._inputs: Inputs | None = asked.channel.prepared(
-            asked.number, asked.inputs, asked.binding
-        )
+        self._inputs = _lasting_inputs(asked)
         if self._inputs is not None:
             self._shapes = shapes_of(asked.program, self._inputs)
             self._moved = self._inputs.received_bytes, sum(map(len, self._memory))
-
-    def is_gone(self) -> bool:
-        """Whether what it was bound to has changed."""
-        return self.call.binding is not None and self.call.binding.gone
 
     @property
     def trace(self) -> str:
@@ -127,7 +122,7 @@ class RecordedCall:
 
         CallRefused where anything goes wrong: the call as any other finds out what.
         """
-        inputs, device, program = self._inputs, self._device, asked.program
+        inputs, device, program = self._inputs, self._device, self._program
         if inputs is None or device.recorder is not None:
             return None
         if not executor.memory.is_enough(self._shapes):
@@ -168,10 +163,19 @@ class RecordedCall:
         return _NOTHING
 
     def _outputs(self) -> tuple[Any, ...]:
-        call = self.call
-        assert self._inputs is not None, "they last"
-        with Computing(self._device.device, call.mode, enters=call.program.enters_modes):
-            return call.program.run(self._inputs.values, call.program.constants)
+        program, inputs = self._program, self._inputs
+        assert inputs is not None, "they last"
+        with Computing(self._device.device, self._mode, enters=program.enters_modes):
+            return program.run(inputs.values, program.constants)
+
+
+def _lasting_inputs(asked: ChannelCall) -> Inputs | None:
+    """The tensors of a call's inputs, if each run may have them again, and they are small.
+
+    A channel has many recordings; larger inputs are kept for the last call of each program alone.
+    """
+    inputs: Inputs | None = asked.channel.prepared(asked.number, asked.inputs, asked.binding)
+    return None if inputs is None or inputs.received_bytes > _MOST_INPUT_BYTES else inputs
 
 
 def _delivered(_: CallAnswer) -> None:

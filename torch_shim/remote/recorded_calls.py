@@ -303,8 +303,9 @@ class RepeatedCalls(CallRecorder):
     # -- calls as ever --------------------------------------------------------------------------
 
     def look(self, call: RemoteCall, shipment: Shipment) -> CallLook:
-        kind = _kind_of(call, shipment)
-        why_not = self._refused.get(kind) or _why_not(call, shipment)
+        why_not = _why_not(call, shipment)
+        kind = None if why_not else _kind_of(call, shipment)
+        why_not = why_not or self._refused.get(kind, "")
         if why_not:
             return CallLook(kind, why_not)
         count = self._counts[kind] = self._counts.pop(kind, 0) + 1
