@@ -6,6 +6,7 @@ places, with the layout that the recorded answer had. Where that cannot be, the 
 recording, and the function makes the call as any other.
 """
 
+import math
 import struct
 import time
 from collections.abc import Sequence
@@ -192,11 +193,13 @@ def _why_not(record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
     views = result.views
     if not all(isinstance(view, SentOutput) and view.source >= 0 for view in views):
         return "an output is no tensor, or lies in an input"
-    if len({view.source for view in views}) < len(views) or any(map(_has_gaps, views)):
-        return "its outputs share memory, or have gaps"
     ends = [part.offset + part.size_bytes for part in result.storages]
     if arena is None or any(part.offset < 0 or part.kept for part in result.storages):
         return "an output is large"
+    if len({view.source for view in views}) < len(views) or any(
+        _has_gaps(view, result.storages[view.source].size_bytes) for view in views
+    ):
+        return "its outputs share memory, or have gaps"
     if max([answer.end_bytes, *ends]) > record.notes or record.notes + NOTES_BYTES > len(arena):
         return "the arena is full"
     return ""
@@ -214,13 +217,12 @@ def _place(arena: memoryview, view: SentOutput, offset: int) -> _Place:
     return _Place(dtype, shape, tuple(view.strides), memory)
 
 
-def _has_gaps(view: SentOutput) -> bool:
-    """Whether a copy would lie in another way: it takes no place between an output's elements."""
-    strides = tuple(view.strides)
-    return (
-        torch.empty_strided(view.shape, strides, dtype=DTYPES[view.dtype]).clone().stride()
-        != strides
-    )
+def _has_gaps(view: SentOutput, size_bytes: int) -> bool:
+    """Whether a copy of an output, which lies in so many bytes, would lie in another way."""
+    dtype, strides = DTYPES[view.dtype], tuple(view.strides)
+    if math.prod(view.shape) * dtype.itemsize > size_bytes:
+        return True
+    return torch.empty_strided(view.shape, strides, dtype=dtype).clone().stride() != strides
 
 
 def _laid_out(place: _Place, output: Any) -> torch.Tensor:

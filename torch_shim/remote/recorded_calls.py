@@ -145,7 +145,7 @@ class _Recording:
                 self.inputs.append(_Place.of(position, given, arena))
             else:
                 self.numbers.append((position, given))
-        self.outputs = [_output_in(arena, view, results.storages) for view in results.views]
+        self.outputs = [output_in(arena, view, results.storages) for view in results.views]
         self.sent_bytes = sum(place.tensor.nbytes for place in self.inputs)
         self.received_bytes = sum(output.nbytes for output in self.outputs)
         self.notes = len(arena) - NOTES_BYTES
@@ -191,8 +191,12 @@ class _Recording:
         return outputs, times
 
 
-def _output_in(arena: Buffer, view: OutputView, storages: Sequence[OutputPart]) -> torch.Tensor:
+def output_in(arena: Buffer, view: OutputView, storages: Sequence[OutputPart]) -> torch.Tensor:
+    """The place of an output; BadFrame where a worker that has gone mad says that it is none."""
     part = storages[view.source]
+    is_there = 0 <= part.offset <= len(arena) - NOTES_BYTES - part.size_bytes
+    if not is_there or math.prod(view.shape) * view.dtype.itemsize > part.size_bytes:
+        raise BadFrame(f"a recorded output of {view.shape!r:.80} in {part!r:.80}")
     storage = flat(arena, torch.uint8, part.offset, part.size_bytes).untyped_storage()
     return tensor_in(storage, view)
 
@@ -280,7 +284,9 @@ class RepeatedCalls(CallRecorder):
             outputs, times = found.run(args, held.lease.number, channel, timing)
             answered = True
         except RemoteFailure as failure:  # the call as ever finds out what to do
-            if failure.failure != FailureKind.LEASE:
+            if failure.failure == FailureKind.LEASE:
+                held.lease.over = True
+            else:
                 recordings.forget(found.number)
                 self._counts[found.kind] = -_CALLS_AFTER_REFUSAL
             return None

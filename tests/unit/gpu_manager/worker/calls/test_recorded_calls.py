@@ -158,6 +158,14 @@ def test_numbers_of_bytes_in_the_trace_are_bounded(worker: LocalWorker, caller: 
             [torch.ones(4)],
             {},
         ),
+        (
+            "its outputs share memory, or have gaps",
+            program(
+                step("t:torch.relu", Ref(0)), step("m:expand", Ref(1), 1 << 40, 4), output=[Ref(2)]
+            ),
+            [torch.ones(4)],
+            {},
+        ),
         ("an output is large", PLAIN, [torch.ones(4), torch.ones(4, 4)], {"keys": [77]}),
         (
             "an output is large",
