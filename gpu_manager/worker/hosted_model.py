@@ -167,7 +167,7 @@ class HostedModel:
         self._tell(orders.Note(text[:_MOST_TEXT], trace))
 
 
-_INTERVAL_S = 0.2  # between two reports about calls; the end of a lease is told at once
+_INTERVAL_S = 0.02  # between two reports about calls; the end of a lease is told at once
 _MOST_PENDING = 64
 _PATIENCE_S = 10.0  # for an answer to pressure: the manager's own patience is shorter
 
