@@ -32,16 +32,17 @@ def arithmetic_in_force() -> Arithmetic:
 def settings_in_force() -> tuple[Any, ...]:
     """What `settings_to_send` goes by, found quickly, for comparison alone.
 
-    RuntimeError where torch's two interfaces to tf32 are mixed.
+    Nothing where torch's two interfaces to tf32 are mixed: no call is made so.
     """
+    try:
+        arithmetic = _matmul_precision(), _allows_tf32(), _benchmarks(), _is_cudnn_deterministic()
+    except RuntimeError:
+        return ()
     return (
+        *arithmetic,
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),
         torch.get_default_dtype(),
-        _matmul_precision(),
-        _allows_tf32(),
-        _benchmarks(),
-        _is_cudnn_deterministic(),
         _is_deterministic(),
         _only_warns(),
     )

@@ -129,6 +129,16 @@ for change, other, usual in settings:
     assert not again(model, x)[1], other
     change(usual)
     assert torch.equal(recorded(model, x), expected)
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # the other interface: no worker computes so
+try:
+    torch.get_float32_matmul_precision()
+except RuntimeError:
+    pass
+else:
+    raise AssertionError("the two interfaces can be told apart no more")
+answer, is_recorded = again(model, x)
+assert not is_recorded and torch.equal(answer, expected) and report.counts.local_calls
+torch.backends.cuda.matmul.fp32_precision = "ieee"
 model.double()
 answer, is_recorded = again(model, x.double())
 assert not is_recorded and answer.dtype is torch.float64
