@@ -6,7 +6,7 @@ import threading
 from torch_shim.capture import module_calls
 from torch_shim.cuda_api import cuda_module, parallel, randomness
 from torch_shim.data import put_and_get
-from torch_shim.remote import recorded_calls
+from torch_shim.remote import operators_there, recorded_calls
 from torch_shim.settings import ShimSettings
 from torch_shim.tensors import (
     advertised_memory,
@@ -42,5 +42,6 @@ def after_import() -> None:
         cuda_module.install(settings)
         nodes = module_calls.install(settings)
         put_and_get.connect(nodes)
+        operators_there.install()
         recorded_calls.install()
         _installed.append(settings)

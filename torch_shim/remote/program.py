@@ -1,4 +1,4 @@
-"""Runs graph calls on a worker, and operators between graphs.
+"""Runs graph calls on a worker.
 
 A call goes through four steps, which pass one value on: `_bind` finds a lease, the weights among
 the arguments and a channel to the lease's worker, `_ship` lays the other inputs out, `_wait` sends
@@ -8,7 +8,7 @@ when one of them fails.
 
 import itertools
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,17 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 from msgspec import structs
 
-from torch_shim.errors import (
-    ManagerUnreachable,
-    NoWeights,
-    OtherVersion,
-    RemoteFailure,
-    WireError,
-)
+from torch_shim.errors import ManagerUnreachable, OtherVersion, RemoteFailure, WireError
 from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
-from torch_shim.raised_failures import CRASHES, error_of
+from torch_shim.raised_failures import CRASHES
 from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
 from torch_shim.remote.values import (
     LEAST_BYTES,
@@ -47,25 +41,14 @@ from torch_shim.remote.values import (
     tensor_in,
 )
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import absent_of, waiting
-from torch_shim.tensors.dispatch import Operator
-from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
+from torch_shim.tensors.absent_bytes import RunThere, absent_of, make_all, nowhere, unmade, waiting
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_to_send, turns
 from torch_shim.wire.current_call import CallTiming
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.manager_session import WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart, Record
-from torch_shim.wire.programs import (
-    Ellipse,
-    Named,
-    Program,
-    ProgramStep,
-    Ref,
-    Slice,
-    Tuple,
-    digest_of,
-)
+from torch_shim.wire.programs import Program, digest_of
 from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind, FrameKind
 from torch_shim.wire.shared_memory import flat
 
@@ -105,6 +88,8 @@ class RemoteProgram:
 
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
         """
+        if unmade:
+            make_all()
         batch, tries = batch_of(args), Tries()
         with request_context.timed() as timing:
             while True:
@@ -230,6 +215,9 @@ class CallRecorder:
 # The last one makes those of all programs: a feature adds to it.
 recorders: list[type[CallRecorder]] = [CallRecorder]
 
+# The last one says what runs operators on outputs of calls that stay with their worker.
+operators_there: list[Callable[[ModelLeases], RunThere]] = [lambda _: nowhere]
+
 
 def _bind(
     program: RemoteProgram,
@@ -249,7 +237,7 @@ def _bind(
     held.begin_call()
     call = RemoteCall(program, args, held, bound, rng, channel)
     ends.callback(call.end)
-    call.stay = StayingOutputs(program.habits, call.peer, partial(run_there, leases))
+    call.stay = StayingOutputs(program.habits, call.peer, operators_there[-1](leases))
     ends.callback(call.give_up)
     return call
 
@@ -504,91 +492,3 @@ class Tries:
             raise error
         message = f"the GPU manager was lost {self._managers} times in this call ({error})"
         raise RemoteFailure(FailureKind.LOST, message) from error
-
-
-# Operators that run on the worker between graphs, because only the worker has their input.
-#
-# Beam search selects rows of a cache after every step, for example: without this, the whole cache
-# would come back each time.
-
-# What moves rows of a tensor, by the names of functions and methods, as programs name it.
-_OPERATORS = {
-    "__getitem__": "o:getitem",
-    "cat": "t:torch.cat",
-    "clone": "m:clone",
-    "concat": "t:torch.cat",
-    "contiguous": "m:contiguous",
-    "gather": "m:gather",
-    "index_select": "m:index_select",
-    "repeat": "m:repeat",
-    "repeat_interleave": "m:repeat_interleave",
-}
-_MOST_PROGRAMS = 256  # that are remembered; one differs by its numbers, such as a slice's end
-_NUMBERS = (bool, int, float, str, type(None))
-
-_known: dict[bytes, RemoteProgram] = {}
-
-
-class _Unsuitable(Exception):
-    """An argument that a program cannot express, or that is not on the GPU."""
-
-
-def run_there(leases: ModelLeases, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
-    """Return a handle to an operator's result on the worker; None if it has to run here."""
-    name = _OPERATORS.get(getattr(func, "__name__", ""))
-    if name is None:
-        return None
-    tensors: list[torch.Tensor] = []
-    try:
-        arguments = [_argument(value, tensors) for value in args]
-        named = {key: _argument(value, tensors) for key, value in (kwargs or {}).items()}
-    except _Unsuitable:
-        return None
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return None
-    shifted = len(tensors)
-    step = ProgramStep(name, arguments, named)
-    program = _program(Program(shifted, (), (step,), Tuple([Ref(shifted)])))
-    try:
-        with NoTorchFunction():
-            (result,) = program.run(tensors, leases)
-    except NoWeights:  # the model is gone, and its node has lost the weights
-        return None
-    except RemoteFailure as failure:
-        if failure.failure == FailureKind.LOST:
-            raise error_of(failure) from failure
-        report.local_call(f"{failure.failure}: {failure.message}"[:200], 1, "an operator")
-        return None
-    return become_cuda(result)
-
-
-def _program(program: Program) -> RemoteProgram:
-    packed = program.pack()
-    remote_program = _known.get(packed)
-    if remote_program is None:
-        if len(_known) >= _MOST_PROGRAMS:
-            _known.clear()
-        remote_program = _known.setdefault(packed, RemoteProgram(program, 1))
-    return remote_program
-
-
-def _argument(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return an argument as programs have it; add its tensors to the program's inputs."""
-    of_class = isinstance(value, CudaTensor) and not isinstance(value, torch.nn.Parameter)
-    if of_class and value.layout is torch.strided:
-        tensors.append(value)
-        return Ref(len(tensors) - 1)
-    if type(value) in _NUMBERS:
-        return value
-    if isinstance(value, slice):
-        parts = (value.start, value.stop, value.step)
-        return Slice(*(_argument(part, tensors) for part in parts))
-    if isinstance(value, list):
-        return [_argument(item, tensors) for item in value]
-    if isinstance(value, tuple):
-        return Tuple([_argument(item, tensors) for item in value])
-    if isinstance(value, torch.memory_format):
-        return Named("memory_format", str(value).removeprefix("torch."))
-    if value is ...:
-        return Ellipse()
-    raise _Unsuitable

@@ -45,7 +45,7 @@ class _Made(NamedTuple):
     layout: tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 
-class _Origin(NamedTuple):
+class MadeBy(NamedTuple):
     """The call that made the content of a storage."""
 
     call: "RememberedCall"
@@ -93,12 +93,11 @@ class RememberedCall:
         self._settings = settings_to_send()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
 
-    def made(self, output: int, tensor: torch.Tensor) -> None:
-        """Note that a tensor is this output, perhaps one whose bytes only the worker has."""
-        mark = write_epochs.marked(tensor)
-        mark.made_by = _Origin(self, output, write_epochs.content_of(tensor))
-        absent = absent_of(tensor)
-        if absent is not None:
+    def made(self, output: int, mark: write_epochs.WriteMark, content: tuple[int, int]) -> None:
+        """Note that a storage is this output, perhaps one whose bytes only the worker has."""
+        mark.made_by = MadeBy(self, output, content)
+        absent: AbsentBytes | None = mark.absent
+        if absent is not None and absent.absent:
             self._made.append((output, weakref.ref(absent)))
             absent.call = self
 
@@ -179,7 +178,7 @@ def remember(
         inputs[position] = value
     call = RememberedCall(run, bound, inputs, depth)
     for number, output in made:
-        call.made(number, output)
+        call.made(number, write_epochs.marked(output), write_epochs.content_of(output))
 
 
 def _remembered(value: torch.Tensor) -> Any:
@@ -204,7 +203,7 @@ def _made(value: torch.Tensor) -> _Made | None:
     If the function has the bytes, the tensor itself then begins a new chain.
     """
     origin = write_epochs.marked(value).made_by
-    if not isinstance(origin, _Origin) or origin.content != write_epochs.content_of(value):
+    if not isinstance(origin, MadeBy) or origin.content != write_epochs.content_of(value):
         return None
     if origin.call.depth >= _MOST_DEPTH:
         return None

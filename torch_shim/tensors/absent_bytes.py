@@ -62,7 +62,7 @@ class BytesHolder(Protocol):
 RunThere = Callable[[Operator, tuple[Any, ...], dict[str, Any] | None], Any]
 
 
-def _nowhere(*_: Any) -> None:
+def nowhere(*_: Any) -> None:
     """Operators run in this process: the bytes come for them."""
 
 
@@ -74,9 +74,9 @@ class AbsentBytes:
         self.absent = False
         self.holder: BytesHolder | None = None
         self.call: Any = None  # a `RememberedCall` that made the bytes, if it can be repeated
-        self.run_there: RunThere = _nowhere
+        self.run_there: RunThere = nowhere
         self._memory = memory
-        self._looked: Callable[[], None] | None = None
+        self.looked: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -87,14 +87,14 @@ class AbsentBytes:
     def leave(
         self,
         holder: BytesHolder,
-        run_there: RunThere = _nowhere,
+        run_there: RunThere = nowhere,
         looked: Callable[[], None] | None = None,
     ) -> None:
         """From now on only this worker has the bytes.
 
         `looked` is called when they are fetched from it, unless it ends.
         """
-        self.holder, self.run_there, self._looked = holder, run_there, looked
+        self.holder, self.run_there, self.looked = holder, run_there, looked
         self.call = None
         holder.sole.add(self.key)
         if not self.absent:
@@ -107,6 +107,9 @@ class AbsentBytes:
 
         `looks`: whether the function wants them.
         """
+        make = unmade.get(self.key)
+        if make is not None:
+            make()
         holder = self.holder
         if not self.absent or holder is None:
             return
@@ -119,8 +122,17 @@ class AbsentBytes:
         except BadFrame as failure:
             if not self._restore(failure):
                 raise RuntimeError(f"CUDA error: {failure}. {_REMEDY}") from failure
-        if self._looked is not None and looks and asked:
-            self._looked()
+        if self.looked is not None and looks and asked:
+            self.looked()
+
+    def become(self, made: "AbsentBytes") -> None:
+        """Be what names those bytes of a worker from now on, as `made` did."""
+        waiting.pop(self.key, None)
+        waiting.pop(made.key, None)
+        self.key, self.holder, self.run_there = made.key, made.holder, made.run_there
+        self.looked = made.looked
+        made.holder, made.absent = None, False
+        waiting[self.key] = weakref.ref(self)
 
     def fill(self, content: torch.UntypedStorage) -> None:
         """Take bytes that were computed again, unless the bytes have come meanwhile."""
@@ -175,6 +187,15 @@ class AbsentBytes:
 
 # The storages whose bytes are absent, by key: while there are none, operators skip the check.
 waiting: dict[int, "weakref.ref[AbsentBytes]"] = {}
+
+# By the keys of storages that no worker has yet, and of those that they are to be made from, what
+# has them made: before such bytes are looked at, and before any call.
+unmade: dict[int, Callable[[], None]] = {}
+
+
+def make_all() -> None:
+    for make in set(unmade.values()):
+        make()
 
 
 def storage_without_bytes(mark: write_epochs.WriteMark, size_bytes: int) -> torch.UntypedStorage:

@@ -32,7 +32,7 @@ _MOST_HOLDERS = 4
 class WriteMark:
     """The record of writes to one storage, and of who may have a copy of it."""
 
-    __slots__ = ("_holders", "absent", "epoch", "key", "made_by", "untracked")
+    __slots__ = ("__weakref__", "_holders", "absent", "epoch", "key", "made_by", "untracked")
 
     def __init__(self, key: int = 0) -> None:
         self.epoch = next(_numbers)

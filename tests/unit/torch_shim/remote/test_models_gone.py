@@ -8,7 +8,7 @@ import torch
 from torch_shim.capture.roots import root_of_module
 from torch_shim.errors import NoWeights, RemoteFailure
 from torch_shim.leases.leasing import ModelLeases, SessionLease
-from torch_shim.remote.program import run_there
+from torch_shim.remote.operators_there import run_there
 from torch_shim.remote.recomputation import RememberedCall
 from torch_shim.remote.values import Bound
 from torch_shim.weights import ModelImage
