@@ -154,7 +154,7 @@ class AbsentBytes:
                 else:
                     self._memory.fill_from(fetched.descriptor, fetched.lent)
                 self._note_here()
-                report.add(bytes_out=len(self._memory))
+                report.add(bytes_out=self._memory.size_bytes)
                 return not fetched.left
         return False
 
@@ -178,6 +178,7 @@ class AbsentBytes:
         return self.absent
 
     def __del__(self) -> None:
+        self._memory.use_again()
         if self.holder is None:
             return
         if self.absent:

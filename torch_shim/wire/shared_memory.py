@@ -79,39 +79,70 @@ def _sealed_file(name: str, size_bytes: int) -> int:
 
 
 class ProtectedMemory(mmap.mmap):
-    """Memory without content: who reads it before it is filled is killed, and reads no garbage."""
+    """Memory without content: who reads it before it is filled is killed, and reads no garbage.
+
+    It has addresses for `size_bytes` at least; what was never filled is used again.
+    """
 
     address: int
+    size_bytes: int
+    is_protected: bool
     lent: "LentPages | None" = None  # held as long as the memory
 
     @classmethod
-    def make(cls, size_bytes: int) -> Self:
+    def make(cls, size_bytes: int) -> "ProtectedMemory":
         """Reserve addresses for this many bytes; they take no memory yet."""
-        memory = cls(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        room_bytes = 1 << (size_bytes - 1).bit_length()
+        spare = _spare_memory.get(room_bytes, [])
+        try:
+            memory = spare.pop()
+        except IndexError:
+            room_bytes = size_bytes if room_bytes > _MOST_SPARE_BYTES else room_bytes
+            memory = cls(-1, room_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            memory.is_protected = False
+            memory.protect()
+        memory.size_bytes = size_bytes
         return memory
 
     def protect(self) -> None:
         """Forget the content, and give the pages back."""
-        _map_at(self.address, len(self), _NO_ACCESS, mmap.MAP_ANONYMOUS, -1)
+        if not self.is_protected:
+            _map_at(self.address, len(self), _NO_ACCESS, mmap.MAP_ANONYMOUS, -1)
+            self.is_protected = True
 
     def fill(self, content: memoryview) -> None:
         """Make the memory usable, with this content; BadFrame for one of another size."""
-        if len(content) != len(self):
-            raise BadFrame(f"{len(content)} bytes came for a storage of {len(self)}")
-        _map_at(self.address, len(self), _READ_WRITE, mmap.MAP_ANONYMOUS, -1)
-        self[:] = content
+        if len(content) != self.size_bytes:
+            raise BadFrame(f"{len(content)} bytes came for a storage of {self.size_bytes}")
+        self.is_protected = False
+        _map_at(self.address, self.size_bytes, _READ_WRITE, mmap.MAP_ANONYMOUS, -1)
+        self[: self.size_bytes] = content
 
     def fill_from(self, descriptor: int, lent: "LentPages | None" = None) -> None:
         """Make the memory usable, with the pages of a file at least as large; close the file."""
         try:
-            check_file(descriptor, len(self), sealed=lent is not None)
-            map_privately_at(self.address, len(self), descriptor)
+            check_file(descriptor, self.size_bytes, sealed=lent is not None)
+            self.is_protected = False
+            map_privately_at(self.address, self.size_bytes, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
         _keep(descriptor, lent)
         self.lent = lent
+
+    def use_again(self) -> None:
+        """No storage lies in the memory any more; safe in a finalizer."""
+        room_bytes = len(self)
+        if self.is_protected and room_bytes <= _MOST_SPARE_BYTES:
+            spare = _spare_memory.setdefault(room_bytes, [])
+            if len(spare) < _MOST_SPARE:
+                spare.append(self)
+
+
+# Addresses without memory, by how many: a token of a language model needs some for each layer.
+_MOST_SPARE, _MOST_SPARE_BYTES = 256, 64 << 20
+_spare_memory: dict[int, list["ProtectedMemory"]] = {}
 
 
 class LentPages:
