@@ -23,7 +23,12 @@ from torch_shim.leases import request_context
 from torch_shim.leases.leasing import ModelLeases, SessionLease
 from torch_shim.process_report import report
 from torch_shim.raised_failures import CRASHES
-from torch_shim.remote.recomputation import MOST_COPIED_BYTES, remember
+from torch_shim.remote.recomputation import (
+    MOST_COPIED_BYTES,
+    RememberedInputs,
+    remember,
+    remembered_inputs,
+)
 from torch_shim.remote.values import (
     LEAST_BYTES,
     AnswerLayout,
@@ -76,6 +81,7 @@ class RemoteProgram:
         self.whole: frozenset[int] = frozenset()  # inputs that outputs lie in
         self.habits = OutputHabits()
         self.result_bytes = 0
+        self.gives_large = False  # outputs that remember their call
         self.worth_keeping: list[bool] = []
         self.layout: AnswerLayout | None = None  # of the last answer
         self.recorder = recorders[-1](self.number)
@@ -162,6 +168,7 @@ class RemoteCall:
     stay: StayingOutputs = field(init=False)
     peer: WorkerPeer = field(init=False)
     answered: bool = False
+    remembered: RememberedInputs | None = None  # what the call needs to be repeated, if it may
 
     def __post_init__(self) -> None:
         self.peer = self.held.lease.peer
@@ -280,11 +287,12 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
         call.held.lease.number, program.number, call.bound.number, shipment.inputs, options
     )
     if channel.wire.local:
-        frame = channel.ask(FrameKind.CALL, message)
+        body: tuple[bytearray, ...] = ()
     else:
-        body = bytearray(shipment.size_bytes)
-        shipment.write(body)
-        frame = channel.ask(FrameKind.CALL, message, (body,))
+        body = (bytearray(shipment.size_bytes),)
+        shipment.write(body[0])
+    meanwhile = partial(_note_inputs, call) if program.gives_large else None
+    frame = channel.ask(FrameKind.CALL, message, body, meanwhile=meanwhile)
     shipment.delivered()
     results = Results(frame, channel, call.peer, call.args, program.layout)
     program.layout = results.layout
@@ -388,8 +396,16 @@ def _remember(call: RemoteCall, outputs: list[Any], leases: ModelLeases) -> None
     """Have large outputs remember the call, which may have to be repeated for them."""
     stay, program = call.stay, call.program
     if stay.large and stay.repeatable and not program.random:
-        made = [(number, outputs[number]) for number in stay.large]
-        remember(partial(program.run, leases=leases), call.args, call.bound, made)
+        if not program.gives_large:
+            program.gives_large = True
+            _note_inputs(call)
+        if call.remembered is not None:
+            made = [(number, outputs[number]) for number in stay.large]
+            remember(partial(program.run, leases=leases), call.remembered, call.bound, made)
+
+
+def _note_inputs(call: RemoteCall) -> None:
+    call.remembered = remembered_inputs(call.args, call.bound)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:

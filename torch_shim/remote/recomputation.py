@@ -88,7 +88,7 @@ class RememberedCall:
     def __init__(self, run: Run, bound: Bound, inputs: list[Any], depth: int) -> None:
         self.depth = depth
         self._bound = weakref.ref(bound)
-        self._inputs = inputs  # as `_Made`, `_Uniform`, `_Elsewhere`, or values
+        self._inputs = inputs  # as `RememberedInputs` has them
         self._run = run
         self._settings = settings_to_send()
         self._made: list[tuple[int, weakref.ref[AbsentBytes]]] = []
@@ -157,13 +157,15 @@ _repeating = _Repeating()
 os.register_at_fork(after_in_child=_repeating.renew)
 
 
-def remember(
-    run: Run,
-    args: Sequence[Any],
-    bound: Bound,
-    made: Iterable[tuple[int, torch.Tensor]],
-) -> None:
-    """Have these outputs of a call remember it, if it could be repeated; each has its number."""
+class RememberedInputs(NamedTuple):
+    """The inputs of a call that may be repeated, and how long the chain of calls to it is."""
+
+    values: list[Any]  # as `_Made`, `_Uniform`, `_Elsewhere`, or values
+    depth: int
+
+
+def remembered_inputs(args: Sequence[Any], bound: Bound) -> RememberedInputs | None:
+    """Note the inputs of a call that has changed none of them; None if one cannot be had again."""
     inputs: list[Any] = [None] * len(args)
     depth = 1
     for position in bound.others:
@@ -171,12 +173,22 @@ def remember(
         if isinstance(value, torch.Tensor):
             value = _remembered(value)
             if value is None:
-                return
+                return None
             made_by = value.made if isinstance(value, _Elsewhere) else value
             if isinstance(made_by, _Made):
                 depth = max(depth, made_by.call.depth + 1)
         inputs[position] = value
-    call = RememberedCall(run, bound, inputs, depth)
+    return RememberedInputs(inputs, depth)
+
+
+def remember(
+    run: Run,
+    inputs: RememberedInputs,
+    bound: Bound,
+    made: Iterable[tuple[int, torch.Tensor]],
+) -> None:
+    """Have these outputs of a call remember it; each has its number."""
+    call = RememberedCall(run, bound, *inputs)
     for number, output in made:
         call.made(number, write_epochs.marked(output), write_epochs.content_of(output))
 

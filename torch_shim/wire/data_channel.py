@@ -3,7 +3,7 @@
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_shim.errors import BadFrame, ConnectionLost, RemoteFailure
@@ -102,10 +102,16 @@ class DataChannel:
         meta: Any,
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
+        meanwhile: Callable[[], object] | None = None,
     ) -> Frame:
-        """Send a request, and return its answer; raise RemoteFailure if the worker refuses it."""
+        """Send a request, and return its answer; raise RemoteFailure if the worker refuses it.
+
+        `meanwhile` is called while the worker works on it.
+        """
         self.broken = True  # until the answer has been read completely: an interrupt may intervene
         self.wire.send(kind, meta, body, descriptors)
+        if meanwhile is not None:
+            meanwhile()
         answers = FrameKind.RESULT if kind is FrameKind.CALL else FrameKind.DONE
         frame = self._checked(self.wire.receive(), answers)
         self.broken = False
