@@ -158,7 +158,7 @@ class _Rows(NamedTuple):
         return self.original() is index and self.content == write_epochs.content_of(index)
 
     def are_in(self, size: int) -> bool:
-        return -size <= self.least and self.most < size
+        return self.least >= 0 and self.most < size
 
     @classmethod
     def of(cls, index: torch.Tensor) -> "_Rows":

@@ -1,0 +1,235 @@
+"""Whole programs under `gpufaas exec` that select rows of what stays with the worker, as beam
+search does of its cache: the selections wait, and are what they would have been at once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms
+
+# Three caches of 128 KiB that grow in each step.
+STEP = """
+import gc, os, threading
+import torch
+from torch_shim.remote import operators_there
+from torch_shim.tensors import absent_bytes
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)])
+
+    def forward(self, x, caches):
+        grown = []
+        for layer, cache in zip(self.layers, caches):
+            x = layer(x)
+            grown.append(torch.cat([cache, x], 1))
+            x = torch.tanh(x + grown[-1].mean(1, keepdim=True))
+        return x, grown
+
+torch.manual_seed(0)
+step = Step().eval()
+x, caches = torch.randn(4, 1, 64), [torch.randn(4, 128, 64) for _ in range(3)]
+torch.set_grad_enabled(False)
+
+def search(x, caches, device, steps=6):
+    for number in range(steps):
+        x, caches = step(x, caches)
+        rows = torch.tensor([number % 4, 3, 0, 0], device=device)
+        caches = [cache.index_select(0, rows) for cache in caches]
+        rows.zero_()  # too late
+    return x, caches
+
+expected, grown = search(x, caches, "cpu")
+alone = step(x, caches)[1]
+chosen = torch.tensor([2, 0, 0, 1])
+step = step.cuda()
+x, caches = x.cuda(), [cache.cuda() for cache in caches]
+
+def on_gpu():
+    # What only the worker has, and rows to select.
+    return step(x, caches)[1], chosen.cuda()
+
+def waiting():
+    return len(operators_there._selections._waiting)
+"""
+
+
+def test_selections_after_a_step_are_one_call(programs: ForkedPrograms, tmp_path: Path) -> None:
+    program = f"""
+{STEP}
+got, there = search(x, caches, "cuda")
+assert waiting() == 3
+assert torch.equal(got.cpu(), expected)
+del there
+assert not waiting()
+"""
+    counts = programs.counts_of(program, tmp_path)
+    assert counts["graph_calls"] == 6 + 5  # nobody needs the last ones
+    assert counts["bytes_out"] < 128 << 10
+
+
+def test_selections_are_what_they_would_have_been_at_once(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+got, there = search(x, caches, "cuda")
+assert waiting() == 3
+assert all(map(torch.equal, [cache.cpu() for cache in there], grown)) and not waiting()
+assert not absent_bytes.unmade
+"""
+    programs.counts_of(program, tmp_path)
+
+
+# What happens to a selection `picked` of `source` by `rows`, both of which are on the GPU, and what
+# it has to be then; `was` is the source on the CPU.
+EVENTS = {
+    "index written to": "rows.fill_(1); want = was[chosen]",
+    "index replaced": "rows.data = rows.data * 0; want = was[chosen]",
+    "source looked at": "assert torch.equal(source.cpu(), was); want = was[chosen]",
+    "source written to": "source.add_(1); want = was[chosen]",
+    "source replaced": "source.data = source.data * 0; want = was[chosen]",
+    "source gone": "del source; gc.collect(); want = was[chosen]",
+    "written to": "picked.mul_(2); want = was[chosen] * 2",
+    "view of it": "picked = picked[1:, 5:].mT; want = was[chosen][1:, 5:].mT",
+    "selected from again": "picked = picked.index_select(1, rows); want = was[chosen][:, chosen]",
+    "other end": "picked = source.index_select(-1, rows); want = was[..., chosen]",
+    "twice": "other = source.index_select(0, rows.flip(0)); want = was[chosen]\n"
+    "assert torch.equal(other.cpu(), was[chosen.flip(0)])",
+    "of a part": "picked = source[:, 3:].index_select(0, rows); want = was[chosen][:, 3:]",
+    "used by a model": "want = was[chosen]; after = step(x, [picked, *caches[1:]])[1][0]\n"
+    "assert torch.equal(after.cpu()[:, :-1], want)",
+    "in inference mode": """
+with torch.inference_mode():
+    picked = source.index_select(0, rows)
+want = was[chosen]""",
+    "looked at by other threads": """
+seen = []
+threads = [threading.Thread(target=lambda: seen.append(picked.cpu())) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+want = was[chosen]
+assert len(seen) == 4 and all(torch.equal(one, want) for one in seen)""",
+    "in a forked child": """
+want = was[chosen]
+child = os.fork()
+if not child:
+    # Of a few numbers: no child has the threads by which torch would compare more of them.
+    os._exit(0 if picked[0, 0].tolist() == want[0, 0].tolist() else 1)
+assert os.waitpid(child, 0)[1] == 0""",
+    "many": """
+several = [source.index_select(0, rows) for _ in range(600)]
+want = was[chosen]
+assert all(torch.equal(one.cpu(), want) for one in several[::-100])""",
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_selection_is_not_changed_by_what_happens_before_it_runs(
+    programs: ForkedPrograms, tmp_path: Path, event: str
+) -> None:
+    program = f"""
+{STEP}
+(source, *_), rows = on_gpu()
+was = alone[0]
+picked = source.index_select(0, rows)
+assert waiting() == 1 and picked.is_cuda and picked.is_contiguous()
+{EVENTS[event]}
+assert picked.shape == want.shape and torch.equal(picked.cpu(), want)
+assert not absent_bytes.unmade
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_source_that_a_model_writes_to_is_selected_from_before(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+class Writes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, cache):
+        cache.add_(1)
+        return self.layer(cache).sum()
+
+writes = Writes().eval().cuda()
+for _ in range(4):
+    (source, *_), rows = on_gpu()
+    picked = source.index_select(0, rows)
+    writes(source).item()
+    assert torch.equal(picked.cpu(), alone[0][chosen])
+    assert torch.equal(source.cpu(), alone[0] + 1)
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_rows_that_are_not_there_are_refused_at_once(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+(source, *_), rows = on_gpu()
+for wrong in (rows + 2, rows - 1):
+    try:
+        source.index_select(0, wrong)
+    except (IndexError, RuntimeError):
+        continue
+    raise AssertionError("rows that are not there were selected")
+assert not waiting()
+"""
+    programs.counts_of(program, tmp_path)
+
+
+@pytest.mark.parametrize("dies", ["waiting", "made"])
+def test_selection_is_made_when_the_worker_died(
+    programs: ForkedPrograms, tmp_path: Path, dies: str
+) -> None:
+    program = f"""
+{STEP}
+{KILL_WORKERS}
+got, there = search(x, caches, "cuda")
+if {dies == "made"}:
+    absent_bytes.make_all()
+assert waiting() == (0 if {dies == "made"} else 3)
+assert kill_workers() >= 1
+assert all(map(torch.equal, [cache.cpu() for cache in there], grown))
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_selection_is_made_here_when_the_model_is_gone(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+(source, *_), rows = on_gpu()
+picked = source.index_select(0, rows)
+del step, source
+gc.collect()
+assert torch.equal(picked.cpu(), alone[0][chosen])
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_selection_that_cannot_be_made_says_so(programs: ForkedPrograms, tmp_path: Path) -> None:
+    program = f"""
+{STEP}
+{KILL_WORKERS}
+(source, other, _), rows = on_gpu()
+picked = source.index_select(0, rows)
+caches[0].add_(1)  # the worker's copy was computed with what nobody has any more
+assert kill_workers() >= 1
+for _ in range(2):
+    try:
+        picked.cpu()
+    except RuntimeError as error:
+        assert "CUDA error" in str(error), error
+    else:
+        raise AssertionError("a lost selection was read")
+assert not absent_bytes.unmade
+"""
+    programs.counts_of(program, tmp_path)
