@@ -1,8 +1,9 @@
 """Operators that run on the worker between graphs, because only the worker has their input.
 
 Beam search selects rows of a cache after every step, for example: without this, the whole cache
-would come back each time. It does so for each tensor of each layer; such selections wait, and run
-as one call: before the next call, or when somebody looks at one of their inputs or results.
+would come back each time. It does so for each tensor of each layer; such selections wait. The next
+call takes them along if it reads their results alone; else they run as one call before it, or when
+somebody looks at one of their inputs or results.
 """
 
 import math
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from torch_shim.leases.leasing import ModelLeases
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
 from torch_shim.remote import program as programs
-from torch_shim.remote.program import RemoteProgram
+from torch_shim.remote.program import JoinedCall, RemoteProgram
 from torch_shim.remote.recomputation import MadeBy
 from torch_shim.remote.values import LEAST_BYTES
 from torch_shim.tensors import write_epochs
@@ -34,7 +36,17 @@ from torch_shim.tensors.absent_bytes import (
 from torch_shim.tensors.dispatch import Operator
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.manager_session import Fetched, WorkerPeer
-from torch_shim.wire.programs import Ellipse, Named, Program, ProgramStep, Ref, Slice, Tuple
+from torch_shim.wire.programs import (
+    Ellipse,
+    Mapping,
+    Named,
+    Program,
+    ProgramStep,
+    Ref,
+    Slice,
+    Tuple,
+    unpack,
+)
 from torch_shim.wire.protocol import FailureKind
 from torch_shim.wire.shared_memory import tensor_over
 
@@ -56,6 +68,7 @@ _NUMBERS = (bool, int, float, str, type(None))
 _SELECTS = "index_select"
 _MOST_ROWS = 1024  # of a selection that waits
 _MOST_WAITING = 256
+_MOST_JOINED = 8  # programs that select inputs of one program
 # A worker has the inputs of those that wait as well as their results, once they are made.
 _MOST_WAITING_BYTES = 64 << 20
 
@@ -69,6 +82,7 @@ class _Unsuitable(Exception):
 def install() -> None:
     """Have operators on outputs that stay with a worker run there."""
     programs.operators_there.append(lambda leases: partial(run_there, leases))
+    programs.joined_calls.append(_selections.joined_to)
 
 
 def run_there(leases: ModelLeases, func: Operator, args: Sequence[Any], kwargs: Any) -> Any:
@@ -174,8 +188,14 @@ class _Selection(NamedTuple):
     source: torch.Tensor
     dimension: int
     rows: _Rows
+    size: torch.Size
     mark: "weakref.ref[write_epochs.WriteMark]"
     content: tuple[int, int]
+
+    def gives(self, value: torch.Tensor) -> bool:
+        """Whether a tensor that lies in the result is all of it, as it is."""
+        is_whole = value.size() == self.size and value.dtype == self.source.dtype
+        return is_whole and value.is_contiguous() and not (value.is_conj() or value.is_neg())
 
 
 class _Selections:
@@ -224,6 +244,7 @@ class _Selections:
                 become_cuda(source.detach()),
                 dimension,
                 rows,
+                torch.Size(size),
                 weakref.ref(mark),
                 write_epochs.content_of(handle),
             )
@@ -244,6 +265,36 @@ class _Selections:
         mark.absent.leave(self, partial(run_there, leases))
         strides = [math.prod(size[place:]) for place in range(1, len(size) + 1)]
         return become_cuda(tensor_over(storage, dtype, 0, size, strides))
+
+    def joined_to(self, program: RemoteProgram, args: Sequence[Any]) -> JoinedCall | None:
+        """Return a call that selects its inputs itself; None where they have to be made first.
+
+        What is selected there goes on waiting: most often nobody needs it any more.
+        """
+        if not program.only_reads or not self._waiting:
+            return None
+        chosen: list[tuple[int, _Selection]] = []
+        with NoTorchFunction(), self._lock:
+            for position, value in enumerate(args):
+                mark = write_epochs.mark_of(value) if type(value) is CudaTensor else None
+                selection = None if mark is None else self._waiting.get(mark.key)
+                if selection is None:
+                    continue
+                if not selection.gives(value):
+                    return None
+                chosen.append((position, selection))
+        if not chosen:
+            return None
+        rows = _rows_of([selection for _, selection in chosen])
+        numbers = {id(each): number for number, each in enumerate(rows)}
+        key = tuple(
+            _Chosen(position, selection.dimension, numbers[id(selection.rows)])
+            for position, selection in chosen
+        )
+        joined = list(args)
+        for position, selection in chosen:
+            joined[position] = selection.source
+        return JoinedCall(_joined(program, key), [*joined, *(each.copy for each in rows)])
 
     def make(self) -> None:
         """Have a worker compute all that wait; what it refuses is computed here."""
@@ -295,13 +346,11 @@ def _may_wait(source: torch.Tensor, dimension: int, index: torch.Tensor) -> bool
 
 def _compute(selections: Sequence[_Selection], leases: ModelLeases) -> None:
     """Compute selections as one call, and give the results to those who wait for them."""
-    rows = list({id(each.rows): each.rows for each in selections}.values())
+    rows = _rows_of(selections)
     places = {id(each): len(selections) + number for number, each in enumerate(rows)}
     tensors = [each.source for each in selections] + [each.copy for each in rows]
     steps = [
-        ProgramStep(
-            _OPERATORS[_SELECTS], [Ref(number), each.dimension, Ref(places[id(each.rows)])], {}
-        )
+        _selecting(number, each.dimension, places[id(each.rows)])
         for number, each in enumerate(selections)
     ]
     outputs = Tuple([Ref(len(tensors) + number) for number in range(len(steps))])
@@ -315,6 +364,74 @@ def _compute(selections: Sequence[_Selection], leases: ModelLeases) -> None:
     with NoTorchFunction():
         for selection, result in zip(selections, results, strict=True):
             _give(selection, result)
+
+
+def _rows_of(selections: Sequence[_Selection]) -> list[_Rows]:
+    return list({id(each.rows): each.rows for each in selections}.values())
+
+
+def _selecting(source: int, dimension: int, rows: int) -> ProgramStep:
+    return ProgramStep(_OPERATORS[_SELECTS], [Ref(source), dimension, Ref(rows)])
+
+
+class _Chosen(NamedTuple):
+    """An input of a program that is selected: from what stands in its place, by numbered rows."""
+
+    position: int
+    dimension: int
+    rows: int
+
+
+# Of each program, by the inputs that are selected.
+_joined_programs: "weakref.WeakKeyDictionary[RemoteProgram, dict[Any, RemoteProgram]]"
+_joined_programs = weakref.WeakKeyDictionary()
+
+
+def _joined(program: RemoteProgram, chosen: tuple[_Chosen, ...]) -> RemoteProgram:
+    """Return the program that selects these inputs, and then does the work of this one."""
+    known = _joined_programs.setdefault(program, {})
+    joined = known.get(chosen)
+    if joined is None:
+        if len(known) >= _MOST_JOINED:
+            known.clear()
+        whole = with_selections(unpack(program.packed), chosen)
+        joined = known.setdefault(chosen, RemoteProgram(whole, program.operators + len(chosen)))
+    return joined
+
+
+def with_selections(program: Program, chosen: Sequence[_Chosen]) -> Program:
+    """Return a program with one input more for each number of rows, behind the others."""
+    rows = 1 + max(each.rows for each in chosen)
+    constants = program.inputs + len(program.constants)
+    first = constants + rows
+    selected = {each.position: first + number for number, each in enumerate(chosen)}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Ref):
+            number = value.number
+            if number < program.inputs:
+                return Ref(selected.get(number, number))
+            return Ref(number + rows + (len(chosen) if number >= constants else 0))
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        if isinstance(value, Slice):
+            return Slice(*map(moved, value))
+        if isinstance(value, (Tuple, Mapping)):
+            return type(value)([moved(item) for item in value.items])
+        return value
+
+    steps = [
+        _selecting(each.position, each.dimension, program.inputs + each.rows) for each in chosen
+    ]
+    for step in program.steps:
+        named = {name: moved(value) for name, value in step.named.items()}
+        steps.append(ProgramStep(step.operator, moved(step.arguments), named))
+    return replace(
+        program,
+        inputs=program.inputs + rows,
+        steps=tuple(steps),
+        output=moved(program.output),
+    )
 
 
 def _selected_here(selection: _Selection) -> torch.Tensor:

@@ -82,6 +82,8 @@ class RemoteProgram:
         self.habits = OutputHabits()
         self.result_bytes = 0
         self.gives_large = False  # outputs that remember their call
+        # Whether it was called, and has then written to no input, and given none of them.
+        self.only_reads: bool | None = None
         self.worth_keeping: list[bool] = []
         self.layout: AnswerLayout | None = None  # of the last answer
         self.recorder = recorders[-1](self.number)
@@ -95,7 +97,14 @@ class RemoteProgram:
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
         """
         if unmade:
+            instead = joined_calls[-1](self, args)
+            if instead is not None:
+                return instead.program.run_now(instead.args, leases)
             make_all()
+        return self.run_now(args, leases)
+
+    def run_now(self, args: Sequence[Any], leases: ModelLeases) -> list[Any]:
+        """As `run`, where nothing has to be made before."""
         batch, tries = batch_of(args), Tries()
         with request_context.timed() as timing:
             while True:
@@ -222,6 +231,21 @@ class CallRecorder:
 # The last one makes those of all programs: a feature adds to it.
 recorders: list[type[CallRecorder]] = [CallRecorder]
 
+
+class JoinedCall(NamedTuple):
+    """A program that does another one's work, and more, with these inputs."""
+
+    program: RemoteProgram
+    args: list[Any]
+
+
+def _joins_none(*_: Any) -> JoinedCall | None:
+    return None
+
+
+# The last one joins to a call what makes inputs of it: a feature adds to it.
+joined_calls: list[Callable[[RemoteProgram, Sequence[Any]], JoinedCall | None]] = [_joins_none]
+
 # The last one says what runs operators on outputs of calls that stay with their worker.
 operators_there: list[Callable[[ModelLeases], RunThere]] = [lambda _: nowhere]
 
@@ -305,6 +329,8 @@ def _receive(
 ) -> list[Any]:
     """Return the outputs, after the changes that the program made to its inputs."""
     program, stay = call.program, call.stay
+    reads = not results.changed and results.layout.gives_no_input
+    program.only_reads = reads and program.only_reads is not False
     program.result_bytes = min(max(program.result_bytes, results.size_bytes), MOST_ARENA_RESULTS)
     program.worth_keeping = [
         part.size_bytes >= KEEP_RESULTS_FROM_BYTES for part in results.storages

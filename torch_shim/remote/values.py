@@ -346,6 +346,11 @@ class AnswerLayout(NamedTuple):
     places: list[int]
     size_bytes: int
 
+    @property
+    def gives_no_input(self) -> bool:
+        """Whether no output lies in an input."""
+        return all(not isinstance(view, OutputView) or view.source >= 0 for view in self.views)
+
     def is_of(self, result: CallResult) -> bool:
         same = result.storages == self.storages and result.views == self.sent
         return self.holds and same and not result.changed and result.rng is None

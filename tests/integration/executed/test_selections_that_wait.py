@@ -55,7 +55,9 @@ def waiting():
 """
 
 
-def test_selections_after_a_step_are_one_call(programs: ForkedPrograms, tmp_path: Path) -> None:
+def test_step_takes_the_selections_before_it_along(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
     program = f"""
 {STEP}
 got, there = search(x, caches, "cuda")
@@ -65,7 +67,7 @@ del there
 assert not waiting()
 """
     counts = programs.counts_of(program, tmp_path)
-    assert counts["graph_calls"] == 6 + 5  # nobody needs the last ones
+    assert counts["graph_calls"] == 6 + 1  # before the first call of the program for any size
     assert counts["bytes_out"] < 128 << 10
 
 
@@ -163,6 +165,53 @@ for _ in range(4):
     writes(source).item()
     assert torch.equal(picked.cpu(), alone[0][chosen])
     assert torch.equal(source.cpu(), alone[0] + 1)
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_model_gets_what_was_selected_however_it_is_passed(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+class Reads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, cache, other):
+        return self.layer(cache) + self.layer(other).mean()
+
+class Gives(Reads):
+    def forward(self, cache, other):
+        return self.layer(other), cache[1:]
+
+reads, gives = Reads().eval(), Gives().eval()
+ways = [
+    lambda one, two: (one, two),
+    lambda one, two: (one, one),
+    lambda one, two: (one[:2], two),
+    lambda one, two: (one.view(2, 2, -1, 64), two),
+    lambda one, two: (one.transpose(0, 1), two),
+    lambda one, two: (one.transpose(0, 1).view(torch.int32).view(torch.float32), two),
+]
+was, other = alone[:2]
+wanted = [reads(*way(was[chosen], other[:, chosen])) for way in ways]
+given = gives(was[chosen], other)
+reads.cuda()
+gives.cuda()
+for _ in range(3):
+    for way, want in zip(ways, wanted):
+        (source, second, _), rows = on_gpu()
+        picked = source.index_select(0, rows), second.index_select(1, rows)
+        assert torch.allclose(reads(*way(*picked)).cpu(), want, atol=1e-6)
+        assert torch.equal(picked[0].cpu(), was[chosen])
+    (source, second, _), rows = on_gpu()
+    picked = source.index_select(0, rows)
+    got, part = gives(picked, second)
+    assert torch.allclose(got.cpu(), given[0], atol=1e-6)
+    part.add_(1)  # what a model gives of its input is that input's
+    assert torch.equal(picked[1:].cpu(), was[chosen][1:] + 1)
 """
     programs.counts_of(program, tmp_path)
 
