@@ -266,12 +266,14 @@ class _Selections:
         strides = [math.prod(size[place:]) for place in range(1, len(size) + 1)]
         return become_cuda(tensor_over(storage, dtype, 0, size, strides))
 
-    def joined_to(self, program: RemoteProgram, args: Sequence[Any]) -> JoinedCall | None:
+    def joined_to(
+        self, program: RemoteProgram, args: Sequence[Any], leases: ModelLeases
+    ) -> JoinedCall | None:
         """Return a call that selects its inputs itself; None where they have to be made first.
 
         What is selected there goes on waiting: most often nobody needs it any more.
         """
-        if not program.only_reads or not self._waiting:
+        if not program.only_reads or leases != self._leases:  # another model's worker
             return None
         chosen: list[tuple[int, _Selection]] = []
         with NoTorchFunction(), self._lock:

@@ -97,7 +97,7 @@ class RemoteProgram:
         Raise RemoteFailure if no worker does, ManagerUnreachable if no GPU manager answers.
         """
         if unmade:
-            instead = joined_calls[-1](self, args)
+            instead = joined_calls[-1](self, args, leases)
             if instead is not None:
                 return instead.program.run_now(instead.args, leases)
             make_all()
@@ -243,8 +243,9 @@ def _joins_none(*_: Any) -> JoinedCall | None:
     return None
 
 
+JoinTo = Callable[[RemoteProgram, Sequence[Any], ModelLeases], JoinedCall | None]
 # The last one joins to a call what makes inputs of it: a feature adds to it.
-joined_calls: list[Callable[[RemoteProgram, Sequence[Any]], JoinedCall | None]] = [_joins_none]
+joined_calls: list[JoinTo] = [_joins_none]
 
 # The last one says what runs operators on outputs of calls that stay with their worker.
 operators_there: list[Callable[[ModelLeases], RunThere]] = [lambda _: nowhere]

@@ -174,19 +174,20 @@ def test_model_gets_what_was_selected_however_it_is_passed(
 ) -> None:
     program = f"""
 {STEP}
-class Reads(torch.nn.Module):
+class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(64, 64)
+        self.layer, self.step = torch.nn.Linear(64, 64), step
 
-    def forward(self, cache, other):
-        return self.layer(cache) + self.layer(other).mean()
-
-class Gives(Reads):
-    def forward(self, cache, other):
+    def forward(self, what, *inputs):
+        if what == "step":
+            return self.step(*inputs)
+        cache, other = inputs
+        if what == "reads":
+            return self.layer(cache) + self.layer(other).mean()
         return self.layer(other), cache[1:]
 
-reads, gives = Reads().eval(), Gives().eval()
+model = Model().eval()
 ways = [
     lambda one, two: (one, two),
     lambda one, two: (one, one),
@@ -196,19 +197,18 @@ ways = [
     lambda one, two: (one.transpose(0, 1).view(torch.int32).view(torch.float32), two),
 ]
 was, other = alone[:2]
-wanted = [reads(*way(was[chosen], other[:, chosen])) for way in ways]
-given = gives(was[chosen], other)
-reads.cuda()
-gives.cuda()
+wanted = [model("reads", *way(was[chosen], other[chosen])) for way in ways]
+given = model("gives", was[chosen], other)
+model.cuda()
+(source, second, _), rows = model("step", x, caches)[1], chosen.cuda()
 for _ in range(3):
     for way, want in zip(ways, wanted):
-        (source, second, _), rows = on_gpu()
-        picked = source.index_select(0, rows), second.index_select(1, rows)
-        assert torch.allclose(reads(*way(*picked)).cpu(), want, atol=1e-6)
+        picked = source.index_select(0, rows), second.index_select(0, rows)
+        assert waiting() == 2
+        assert torch.allclose(model("reads", *way(*picked)).cpu(), want, atol=1e-6)
         assert torch.equal(picked[0].cpu(), was[chosen])
-    (source, second, _), rows = on_gpu()
     picked = source.index_select(0, rows)
-    got, part = gives(picked, second)
+    got, part = model("gives", picked, second)
     assert torch.allclose(got.cpu(), given[0], atol=1e-6)
     part.add_(1)  # what a model gives of its input is that input's
     assert torch.equal(picked[1:].cpu(), was[chosen][1:] + 1)
