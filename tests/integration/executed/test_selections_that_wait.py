@@ -183,6 +183,8 @@ class Model(torch.nn.Module):
         if what == "step":
             return self.step(*inputs)
         cache, other = inputs
+        if what == "writes":
+            return self.layer(cache.add_(1)).sum()
         if what == "reads":
             return self.layer(cache) + self.layer(other).mean()
         return self.layer(other), cache[1:]
@@ -212,6 +214,9 @@ for _ in range(3):
     assert torch.allclose(got.cpu(), given[0], atol=1e-6)
     part.add_(1)  # what a model gives of its input is that input's
     assert torch.equal(picked[1:].cpu(), was[chosen][1:] + 1)
+    picked = source.index_select(0, rows)
+    model("writes", picked, second)
+    assert torch.equal(picked.cpu(), was[chosen] + 1)
 """
     programs.counts_of(program, tmp_path)
 
