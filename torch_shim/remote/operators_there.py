@@ -2,7 +2,7 @@
 
 Beam search selects rows of a cache after every step, for example: without this, the whole cache
 would come back each time. It does so for each tensor of each layer; such selections wait. The next
-call takes them along if it reads their results alone; else they run as one call before it, or when
+call takes them along if it only reads their results; else they run as one call before it, or when
 somebody looks at one of their inputs or results.
 """
 
@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import NoWeights, RemoteFailure
+from torch_shim.errors import (
+    BadFrame,
+    GpuUnavailable,
+    ManagerUnreachable,
+    NoWeights,
+    QuotaUsedUp,
+    RemoteFailure,
+)
 from torch_shim.leases.leasing import ModelLeases
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
@@ -227,6 +234,10 @@ class _Selections:
         if not LEAST_BYTES <= size_bytes <= _MOST_WAITING_BYTES:
             return None
         with self._lock:
+            if write_epochs.marked(source).key in self._waiting:
+                self.make()
+                if absent_of(source) is None:
+                    return None
             rows = self._rows
             if rows is None or not rows.are(index):
                 rows = _Rows.of(index)
@@ -309,9 +320,13 @@ class _Selections:
             try:
                 if waiting and leases is not None:
                     _compute(list(waiting.values()), leases)
+            except (ManagerUnreachable, QuotaUsedUp, GpuUnavailable, KeyboardInterrupt):
+                self._waiting, self._leases = waiting, leases  # another time
+                raise
             finally:
                 self._making = False
-                unmade.clear()
+                if not self._waiting:
+                    unmade.clear()
 
     # -- as the holder of their results ----------------------------------------------------------
 
@@ -359,7 +374,7 @@ def _compute(selections: Sequence[_Selection], leases: ModelLeases) -> None:
     program = _program(Program(len(tensors), (), tuple(steps), outputs))
     try:
         with NoTorchFunction():
-            results = program.run(tensors, leases)
+            results = program.run_now(tensors, leases)
     except (NoWeights, RemoteFailure) as failure:
         _note_refusal(failure)
         results = [_selected_here(each) for each in selections]
@@ -451,12 +466,13 @@ def _give(selection: _Selection, result: torch.Tensor) -> None:
     absent: AbsentBytes | None = None if mark is None else mark.absent
     if mark is None or absent is None:
         return
+    if not selection.gives(result):
+        raise BadFrame(f"{result.dtype}, {result.size()} were selected")
     made = absent_of(result)
-    whole = write_epochs.storage_of(result).nbytes() == result.nbytes
-    if made is None or not whole or not result.is_contiguous():
+    if made is None or write_epochs.storage_of(result).nbytes() != result.nbytes:
         if made is not None:
             made.bring()
-        absent.fill(write_epochs.storage_of(result.contiguous()))
+        absent.fill(write_epochs.storage_of(result.clone()))
         return
     own = write_epochs.marked(result)
     absent.become(made)

@@ -46,7 +46,7 @@ from torch_shim.remote.values import (
     tensor_in,
 )
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import RunThere, absent_of, make_all, nowhere, unmade, waiting
+from torch_shim.tensors.absent_bytes import RunThere, absent_of, make_for, nowhere, unmade, waiting
 from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_to_send, turns
 from torch_shim.wire.current_call import CallTiming
@@ -99,8 +99,12 @@ class RemoteProgram:
         if unmade:
             instead = joined_calls[-1](self, args, leases)
             if instead is not None:
-                return instead.program.run_now(instead.args, leases)
-            make_all()
+                try:
+                    return instead.program.run_now(instead.args, leases)
+                except RemoteFailure as failure:  # this one by itself may need less
+                    if failure.failure == FailureKind.LOST:
+                        raise
+            make_for(args)
         return self.run_now(args, leases)
 
     def run_now(self, args: Sequence[Any], leases: ModelLeases) -> list[Any]:

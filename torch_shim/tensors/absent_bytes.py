@@ -129,8 +129,8 @@ class AbsentBytes:
         """Be what names those bytes of a worker from now on, as `made` did."""
         waiting.pop(self.key, None)
         waiting.pop(made.key, None)
-        self.key, self.holder, self.run_there = made.key, made.holder, made.run_there
-        self.looked = made.looked
+        self.holder, self.run_there, self.looked = made.holder, made.run_there, made.looked
+        self.key = made.key  # behind the holder: who reads both without a lock finds these two
         made.holder, made.absent = None, False
         waiting[self.key] = weakref.ref(self)
 
@@ -190,13 +190,17 @@ class AbsentBytes:
 waiting: dict[int, "weakref.ref[AbsentBytes]"] = {}
 
 # By the keys of storages that no worker has yet, and of those that they are to be made from, what
-# has them made: before such bytes are looked at, and before any call.
+# has them made: before such bytes are looked at, and before a call with such an input.
 unmade: dict[int, Callable[[], None]] = {}
 
 
-def make_all() -> None:
-    for make in set(unmade.values()):
-        make()
+def make_for(args: Iterable[Any]) -> None:
+    """Have made what a call gets, and what is to be made from inputs that it may write to."""
+    for value in args:
+        absent = absent_of(value) if isinstance(value, torch.Tensor) else None
+        make = None if absent is None else unmade.get(absent.key)
+        if make is not None:
+            make()
 
 
 def storage_without_bytes(mark: write_epochs.WriteMark, size_bytes: int) -> torch.UntypedStorage:
