@@ -43,6 +43,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gpu_manager/attachment/leader_stream.py": _PASSES,
     "gpu_manager/kernel_locks.py": "the kernel wrote it",
     "gpu_manager/worker/channel_server.py": _PASSES,
+    "torch_shim/remote/operators_there.py": _OURS,
     "torch_shim/remote/recorded_calls.py": _TIMES,
     "gpu_manager/devices/image_file.py": "its manager wrote it: eight bytes",
     "gateway_ext/shared_jobs/requests.py": "NATS wrote it, by its client",

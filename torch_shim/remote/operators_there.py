@@ -301,7 +301,7 @@ class _Selections:
         rows = _rows_of([selection for _, selection in chosen])
         numbers = {id(each): number for number, each in enumerate(rows)}
         key = tuple(
-            _Chosen(position, selection.dimension, numbers[id(selection.rows)])
+            Chosen(position, selection.dimension, numbers[id(selection.rows)])
             for position, selection in chosen
         )
         joined = list(args)
@@ -391,7 +391,7 @@ def _selecting(source: int, dimension: int, rows: int) -> ProgramStep:
     return ProgramStep(_OPERATORS[_SELECTS], [Ref(source), dimension, Ref(rows)])
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """An input of a program that is selected: from what stands in its place, by numbered rows."""
 
     position: int
@@ -404,7 +404,7 @@ _joined_programs: "weakref.WeakKeyDictionary[RemoteProgram, dict[Any, RemoteProg
 _joined_programs = weakref.WeakKeyDictionary()
 
 
-def _joined(program: RemoteProgram, chosen: tuple[_Chosen, ...]) -> RemoteProgram:
+def _joined(program: RemoteProgram, chosen: tuple[Chosen, ...]) -> RemoteProgram:
     """Return the program that selects these inputs, and then does the work of this one."""
     known = _joined_programs.setdefault(program, {})
     joined = known.get(chosen)
@@ -416,7 +416,7 @@ def _joined(program: RemoteProgram, chosen: tuple[_Chosen, ...]) -> RemoteProgra
     return joined
 
 
-def with_selections(program: Program, chosen: Sequence[_Chosen]) -> Program:
+def with_selections(program: Program, chosen: Sequence[Chosen]) -> Program:
     """Return a program with one input more for each number of rows, behind the others."""
     rows = 1 + max(each.rows for each in chosen)
     constants = program.inputs + len(program.constants)

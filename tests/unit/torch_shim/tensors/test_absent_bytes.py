@@ -250,3 +250,30 @@ there += 1
 assert absent_bytes.absent_of(view)
 assert x.sum() == there.sum() and view.sum() == there[:256].sum() and worker.fetched == 2
 """)
+
+
+def test_addresses_are_used_again_unless_bytes_came_to_them(shim: Snippet) -> None:
+    shim(f"""
+{WORKER}
+worker = Worker()
+first = absent(worker)
+address = first.data_ptr()
+view = first[3:]
+del first
+second = absent(worker)
+assert second.data_ptr() != address, "a view lies there still"
+del view
+third = absent(worker)
+assert third.data_ptr() == address and third.untyped_storage().nbytes() == 4 * 65536
+assert float(third.sum()) == float(square.sum())  # they come
+filled = write_epochs.marked(third).absent._memory  # else the address might be free for anybody
+del third
+assert absent(worker).data_ptr() != filled.address
+left = absent(worker)
+address = left.data_ptr()
+assert float(left.sum()) == float(square.sum())
+write_epochs.marked(left).absent.leave(worker)
+del left
+again = absent(worker)
+assert again.data_ptr() == address and float(again.sum()) == float(square.sum())
+""")
