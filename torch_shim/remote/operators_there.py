@@ -45,13 +45,14 @@ from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.manager_session import Fetched, WorkerPeer
 from torch_shim.wire.programs import (
     Ellipse,
-    Mapping,
     Named,
     Program,
     ProgramStep,
     Ref,
     Slice,
     Tuple,
+    renumbered,
+    renumbered_step,
     unpack,
 )
 from torch_shim.wire.protocol import FailureKind
@@ -422,32 +423,20 @@ def with_selections(program: Program, chosen: Sequence[Chosen]) -> Program:
     constants = program.inputs + len(program.constants)
     first = constants + rows
     selected = {each.position: first + number for number, each in enumerate(chosen)}
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, Ref):
-            number = value.number
-            if number < program.inputs:
-                return Ref(selected.get(number, number))
-            return Ref(number + rows + (len(chosen) if number >= constants else 0))
-        if isinstance(value, list):
-            return [moved(item) for item in value]
-        if isinstance(value, Slice):
-            return Slice(*map(moved, value))
-        if isinstance(value, (Tuple, Mapping)):
-            return type(value)([moved(item) for item in value.items])
-        return value
-
+    numbers = {number: selected.get(number, number) for number in range(program.inputs)}
+    numbers |= {number: number + rows for number in range(program.inputs, constants)}
+    numbers |= {
+        constants + place: first + len(chosen) + place for place in range(len(program.steps))
+    }
     steps = [
         _selecting(each.position, each.dimension, program.inputs + each.rows) for each in chosen
     ]
-    for step in program.steps:
-        named = {name: moved(value) for name, value in step.named.items()}
-        steps.append(ProgramStep(step.operator, moved(step.arguments), named))
+    steps += [renumbered_step(step, numbers) for step in program.steps]
     return replace(
         program,
         inputs=program.inputs + rows,
         steps=tuple(steps),
-        output=moved(program.output),
+        output=renumbered(program.output, numbers),
     )
 
 

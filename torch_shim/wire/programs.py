@@ -141,6 +141,25 @@ class Program:
         return encode([self.inputs, self.constants, self.random, code])
 
 
+def renumbered(value: Any, numbers: dict[int, int]) -> Any:
+    """Return an argument or output with each value that it names by its new number."""
+    if isinstance(value, Ref):
+        return Ref(numbers[value.number])
+    if isinstance(value, list):
+        return [renumbered(item, numbers) for item in value]
+    if isinstance(value, (Tuple, Mapping)):
+        return type(value)([renumbered(item, numbers) for item in value.items])
+    if isinstance(value, Slice):
+        return Slice(*(renumbered(part, numbers) for part in value))
+    return value
+
+
+def renumbered_step(step: ProgramStep, numbers: dict[int, int]) -> ProgramStep:
+    arguments = [renumbered(argument, numbers) for argument in step.arguments]
+    named = {name: renumbered(value, numbers) for name, value in step.named.items()}
+    return ProgramStep(step.operator, arguments, named)
+
+
 _PackedStep = tuple[str, list[Any], dict[str, Any]]
 _Code = tuple[list[_PackedStep], Any, list[tuple[_Count, list[_PackedStep], Any]]]
 _Constants = Annotated[list[Constant], Meta(max_length=_MOST_CONSTANTS)]

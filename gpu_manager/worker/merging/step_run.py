@@ -21,7 +21,16 @@ from gpu_manager.worker.orders import Singly
 from gpu_manager.worker.program.build import references
 from gpu_manager.worker.program.tensor_specs import identity
 from gpu_manager.worker.program.usage import Run
-from torch_shim.wire.programs import Mapping, Program, ProgramPart, ProgramStep, Ref, Slice, Tuple
+from torch_shim.wire.programs import (
+    Mapping,
+    Program,
+    ProgramPart,
+    ProgramStep,
+    Ref,
+    Tuple,
+    renumbered,
+    renumbered_step,
+)
 
 _functorch = torch._C._functorch  # noqa: SLF001 - what torch's own vmap calls
 
@@ -183,21 +192,14 @@ def _part(
     """These steps as a function of what they take; their values were numbered from `first` on."""
     numbers = {value: place for place, value in enumerate(takes)}
     numbers |= {first + place: len(takes) + place for place in range(len(steps))}
-    renamed = tuple(
-        ProgramStep(
-            step.operator,
-            [_renumbered(argument, numbers) for argument in step.arguments],
-            {name: _renumbered(value, numbers) for name, value in step.named.items()},
-        )
-        for step in steps
-    )
+    renamed = tuple(renumbered_step(step, numbers) for step in steps)
     return ProgramPart(len(takes), renamed, Tuple([Ref(numbers[value]) for value in gives]))
 
 
 def _undo(step: ProgramStep, takes: Sequence[int]) -> tuple[ProgramPart, ...]:
     """How to take back what a step writes to its first argument."""
     numbers = {value: place for place, value in enumerate(takes)}
-    arguments = [_renumbered(argument, numbers) for argument in step.arguments]
+    arguments = [renumbered(argument, numbers) for argument in step.arguments]
     count, saved = len(takes), Ref(len(takes))
     indexed = _INDEX_ARGUMENTS.get(step.operator, 0)
     if not indexed or step.named or len(arguments) <= indexed:
@@ -211,18 +213,6 @@ def _undo(step: ProgramStep, takes: Sequence[int]) -> tuple[ProgramPart, ...]:
     end = Ref(count + len(save) - 1)
     saving = ProgramPart(count, tuple(save), Tuple([end]))
     return saving, ProgramPart(count + 1, (restore,), Tuple([]))
-
-
-def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
-    if isinstance(value, Ref):
-        return Ref(numbers[value.number])
-    if isinstance(value, list):
-        return [_renumbered(item, numbers) for item in value]
-    if isinstance(value, (Tuple, Mapping)):
-        return type(value)([_renumbered(item, numbers) for item in value.items])
-    if isinstance(value, Slice):
-        return Slice(*(_renumbered(part, numbers) for part in value))
-    return value
 
 
 class Uneven(Exception):
