@@ -12,20 +12,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from torch_shim.errors import (
-    BadFrame,
-    GpuUnavailable,
-    ManagerUnreachable,
-    NoWeights,
-    QuotaUsedUp,
-    RemoteFailure,
-)
+from torch_shim.errors import BadFrame, NoWeights, RemoteFailure
 from torch_shim.leases.leasing import ModelLeases
 from torch_shim.process_report import report
 from torch_shim.raised_failures import error_of
@@ -77,7 +70,7 @@ _SELECTS = "index_select"
 _MOST_ROWS = 1024  # of a selection that waits
 _MOST_WAITING = 256
 _MOST_JOINED = 8  # programs that select inputs of one program
-# A worker has the inputs of those that wait as well as their results, once they are made.
+# The sources of those that wait, which stay with the worker as long.
 _MOST_WAITING_BYTES = 64 << 20
 
 _known: dict[bytes, RemoteProgram] = {}
@@ -139,6 +132,8 @@ def _program(program: Program) -> RemoteProgram:
         if len(_known) >= _MOST_PROGRAMS:
             _known.clear()
         remote_program = _known.setdefault(packed, RemoteProgram(program, len(program.steps)))
+        if program.steps[0].operator == _OPERATORS["contiguous"]:  # a copy of some inputs
+            remote_program.only_reads = False
     return remote_program
 
 
@@ -190,37 +185,61 @@ class _Rows(NamedTuple):
         return cls(weakref.ref(index), content, copy, min(numbers), max(numbers))
 
 
-class _Selection(NamedTuple):
+class _Batch:
+    """Selections that a thread has a worker make; others wait for the end of it."""
+
+    def __init__(self) -> None:
+        self.maker = threading.get_ident()
+        self.ended = threading.Event()
+
+
+@dataclass(slots=True, eq=False)
+class _Selection:
     """A selection that waits; what its result is named by lasts as long as the result."""
 
+    leases: ModelLeases
     source: torch.Tensor
     dimension: int
     rows: _Rows
     size: torch.Size
     mark: "weakref.ref[write_epochs.WriteMark]"
     content: tuple[int, int]
+    batch: _Batch | None = None  # that it is being made in
+    source_key: int = field(init=False)
+    source_bytes: int = field(init=False)
+    source_content: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source_key = write_epochs.marked(self.source).key
+        self.source_bytes = write_epochs.storage_of(self.source).nbytes()
+        self.source_content = write_epochs.content_of(self.source)
 
     def gives(self, value: torch.Tensor) -> bool:
         """Whether a tensor that lies in the result is all of it, as it is."""
         is_whole = value.size() == self.size and value.dtype == self.source.dtype
         return is_whole and value.is_contiguous() and not (value.is_conj() or value.is_neg())
 
+    def is_right(self) -> bool:
+        """Whether the source is still what it was."""
+        return write_epochs.content_of(self.source) == self.source_content
+
 
 class _Selections:
-    """Those of the process that wait, by the keys of their results, which it holds until then."""
+    """Those of the process that wait, by the keys of their results, which it holds until then.
+
+    The lock is never held while a worker is asked.
+    """
 
     def __init__(self) -> None:
-        self.sole: set[int] = set()
         self._waiting: dict[int, _Selection] = {}
-        self._bytes = 0
-        self._leases: ModelLeases | None = None
         self._rows: _Rows | None = None
-        self._making = False  # now, and all of them: it needs calls, which ask for it too
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child: the thread that had the lock is not there."""
-        self._lock = threading.RLock()
+        """In a forked child: the threads that had the lock, or made some, are not there."""
+        self._lock = threading.Lock()
+        for selection in self._waiting.values():
+            selection.batch = None
 
     def add(self, leases: ModelLeases, args: Sequence[Any]) -> torch.Tensor | None:
         """Return a handle to the result of a selection that waits; None if it does not wait."""
@@ -232,51 +251,30 @@ class _Selections:
         size = list(source.size())
         size[dimension] = index.numel()
         size_bytes = torch.Size(size).numel() * source.element_size()
-        if not LEAST_BYTES <= size_bytes <= _MOST_WAITING_BYTES:
+        key = write_epochs.marked(source).key
+        if size_bytes < LEAST_BYTES or not self._has_room(key, source):
             return None
-        with self._lock:
-            if write_epochs.marked(source).key in self._waiting:
-                self.make()
-                if absent_of(source) is None:
-                    return None
-            rows = self._rows
-            if rows is None or not rows.are(index):
-                rows = _Rows.of(index)
-            if not rows.are_in(source.size(dimension)):
+        if key in self._waiting:
+            self.make(key)
+            if absent_of(source) is None:
                 return None
-            if (
-                leases != self._leases
-                or len(self._waiting) >= _MOST_WAITING
-                or self._bytes + size_bytes > _MOST_WAITING_BYTES
-            ):
-                self.make()
-            mark = write_epochs.WriteMark()
-            handle = self._handle(mark, source.dtype, size, size_bytes, leases)
-            self._waiting[mark.key] = _Selection(
-                become_cuda(source.detach()),
-                dimension,
-                rows,
-                torch.Size(size),
-                weakref.ref(mark),
-                write_epochs.content_of(handle),
-            )
-            unmade[mark.key] = unmade[write_epochs.marked(source).key] = self.make
-            self._leases, self._rows = leases, rows
-            self._bytes += size_bytes
-            return handle
-
-    def _handle(
-        self,
-        mark: write_epochs.WriteMark,
-        dtype: torch.dtype,
-        size: Sequence[int],
-        size_bytes: int,
-        leases: ModelLeases,
-    ) -> torch.Tensor:
+        rows = self._rows
+        if rows is None or not rows.are(index):
+            self._rows = rows = _Rows.of(index)
+        if not rows.are_in(source.size(dimension)):
+            return None
+        mark = write_epochs.WriteMark()
         storage = storage_without_bytes(mark, size_bytes)
         mark.absent.leave(self, partial(run_there, leases))
         strides = [math.prod(size[place:]) for place in range(1, len(size) + 1)]
-        return become_cuda(tensor_over(storage, dtype, 0, size, strides))
+        handle = become_cuda(tensor_over(storage, source.dtype, 0, size, strides))
+        alias, content = become_cuda(source.detach()), write_epochs.content_of(handle)
+        whole = torch.Size(size)
+        selection = _Selection(leases, alias, dimension, rows, whole, weakref.ref(mark), content)
+        with self._lock:
+            self._waiting[mark.key] = selection
+            unmade[mark.key] = unmade[selection.source_key] = self.make
+        return handle
 
     def joined_to(
         self, program: RemoteProgram, args: Sequence[Any], leases: ModelLeases
@@ -285,21 +283,22 @@ class _Selections:
 
         What is selected there goes on waiting: most often nobody needs it any more.
         """
-        if not program.only_reads or leases != self._leases:  # another model's worker
+        if not program.only_reads or program.random:
             return None
         chosen: list[tuple[int, _Selection]] = []
-        with NoTorchFunction(), self._lock:
+        with NoTorchFunction():
             for position, value in enumerate(args):
                 mark = write_epochs.mark_of(value) if type(value) is CudaTensor else None
                 selection = None if mark is None else self._waiting.get(mark.key)
                 if selection is None:
                     continue
-                if not selection.gives(value):
+                if selection.batch or selection.leases != leases or not selection.gives(value):
                     return None
                 chosen.append((position, selection))
         if not chosen:
             return None
-        rows = _rows_of([selection for _, selection in chosen])
+        selections = [selection for _, selection in chosen]
+        rows = _rows_of(selections)
         numbers = {id(each): number for number, each in enumerate(rows)}
         key = tuple(
             Chosen(position, selection.dimension, numbers[id(selection.rows)])
@@ -308,28 +307,93 @@ class _Selections:
         joined = list(args)
         for position, selection in chosen:
             joined[position] = selection.source
-        return JoinedCall(_joined(program, key), [*joined, *(each.copy for each in rows)])
+        joined += [each.copy for each in rows]
 
-    def make(self) -> None:
-        """Have a worker compute all that wait; what it refuses is computed here."""
-        with self._lock:
-            if self._making:
-                return
-            waiting, self._waiting, self._bytes = self._waiting, {}, 0
-            leases, self._leases, self._rows = self._leases, None, None
-            self._making = True
-            try:
-                if waiting and leases is not None:
-                    _compute(list(waiting.values()), leases)
-            except (ManagerUnreachable, QuotaUsedUp, GpuUnavailable, KeyboardInterrupt):
-                self._waiting, self._leases = waiting, leases  # another time
+        def is_right() -> bool:
+            return all(selection.is_right() for selection in selections)
+
+        return JoinedCall(_joined(program, key), joined, is_right)
+
+    def make(self, key: int) -> None:
+        """Have what waits under a key of a result or a source computed, with all of its model.
+
+        What a worker refuses is computed here. What cannot be had now goes on waiting, and raises
+        an error only if it has this key.
+        """
+        batch = _Batch()
+        asked, taken = self._take(key, batch)
+        try:
+            if taken:
+                self._make(taken, asked)
+        finally:
+            with self._lock:
+                for each in taken.values():
+                    each.batch = None
+                needed = {each.source_key for each in self._waiting.copy().values()}
+                for done in {key, *(each.source_key for each in taken.values())}:
+                    if done not in needed and done not in self._waiting:
+                        unmade.pop(done, None)
+            batch.ended.set()
+
+    def _take(self, key: int, batch: _Batch) -> tuple[dict[int, _Selection], dict[int, _Selection]]:
+        """Return what waits under a key, and with it what waits of its model, now in this batch.
+
+        If other threads are making some of that, wait for them first.
+        """
+        while True:
+            with self._lock:
+                asked = self._under(key)
+                others = [each.batch for each in asked.values() if each.batch is not None]
+                others = [other for other in others if other.maker != batch.maker]
+                if not others:
+                    models = [each.leases for each in asked.values() if each.batch is None]
+                    taken = {
+                        name: each
+                        for name, each in self._waiting.copy().items()
+                        if each.batch is None and each.leases in models[:1]
+                    }
+                    for each in taken.values():
+                        each.batch = batch
+                    return asked, taken
+            for other in others:
+                other.ended.wait()
+
+    def _under(self, key: int) -> dict[int, _Selection]:
+        return {
+            name: each
+            for name, each in self._waiting.copy().items()
+            if key in (name, each.source_key)
+        }
+
+    def _make(self, taken: dict[int, _Selection], asked: dict[int, _Selection]) -> None:
+        try:
+            self._give(taken, _computed(list(taken.values())))
+        except Exception:
+            if len(taken) == 1:
                 raise
-            finally:
-                self._making = False
-                if not self._waiting:
-                    unmade.clear()
+            for key in taken.keys() & asked.keys() & self._waiting.keys():
+                self._give({key: taken[key]}, _computed([taken[key]]))
+
+    def _give(self, taken: dict[int, _Selection], results: Sequence[torch.Tensor]) -> None:
+        with NoTorchFunction():
+            for (key, selection), result in zip(taken.items(), results, strict=True):
+                _give(selection, result)
+                self._waiting.pop(key, None)
+                unmade.pop(key, None)
+
+    def _has_room(self, key: int, source: torch.Tensor) -> bool:
+        """Whether one more may wait: the sources of those that do stay with the worker as long."""
+        waiting = self._waiting.copy().values()
+        kept = {each.source_key: each.source_bytes for each in waiting}
+        kept[key] = write_epochs.storage_of(source).nbytes()
+        return len(waiting) < _MOST_WAITING and sum(kept.values()) <= _MOST_WAITING_BYTES
 
     # -- as the holder of their results ----------------------------------------------------------
+
+    @property
+    def sole(self) -> set[int]:
+        """A set for nobody: they are in `_waiting`."""
+        return set()
 
     def drop(self, key: int) -> None:
         """Note that nobody needs a result that waits; safe in a finalizer."""
@@ -362,8 +426,8 @@ def _may_wait(source: torch.Tensor, dimension: int, index: torch.Tensor) -> bool
     )
 
 
-def _compute(selections: Sequence[_Selection], leases: ModelLeases) -> None:
-    """Compute selections as one call, and give the results to those who wait for them."""
+def _computed(selections: Sequence[_Selection]) -> list[torch.Tensor]:
+    """The results of selections of one model, by one call; here if the worker refuses it."""
     rows = _rows_of(selections)
     places = {id(each): len(selections) + number for number, each in enumerate(rows)}
     tensors = [each.source for each in selections] + [each.copy for each in rows]
@@ -375,13 +439,10 @@ def _compute(selections: Sequence[_Selection], leases: ModelLeases) -> None:
     program = _program(Program(len(tensors), (), tuple(steps), outputs))
     try:
         with NoTorchFunction():
-            results = program.run_now(tensors, leases)
+            return program.run_now(tensors, selections[0].leases)
     except (NoWeights, RemoteFailure) as failure:
         _note_refusal(failure)
-        results = [_selected_here(each) for each in selections]
-    with NoTorchFunction():
-        for selection, result in zip(selections, results, strict=True):
-            _give(selection, result)
+        return [_selected_here(each) for each in selections]
 
 
 def _rows_of(selections: Sequence[_Selection]) -> list[_Rows]:
@@ -457,16 +518,15 @@ def _give(selection: _Selection, result: torch.Tensor) -> None:
         return
     if not selection.gives(result):
         raise BadFrame(f"{result.dtype}, {result.size()} were selected")
-    made = absent_of(result)
+    made, own = absent_of(result), write_epochs.marked(result)
     if made is None or write_epochs.storage_of(result).nbytes() != result.nbytes:
         if made is not None:
             made.bring()
         absent.fill(write_epochs.storage_of(result.clone()))
-        return
-    own = write_epochs.marked(result)
-    absent.become(made)
-    mark.key = absent.key
-    if isinstance(absent.holder, WorkerPeer):
-        absent.holder.kept.result(mark.key, selection.content)
+    else:
+        absent.become(made)
+        mark.key = absent.key
+        if isinstance(absent.holder, WorkerPeer):
+            absent.holder.kept.result(mark.key, selection.content)
     if isinstance(own.made_by, MadeBy):
         own.made_by.call.made(own.made_by.output, mark, selection.content)

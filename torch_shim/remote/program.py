@@ -100,10 +100,13 @@ class RemoteProgram:
             instead = joined_calls[-1](self, args, leases)
             if instead is not None:
                 try:
-                    return instead.program.run_now(instead.args, leases)
+                    outputs = instead.program.run_now(instead.args, leases)
                 except RemoteFailure as failure:  # this one by itself may need less
                     if failure.failure == FailureKind.LOST:
                         raise
+                else:
+                    if instead.is_right():
+                        return outputs
             make_for(args)
         return self.run_now(args, leases)
 
@@ -181,7 +184,8 @@ class RemoteCall:
     stay: StayingOutputs = field(init=False)
     peer: WorkerPeer = field(init=False)
     answered: bool = False
-    remembered: RememberedInputs | None = None  # what the call needs to be repeated, if it may
+    is_noted: bool = False  # with what it may be repeated, as follows, if it may
+    remembered: RememberedInputs | None = None
 
     def __post_init__(self) -> None:
         self.peer = self.held.lease.peer
@@ -237,10 +241,14 @@ recorders: list[type[CallRecorder]] = [CallRecorder]
 
 
 class JoinedCall(NamedTuple):
-    """A program that does another one's work, and more, with these inputs."""
+    """A program that does another one's work, and more, with these inputs.
+
+    Its outputs are the other one's if it `is_right` when they are there.
+    """
 
     program: RemoteProgram
     args: list[Any]
+    is_right: Callable[[], bool]
 
 
 def _joins_none(*_: Any) -> JoinedCall | None:
@@ -427,16 +435,16 @@ def _remember(call: RemoteCall, outputs: list[Any], leases: ModelLeases) -> None
     """Have large outputs remember the call, which may have to be repeated for them."""
     stay, program = call.stay, call.program
     if stay.large and stay.repeatable and not program.random:
-        if not program.gives_large:
-            program.gives_large = True
+        program.gives_large = True
+        if not call.is_noted:
             _note_inputs(call)
         if call.remembered is not None:
             made = [(number, outputs[number]) for number in stay.large]
-            remember(partial(program.run, leases=leases), call.remembered, call.bound, made)
+            remember(partial(program.run_now, leases=leases), call.remembered, call.bound, made)
 
 
 def _note_inputs(call: RemoteCall) -> None:
-    call.remembered = remembered_inputs(call.args, call.bound)
+    call.is_noted, call.remembered = True, remembered_inputs(call.args, call.bound)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:

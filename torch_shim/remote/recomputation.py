@@ -19,7 +19,7 @@ import torch
 from torch_shim.errors import NoWeights, RemoteFailure
 from torch_shim.remote.values import Bound
 from torch_shim.tensors import write_epochs
-from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of
+from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of, make_under
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.arithmetic import settings_to_send
 from torch_shim.wire.protocol import FailureKind
@@ -102,7 +102,11 @@ class RememberedCall:
             absent.call = self
 
     def restore(self) -> None:
-        """Compute the bytes of every handle of this call that is still without them."""
+        """Compute the bytes of every handle of this call that is still without them.
+
+        Then what waits to be made from these is made: they may be written to from now on.
+        """
+        filled = []
         with _repeating.lock, NoTorchFunction(), torch.no_grad():
             if _repeating.depth >= _MOST_NESTED:
                 raise _lost("workers died while it was computed again")
@@ -119,6 +123,9 @@ class RememberedCall:
                         found.bring(looks=False)
                     storage = write_epochs.storage_of(outputs[output])
                     absent.fill(storage)
+                    filled.append(absent.key)
+        for key in filled:
+            make_under(key)
 
     def had_from(self) -> list[Any]:
         """Return its inputs, as `_Made`, `_Uniform` or values; RemoteFailure if one is lost."""

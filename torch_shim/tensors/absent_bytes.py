@@ -107,9 +107,7 @@ class AbsentBytes:
 
         `looks`: whether the function wants them.
         """
-        make = unmade.get(self.key)
-        if make is not None:
-            make()
+        make_under(self.key)
         holder = self.holder
         if not self.absent or holder is None:
             return
@@ -179,6 +177,7 @@ class AbsentBytes:
 
     def __del__(self) -> None:
         self._memory.use_again()
+        unmade.pop(self.key, None)
         if self.holder is None:
             return
         if self.absent:
@@ -191,16 +190,21 @@ waiting: dict[int, "weakref.ref[AbsentBytes]"] = {}
 
 # By the keys of storages that no worker has yet, and of those that they are to be made from, what
 # has them made: before such bytes are looked at, and before a call with such an input.
-unmade: dict[int, Callable[[], None]] = {}
+unmade: dict[int, Callable[[int], None]] = {}
+
+
+def make_under(key: int) -> None:
+    make = unmade.get(key)
+    if make is not None:
+        make(key)
 
 
 def make_for(args: Iterable[Any]) -> None:
     """Have made what a call gets, and what is to be made from inputs that it may write to."""
     for value in args:
         absent = absent_of(value) if isinstance(value, torch.Tensor) else None
-        make = None if absent is None else unmade.get(absent.key)
-        if make is not None:
-            make()
+        if absent is not None:
+            make_under(absent.key)
 
 
 def storage_without_bytes(mark: write_epochs.WriteMark, size_bytes: int) -> torch.UntypedStorage:

@@ -109,7 +109,7 @@ class ProtectedMemory(mmap.mmap):
         """Forget the content, and give the pages back."""
         if not self.is_protected:
             _map_at(self.address, len(self), _NO_ACCESS, mmap.MAP_ANONYMOUS, -1)
-            self.is_protected = True
+            self.is_protected, self.lent = True, None
 
     def fill(self, content: memoryview) -> None:
         """Make the memory usable, with this content; BadFrame for one of another size."""

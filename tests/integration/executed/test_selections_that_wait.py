@@ -9,7 +9,7 @@ from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms
 
 # Three caches of 128 KiB that grow in each step.
 STEP = """
-import gc, os, threading
+import copy, gc, os, threading
 import torch
 from torch_shim.remote import operators_there
 from torch_shim.tensors import absent_bytes
@@ -43,7 +43,7 @@ def search(x, caches, device, steps=6):
 expected, grown = search(x, caches, "cpu")
 alone = step(x, caches)[1]
 chosen = torch.tensor([2, 0, 0, 1])
-step = step.cuda()
+on_cpu, step = step, copy.deepcopy(step).cuda()
 x, caches = x.cuda(), [cache.cuda() for cache in caches]
 
 def on_gpu():
@@ -63,8 +63,9 @@ def test_step_takes_the_selections_before_it_along(
 got, there = search(x, caches, "cuda")
 assert waiting() == 3
 assert torch.equal(got.cpu(), expected)
+assert len(absent_bytes.unmade) == 6  # the results, and what they are made from
 del there
-assert not waiting()
+assert not waiting() and not absent_bytes.unmade
 """
     counts = programs.counts_of(program, tmp_path)
     assert counts["graph_calls"] == 6 + 1  # before the first call of the program for any size
@@ -98,6 +99,8 @@ EVENTS = {
     "selected from again": "picked = picked.index_select(0, rows); want = was[chosen][chosen]\n"
     "assert waiting() == 1",
     "little of it selected": "picked = picked.index_select(1, rows)\nwant = was[chosen][:, chosen]",
+    "made contiguous": "picked.transpose(0, 1).contiguous(); same = picked.contiguous()\n"
+    "same.add_(1); want = was[chosen] + 1",
     "other end": "picked = source.index_select(-1, rows); want = was[..., chosen]",
     "twice": "other = source.index_select(0, rows.flip(0)); want = was[chosen]\n"
     "assert torch.equal(other.cpu(), was[chosen.flip(0)])",
@@ -223,6 +226,35 @@ for _ in range(3):
     programs.counts_of(program, tmp_path)
 
 
+def test_answer_is_not_used_if_a_source_was_written_to_meanwhile(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+from torch_shim.remote import program as programs
+others = [cache.cpu() for cache in caches[1:]]
+wanted = on_cpu(x.cpu(), [alone[1][chosen], *others])[1][0]
+(_, source, _), rows = on_gpu()
+join, times = programs.joined_calls[-1], []
+
+def join_and_write(*call):
+    joined = join(*call)
+    if joined is not None:
+        times.append(len(times))
+        source.add_(1)  # as another thread might
+    return joined
+
+programs.joined_calls.append(join_and_write)
+for _ in range(2):
+    (_, source, _), rows = on_gpu()  # of this one nobody looks at
+    picked = source.index_select(0, rows)
+    after = step(x, [picked, *caches[1:]])[1][0]
+    assert torch.allclose(after.cpu(), wanted, atol=1e-6)
+assert times == [0]
+"""
+    programs.counts_of(program, tmp_path)
+
+
 def test_rows_that_are_not_there_are_refused_at_once(
     programs: ForkedPrograms, tmp_path: Path
 ) -> None:
@@ -257,6 +289,41 @@ assert all(map(torch.equal, [cache.cpu() for cache in there], grown))
     programs.counts_of(program, tmp_path)
 
 
+def test_selection_is_what_it_was_when_its_source_came_with_another_output(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+{KILL_WORKERS}
+(source, other, _), rows = on_gpu()
+picked = source.index_select(0, rows)
+assert kill_workers() >= 1
+assert torch.equal(other.cpu(), alone[1])  # computed again, and the source with it
+source.add_(1)
+assert torch.equal(picked.cpu(), alone[0][chosen])
+"""
+    programs.counts_of(program, tmp_path)
+
+
+def test_what_was_computed_from_a_selection_that_was_looked_at_is_computed_again(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = f"""
+{STEP}
+{KILL_WORKERS}
+(source, *_), rows = on_gpu()
+for _ in range(3):
+    picked = source.index_select(0, rows)
+    assert torch.equal(picked.cpu(), alone[0][chosen])
+after = step(x, [picked, *caches[1:]])[1][0]
+del picked
+gc.collect()
+assert kill_workers() >= 1
+assert torch.equal(after.cpu()[:, :-1], alone[0][chosen])
+"""
+    programs.counts_of(program, tmp_path)
+
+
 def test_selection_is_made_here_when_the_model_is_gone(
     programs: ForkedPrograms, tmp_path: Path
 ) -> None:
@@ -286,6 +353,10 @@ for _ in range(2):
         assert "CUDA error" in str(error), error
     else:
         raise AssertionError("a lost selection was read")
+caches[0].sub_(1)
+(source, *_), rows = on_gpu()
+assert torch.allclose(source.index_select(0, rows).cpu(), alone[0][chosen], atol=1e-6)
+assert waiting() == 1
 del picked
 assert not waiting()
 """

@@ -272,8 +272,11 @@ assert absent(worker).data_ptr() != filled.address
 left = absent(worker)
 address = left.data_ptr()
 assert float(left.sum()) == float(square.sum())
-write_epochs.marked(left).absent.leave(worker)
-del left
+lacking = write_epochs.marked(left).absent
+lacking._memory.lent = "the pages that came"
+lacking.leave(worker)
+assert lacking.lent is None
+del left, lacking
 again = absent(worker)
 assert again.data_ptr() == address and float(again.sum()) == float(square.sum())
 """)
