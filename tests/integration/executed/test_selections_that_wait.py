@@ -241,7 +241,9 @@ def join_and_write(*call):
     joined = join(*call)
     if joined is not None:
         times.append(len(times))
-        source.add_(1)  # as another thread might
+        writer = threading.Thread(target=lambda: source.add_(1))
+        writer.start()
+        writer.join()
     return joined
 
 programs.joined_calls.append(join_and_write)
