@@ -99,7 +99,8 @@ EVENTS = {
     "selected from again": "picked = picked.index_select(0, rows); want = was[chosen][chosen]\n"
     "assert waiting() == 1",
     "little of it selected": "picked = picked.index_select(1, rows)\nwant = was[chosen][:, chosen]",
-    "made contiguous": "picked.transpose(0, 1).contiguous(); same = picked.contiguous()\n"
+    "made contiguous": "step(x, caches)[1][2].transpose(0, 1).contiguous()  # a copy\n"
+    "same = picked.contiguous()  # none\n"
     "same.add_(1); want = was[chosen] + 1",
     "other end": "picked = source.index_select(-1, rows); want = was[..., chosen]",
     "twice": "other = source.index_select(0, rows.flip(0)); want = was[chosen]\n"
