@@ -376,6 +376,7 @@ class FunctionCall:
             attempt.keep_report(report.trace)
             if attempt.ahead >= function.waits.at_a_time:
                 function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
+        function.learned.takes_turns = bool(report.turns)
         if report.models:
             function.learned.saw(report.models)
         if report.local:

@@ -7,6 +7,7 @@ reported a moment later (docs/decisions/0081-the-callers-lease.md).
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -44,20 +45,26 @@ from scheduler.api import (
 from scheduler.client.lease_client import LeaseClient
 from scheduler.wire.caller_stream import Granted
 
-# A call waits this long for a lease that another call uses before it asks for one more: not long,
-# as a question costs little. While calls wait, it passes on from one to the next.
-PATIENCE_S = 0.003
+# A call waits this long for a lease that another call uses before it asks for one more, and as much
+# longer for each question that is open, so many times at most. While calls wait, a question passes
+# on from one to the next: those that have none yet are its heirs, so that it is seldom withdrawn.
+PATIENCE_S, MOST_PATIENCE = 0.003, 10
 # A lease that no call used for this long is given back.
 IDLE_S = 0.5
-# What ran is reported this long after it began or ended, and free leases are looked at this often.
-REPORT_S, LOOK_S = 0.01, 0.1
+# What ran is reported this long after it began or ended, and not before so long after the last
+# report: each costs the scheduler as much as twenty calls in it.
+REPORT_S, REPORTS_APART_S = 0.01, 0.1
+LOOK_S = 0.1  # free leases are looked at this often
 _MOST_USES = 200
 # How many waiting calls are looked at for one of the lease's instance, and how often the first one
 # may be passed over.
 _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 # Calls that share leases fill one batch first. While a question has brought no further GPU within
-# the patience, and for so long after it, each lease takes the calls of one more: these gather.
-FULL_S = 0.5
+# the patience, and for so long after it, each lease takes the calls of one more: these gather at
+# the instance. So does the next one of calls that are this quick and that take turns there: else
+# the instance would wait for the gateway between any two of them.
+FULL_S, QUICK_S = 0.5, 0.01
+_CALL_WEIGHT = 0.25
 _MOST_SHARED = 64  # leases that are looked at for room
 _CALL_ID_LETTERS = 64
 _FOR_ONE_CALL = StandingTerms(0.0, 1)
@@ -88,6 +95,7 @@ class LeasePool:
         self._queues: dict[LeaseKind, _Queue] = {}
         self._unreported: dict[PooledLease, None] = {}
         self._reporting: asyncio.TimerHandle | None = None
+        self._reported_s = -math.inf
         self._looking: asyncio.TimerHandle | None = None
         source.let_stand(self._recalled)
 
@@ -121,8 +129,10 @@ class LeasePool:
 
     def release(self, call: "CallLease", *, clean: bool) -> None:
         """The call is over; without `clean` its function may still be at work for it."""
-        lease = call.lease
-        lease.end(call.request, time.monotonic())
+        lease, now_s = call.lease, time.monotonic()
+        if clean:
+            lease.queue.saw(call, now_s - lease.turn_s)
+        lease.end(call.request, now_s)
         lease.clean = lease.clean and clean
         self._hand_on(lease)
 
@@ -152,7 +162,7 @@ class LeasePool:
         call.served = loop.create_future()
         queue.waiting[call] = None
         if queue.has_leases or (kind.is_shared and len(queue.waiting) > 1):
-            queue.unasked[call] = loop.time() + PATIENCE_S
+            queue.unasked[call] = loop.time()
             if queue.asking is None:
                 self._ask_due(queue)
         else:
@@ -170,9 +180,12 @@ class LeasePool:
     def _ask_due(self, queue: "_Queue") -> None:
         """Ask for the calls that have waited for long enough, and come back for the next one."""
         loop = asyncio.get_running_loop()
-        queue.asking = None
+        if queue.asking is not None:
+            queue.asking.cancel()
+            queue.asking = None
         while queue.unasked:
-            call, due_s = next(iter(queue.unasked.items()))
+            call, since_s = next(iter(queue.unasked.items()))
+            due_s = since_s + queue.patience_s
             if due_s > loop.time():
                 queue.asking = loop.call_at(due_s, self._ask_due, queue)
                 return
@@ -188,15 +201,21 @@ class LeasePool:
             call.request = RequestId(f"{request.id}~kept")
         question = call.question = _Question(request.id, call, call)
         answered = partial(self._answered, queue, question)
+        queue.open += 1
         question.number = self._source.ask(request, call.trace, answered)
-        if queue.kind.is_shared:
-            loop = asyncio.get_running_loop()
-            question.timer = loop.call_later(PATIENCE_S, self._unanswered, queue, question)
+        loop = asyncio.get_running_loop()
+        question.timer = loop.call_later(PATIENCE_S, self._unanswered, queue, question)
 
     def _answered(
         self, queue: "_Queue", question: "_Question", answer: Granted | SchedulerError
     ) -> None:
         queue.settle(question)
+        self._take_answer(queue, question, answer)
+        self._ask_due(queue)  # fewer questions are open: the next one is due earlier
+
+    def _take_answer(
+        self, queue: "_Queue", question: "_Question", answer: Granted | SchedulerError
+    ) -> None:
         call, question.call.question = question.call, None
         waits = not call.served.done()
         if isinstance(answer, SchedulerError):
@@ -222,7 +241,7 @@ class LeasePool:
         self._hand_on(lease)
 
     def _unanswered(self, queue: "_Queue", question: "_Question") -> None:
-        """No further GPU is free, it seems: a second batch gathers under each lease."""
+        """No further GPU is free, it seems: the next calls gather under each lease."""
         queue.late[question] = None
         now_s = time.monotonic()
         for lease in list(queue.in_use):
@@ -257,7 +276,8 @@ class LeasePool:
     def _fill(self, lease: "PooledLease", now_s: float) -> None:
         """Give the lease to calls that wait, as far as it has room."""
         while lease.has_room(now_s):
-            call = lease.queue.next_call(lease.instance)
+            alone = bool(lease.running) and not lease.queue.kind.is_shared
+            call = lease.queue.next_call(lease.instance, here_only=alone)
             if call is None:
                 return
             self._begin(lease, call)
@@ -300,12 +320,15 @@ class LeasePool:
         if len(lease.uses) >= _MOST_USES:
             self._report()
         elif self._reporting is None:
-            self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report)
+            loop = asyncio.get_running_loop()
+            due_s = max(loop.time() + REPORT_S, self._reported_s + REPORTS_APART_S)
+            self._reporting = loop.call_at(due_s, self._report)
 
     def _report(self) -> None:
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
+        self._reported_s = asyncio.get_running_loop().time()
         unreported, self._unreported = self._unreported, {}
         before_s = time.monotonic() - REPORT_S / 2
         reports = [report for lease in unreported if (report := lease.report(before_s)) is not None]
@@ -454,7 +477,7 @@ class PooledLease:
 
     __slots__ = (
         "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "id", "instance",
-        "queue", "recalled", "running", "stands", "terms", "uses",
+        "queue", "recalled", "running", "stands", "terms", "turn_s", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
@@ -464,7 +487,7 @@ class PooledLease:
         self.first = first
         self.stands = granted.placement.stands is not None
         self.terms = granted.placement.stands or _FOR_ONE_CALL
-        self.began_s = time.monotonic()
+        self.began_s = self.turn_s = time.monotonic()
         self.calls_left = self.terms.calls - 1
         self.recalled = False
         self.free_s = 0.0
@@ -477,7 +500,12 @@ class PooledLease:
         self.running: dict[RequestId, LeaseUse | None] = {first: None}
 
     def begin(self, call: CallLease) -> None:
-        began_s = time.monotonic()
+        """The call runs from now on, or in its turn after the one that runs."""
+        now_s = time.monotonic()
+        waits = self.running and not self.queue.kind.is_shared
+        if not waits:
+            self.turn_s = now_s
+        began_s = math.inf if waits else now_s
         self.running[call.request] = LeaseUse(
             call.request, call.asked_s, began_s, parent=call.trace.header
         )
@@ -488,9 +516,19 @@ class PooledLease:
     def end(self, request: RequestId, now_s: float) -> None:
         use = self.running.pop(request)
         if use is not None:
-            self.uses.append(replace(use, ended_s=now_s))
+            self.uses.append(replace(use, began_s=min(use.began_s, now_s), ended_s=now_s))
         elif self.stands:
             self.ends.append(CallEnd(request, now_s))
+        if use is None or use.began_s < math.inf:
+            self._next_turn(now_s)
+
+    def _next_turn(self, now_s: float) -> None:
+        """The call that waited for its turn at the instance begins, if there is one."""
+        self.turn_s = now_s
+        for request, use in self.running.items():
+            if use is not None and use.began_s == math.inf:
+                self.running[request] = replace(use, began_s=now_s)
+                return
 
     def is_spent(self, now_s: float) -> bool:
         """Whether no further call may begin under it."""
@@ -498,9 +536,9 @@ class PooledLease:
         return self.calls_left <= 0 or now_s >= self.began_s + stands_s
 
     def has_room(self, now_s: float) -> bool:
-        """Whether one more call may run under it; of a second batch, where calls gather."""
+        """Whether one more call may run under it, or take its turn there, where calls gather."""
         most = self.queue.kind.together
-        if self.queue.kind.is_shared and self.queue.gathers(now_s):
+        if self.queue.gathers(now_s):
             most *= 2
         return len(self.running) < most and self.clean and not self.is_spent(now_s)
 
@@ -533,8 +571,9 @@ class _Question:
 class _Queue:
     """The leases of one kind, and the calls that wait for one.
 
-    `unasked` are those for which nothing is asked, with the time at which it will be. `late`
-    questions were not answered within the patience, the last until `FULL_S` before `full_until_s`.
+    `unasked` are those for which nothing is asked, with the time since which they wait; `open` is
+    the number of questions. `late` ones were not answered within the patience, the last until
+    `FULL_S` before `full_until_s`. `call_s` is how long calls take, of late.
     """
 
     kind: LeaseKind
@@ -544,19 +583,35 @@ class _Queue:
     waiting: OrderedDict[CallLease, None] = field(default_factory=OrderedDict)
     unasked: OrderedDict[CallLease, float] = field(default_factory=OrderedDict)
     asking: asyncio.TimerHandle | None = None
+    open: int = 0
     late: dict[_Question, None] = field(default_factory=dict)
     full_until_s: float = 0.0
+    call_s: float = math.inf
+    takes_turns: bool = False
 
     @property
     def has_leases(self) -> bool:
         return bool(self.in_use or self.free)
 
+    @property
+    def patience_s(self) -> float:
+        """How long a call waits before one more question is asked."""
+        return PATIENCE_S * min(1 + self.open, MOST_PATIENCE)
+
     def gathers(self, now_s: float) -> bool:
-        """Whether a second batch gathers under each lease, as no further GPU is free."""
-        return bool(self.late) or now_s < self.full_until_s
+        """Whether more calls gather under each lease, as no further GPU is free."""
+        may = self.kind.is_shared or (self.takes_turns and self.call_s < QUICK_S)
+        return may and (bool(self.late) or now_s < self.full_until_s)
+
+    def saw(self, call: CallLease, took_s: float) -> None:
+        """A call has ended, and has taken so long since its turn came."""
+        self.takes_turns = call.call.function.learned.takes_turns
+        known_s = self.call_s if self.call_s < math.inf else took_s
+        self.call_s = known_s + _CALL_WEIGHT * (took_s - known_s)
 
     def settle(self, question: _Question) -> None:
         """The question is not asked any more."""
+        self.open -= 1
         if question.timer is not None:
             question.timer.cancel()
         if question in self.late:
@@ -580,8 +635,11 @@ class _Queue:
             roomy, key=lambda lease: (lease.instance != instance, len(lease.running)), default=None
         )
 
-    def next_call(self, instance: str) -> CallLease | None:
-        """The first call for this instance, which has claimed the lease; else the first of all."""
+    def next_call(self, instance: str, *, here_only: bool = False) -> CallLease | None:
+        """The first call for this instance, which has claimed the lease; else the first of all.
+
+        With `here_only` there is no other, as the call takes its turn at this instance.
+        """
         live = (call for call in self.waiting if not call.served.done())
         calls = list(islice(live, _MOST_LOOKED_AT))
         first = calls[0] if calls else None
@@ -590,4 +648,4 @@ class _Queue:
                 if call.instance == instance:
                     first.passed_over += call is not first
                     return call
-        return first
+        return None if first is None or (here_only and first.instance != instance) else first

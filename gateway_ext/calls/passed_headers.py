@@ -20,6 +20,7 @@ START_TIME = b"x-start-time"
 MODELS = b"x-gpu-models"
 GPU_TRACE = b"x-gpu-trace"
 LOCAL = b"x-gpu-local"
+TURNS = b"x-gpu-turns"
 # Handles of data, in a request for the function and in a response for the caller.
 DATA = b"x-gpu-data"
 # What a function reports of its GPU work, before its answer or behind a stream.
@@ -135,7 +136,7 @@ def request_head(
 
 def read_response(headers: Iterable[Header]) -> tuple[list[Header], GpuReport]:
     """The headers to pass back, and the function's report; the names are in lower case."""
-    models = trace_report = local = b""
+    models = trace_report = local = turns = b""
     back: list[Header] = []
     named: set[bytes] = set()
     for header in headers:
@@ -151,10 +152,12 @@ def read_response(headers: Iterable[Header]) -> tuple[list[Header], GpuReport]:
             trace_report = header[1]
         elif name == LOCAL:
             local = header[1]
+        elif name == TURNS:
+            turns = header[1]
     named -= {b"close"} | _HOP_BY_HOP
     if named:
         back = [header for header in back if header[0] not in named]
-    return back, GpuReport(models, trace_report, local)
+    return back, GpuReport(models, trace_report, local, turns)
 
 
 def read_trailers(trailers: Mapping[bytes, bytes]) -> GpuReport:

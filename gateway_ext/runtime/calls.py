@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 from gateway_ext.runtime.connection import ServerConnection
 from gateway_ext.runtime.handler_module import Handle, runs_in_loop
+from gateway_ext.runtime.handler_threads import HandlerThreads, LeaseTurns
 from gateway_ext.runtime.handler_values import (
     HandlerContext,
     HandlerData,
@@ -36,6 +36,8 @@ from gateway_ext.runtime.settings import RuntimeSettings
 
 _PIECES_AHEAD = 16
 MODELS, LOCAL = "X-Gpu-Models", "X-Gpu-Local"
+# Calls under one lease run here in turn, so that the gateway may send the next one early.
+_TAKE_TURNS = ("X-Gpu-Turns", "1")
 
 Pairs = list[tuple[str, str]]
 SecondsLeft = Callable[[], float | None]
@@ -63,6 +65,9 @@ class HandlerCalls:
         self.mailbox = LoopMailbox(self.loop)
         self.deadlines = CallDeadlines(self.loop, settings.exec_timeout_s)
         self.threads = HandlerThreads(settings.threads)
+        self.turns = LeaseTurns(self.threads, self.loop)
+        # Other processes behind this socket would not know of these turns.
+        self.answer_headers = [_TAKE_TURNS] if settings.gpu and settings.workers == 1 else []
         # Who takes a call out of these ends it: a dictionary, since only one thread can do so.
         self.live: dict[HandlerCall, bool] = {}
         self.in_threads: set[object] = set()  # calls, also those whose client has left; batches
@@ -128,7 +133,13 @@ class HandlerCall:
         self._room: threading.Semaphore | None = None  # of a stream's pieces, in a thread
 
     def run_in_thread(self) -> None:
-        self._calls.threads.run(partial(self._context.run, self._in_thread))
+        """Run the handler once no other call under the same lease runs."""
+        work = partial(self._context.run, self._in_thread)
+        lease = self.event.headers.get("x-gpu-lease", "") if self._calls.answer_headers else ""
+        if lease:
+            self._calls.turns.run(lease, work)
+        else:
+            self._calls.threads.run(work)
 
     def run_in_loop(self, returned: object = None) -> None:
         """Run an asynchronous handler, or an asynchronous result (`returned`)."""
@@ -251,6 +262,7 @@ class HandlerCall:
             self._note_end()
             raise
         answer.headers += self._report_headers()
+        answer.headers += self._calls.answer_headers
         return answer
 
     def _note_end(self) -> None:
@@ -562,41 +574,6 @@ class LoopMailbox:
     def _catch_up_when_woken(self) -> None:
         self._woken = False
         self.catch_up()
-
-
-Work = Callable[[], object]
-
-
-class HandlerThreads:
-    """At most so many threads, begun as calls need them; only one loop's thread uses this."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._work: SimpleQueue[Work | None] = SimpleQueue()
-        self._begun = 0
-        self._calls = 0
-
-    def run(self, work: Work) -> None:
-        """Run this in a thread, after what came before it; it must not raise."""
-        self._calls += 1
-        if self._calls > self._begun and self._begun < self.most:
-            name = f"handler_{self._begun}"
-            self._begun += 1
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
-        self._work.put(work)
-
-    def left(self) -> None:
-        self._calls -= 1
-
-    def close(self) -> None:
-        """Let the threads end, each after the call that it runs and those that wait."""
-        for _ in range(self._begun):
-            self._work.put(None)
-
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
-            del work  # what it holds is not kept until the next call
 
 
 def seconds_until(until_s: float, loop: asyncio.AbstractEventLoop) -> float | None:
