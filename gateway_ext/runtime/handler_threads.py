@@ -24,20 +24,25 @@ class HandlerThreads:
 
     def run(self, work: Work) -> None:
         """Run this in a thread, after what came before it; it must not raise."""
+        self.follow()
+        self._work.put(work)
+
+    def follow(self) -> None:
+        """One more call is to run in the thread of another one; it leaves as any other."""
         self._calls += 1
         if self._calls > self._begun and self._begun < self.most:
             name = f"handler_{self._begun}"
             self._begun += 1
             threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def run_later(self, work: Work) -> None:
+        """Run this of a call that is counted already; any thread may call this."""
         self._work.put(work)
 
-    def follow(self) -> None:
-        """One more call runs in the thread of another one, after it; it leaves as any other."""
-        self._calls += 1
-
-    def run_follower(self, work: Work) -> None:
-        """Run this in a thread of its own after all."""
-        self._work.put(work)
+    @property
+    def are_wanted(self) -> bool:
+        """Whether something waits for a thread; any thread may ask."""
+        return not self._work.empty()
 
     def left(self) -> None:
         self._calls -= 1
@@ -54,13 +59,13 @@ class HandlerThreads:
 
 
 class LeaseTurns:
-    """Calls under one lease, which run one after the other in the thread of the first of them."""
+    """Calls under one lease, which run one after the other, mostly in one thread."""
 
     def __init__(self, threads: HandlerThreads, loop: asyncio.AbstractEventLoop) -> None:
         self._threads = threads
         self._loop = loop
         self._lock = threading.Lock()
-        # Of each lease with a call in a thread: what waits for its turn, and since when.
+        # Of each lease that has a thread, or waits for one: its calls, and since when they wait.
         self._waiting: dict[str, deque[tuple[Work, float]]] = {}
         self._looking = False
 
@@ -68,27 +73,33 @@ class LeaseTurns:
         """Run this in its turn; it must not raise. Called in the loop."""
         with self._lock:
             waiting = self._waiting.get(lease)
-            if waiting is None:
-                self._waiting[lease] = deque()
-            else:
-                waiting.append((work, self._loop.time()))
-        if waiting is None:
-            self._threads.run(partial(self._run, lease, work))
+            if is_first := waiting is None:
+                waiting = self._waiting[lease] = deque()
+            waiting.append((work, self._loop.time()))
+        if is_first:
+            self._threads.run(partial(self._take_turns, lease))
             return
         self._threads.follow()
         if not self._looking:
             self._looking = True
             self._loop.call_later(TURN_S, self._look)
 
-    def _run(self, lease: str, work: Work | None) -> None:
-        """Run this and what waits for its turn by then, in a thread."""
-        while work is not None:
-            work()
+    def _take_turns(self, lease: str) -> None:
+        """Run what waits under this lease, in a thread, while nothing else waits for one."""
+        is_wanted = False
+        while True:
             with self._lock:
                 waiting = self._waiting[lease]
-                work = waiting.popleft()[0] if waiting else None
-                if work is None:
+                if not waiting:
                     del self._waiting[lease]
+                    return
+                work = None if is_wanted else waiting.popleft()[0]
+            if work is None:
+                self._threads.run_later(partial(self._take_turns, lease))
+                return
+            work()
+            del work  # what it holds is not kept until the next call
+            is_wanted = self._threads.are_wanted
 
     def _look(self) -> None:
         """Let those run that have waited for too long, in the loop."""
@@ -99,6 +110,6 @@ class LeaseTurns:
                     overdue.append(waiting.popleft()[0])
             self._looking = any(self._waiting.values())
         for work in overdue:
-            self._threads.run_follower(work)
+            self._threads.run_later(work)
         if self._looking:
             self._loop.call_later(TURN_S, self._look)

@@ -1,0 +1,249 @@
+"""Quick calls that wait for their turn at their instance, and how many questions are asked."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from gateway_ext.calls import lease_pool
+from gateway_ext.calls.learned import GpuReport
+from gateway_ext.calls.lease_pool import CallLease
+from scheduler.api import LeaseUsed
+from tests.kit.waiting import eventually
+from tests.kit.worlds.leasing_calls import A, B, Leasing, gpu_call, leasing_of_calls
+
+pytestmark = pytest.mark.timeout(180, func_only=True)
+
+
+@pytest.fixture
+def it(monkeypatch: pytest.MonkeyPatch) -> Leasing:
+    """A call that waits is told at once that no further GPU is free, and no call is slow."""
+    monkeypatch.setattr(lease_pool, "FULL_S", 60.0)
+    monkeypatch.setattr(lease_pool, "QUICK_S", 60.0)
+    found = leasing_of_calls()
+    found.function.learned.takes_turns = True
+    return found
+
+
+async def busy(it: Leasing) -> CallLease:
+    """A call under the only lease, behind one of which the pool knows how quick it was."""
+    it.done(await it.acquire("c0"))
+    it.leases.open.clear()
+    return await it.acquire("c1")
+
+
+async def test_next_call_takes_its_turn_under_the_lease_while_no_further_gpu_is_free(
+    it: Leasing,
+) -> None:
+    first = await busy(it)
+    second = await it.acquire("c2")
+    assert second.lease is first.lease
+    third = asyncio.create_task(it.acquire("c3"))
+    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+    assert not third.done()
+    it.done(first)
+    assert (await third).lease is second.lease
+    it.leases.open.set()
+
+
+async def test_call_waits_here_where_turns_are_not_known(it: Leasing) -> None:
+    it.function.learned.takes_turns = False
+    await busy(it)
+    second = asyncio.create_task(it.acquire("c2"))
+    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+    await asyncio.sleep(2 * lease_pool.PATIENCE_S)
+    assert not second.done()
+    it.leases.open.set()
+    assert (await second).lease.id == 2
+
+
+async def test_call_waits_here_behind_calls_that_are_not_quick(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_pool, "QUICK_S", 0.0)
+    await busy(it)
+    second = asyncio.create_task(it.acquire("c2"))
+    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+    await asyncio.sleep(2 * lease_pool.PATIENCE_S)
+    assert not second.done()
+    it.leases.open.set()
+    assert (await second).lease.id == 2
+
+
+async def test_slow_call_ends_turns_until_enough_were_quick_again(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_pool, "QUICK_S", 0.05)
+    it.done(await it.acquire("c0"))
+    slow = await it.acquire("slow")
+    await asyncio.sleep(0.25)
+    it.done(slow)
+    assert not slow.lease.queue.call_s < lease_pool.QUICK_S
+    for number in range(40):
+        it.done(await it.acquire(f"d{number}"))
+    assert slow.lease.queue.call_s < lease_pool.QUICK_S
+
+
+async def test_call_for_another_instance_takes_no_turn_here(it: Leasing) -> None:
+    first = await busy(it)
+    other = asyncio.create_task(it.acquire("other", B))
+    second = await it.acquire("c2", A)
+    assert second.lease is first.lease
+    assert not other.done()
+    it.done(first)
+    await asyncio.sleep(0)
+    assert not other.done()
+    it.done(second)
+    assert (await other).lease is first.lease
+    it.leases.open.set()
+
+
+async def test_calls_in_turn_are_reported_one_after_the_other(it: Leasing) -> None:
+    running = await busy(it)
+    for number in range(2, 6):
+        following = await it.acquire(f"c{number}")
+        await asyncio.sleep(0.002)
+        it.done(running)
+        running = following
+    it.done(running)
+    it.leases.open.set()
+    await eventually(lambda: [use.request for use in it.uses()] == [f"c{n}" for n in range(1, 6)])
+    uses = it.uses()
+    for use, after in pairwise(uses):
+        assert use.ended_s == after.began_s
+        assert use.began_s < use.ended_s
+
+
+async def test_call_that_waits_for_its_turn_is_not_reported_as_running(it: Leasing) -> None:
+    first = await busy(it)
+    second = await it.acquire("c2")
+    await eventually(lambda: [(use.request, use.ended_s) for use in it.uses()] == [("c1", None)])
+    it.done(first)
+    await eventually(lambda: [use.request for use in it.uses()] == ["c1", "c2"])
+    assert it.uses()[1].ended_s is None
+    it.done(second)
+    it.leases.open.set()
+    await eventually(lambda: it.ends() == ["c0", "c1", "c2"])
+
+
+async def test_call_that_leaves_before_its_turn_has_used_nothing(it: Leasing) -> None:
+    first = await busy(it)
+    second = await it.acquire("c2")
+    it.done(second, clean=False)
+    assert it.leases.released == []
+    it.done(first)
+    assert it.leases.released == [1]  # the function may still be at work for the second
+    left, ran = it.uses()
+    assert (left.request, ran.request) == ("c2", "c1")
+    assert left.began_s == left.ended_s
+    it.leases.open.set()
+
+
+async def test_recalled_lease_takes_no_further_call(it: Leasing) -> None:
+    first = await busy(it)
+    second = await it.acquire("c2")
+    it.recall(1)
+    third = asyncio.create_task(it.acquire("c3"))
+    await asyncio.sleep(0)
+    for lease in (first, second):
+        it.done(lease)
+    assert it.leases.released == [1]
+    it.leases.open.set()
+    assert (await third).lease.id == 2
+
+
+def test_last_answer_says_whether_calls_take_turns(it: Leasing) -> None:
+    call = gpu_call(it.function, "c0")
+    call.learn(GpuReport(turns=b"1"))
+    assert it.function.learned.takes_turns
+    call.learn(GpuReport())
+    assert not it.function.learned.takes_turns
+
+
+# -- questions --------------------------------------------------------------------------------
+
+
+async def test_each_open_question_makes_the_next_one_later(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_pool, "PATIENCE_S", 0.01)
+    it.function.learned.takes_turns = False
+    await busy(it)
+    loop = asyncio.get_running_loop()
+    began_s, asked_s, ask = loop.time(), list[float](), it.leases.ask
+
+    def timed(*question: object) -> int:
+        asked_s.append(loop.time())
+        return ask(*question)  # type: ignore[arg-type] # passed on as they come
+
+    monkeypatch.setattr(it.leases, "ask", timed)
+    waiting = [asyncio.create_task(it.acquire(f"d{number}")) for number in range(4)]
+    await eventually(lambda: len(asked_s) == len(waiting))
+    for number, at_s in enumerate(asked_s):
+        assert at_s - began_s >= (number + 1) * lease_pool.PATIENCE_S
+    it.leases.open.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_next_question_is_due_earlier_once_one_is_answered(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it.function.learned.takes_turns = False
+    first = await busy(it)
+    of_queue = property(lambda queue: 3600.0 if queue.open else 0.001)
+    monkeypatch.setattr(type(first.lease.queue), "patience_s", of_queue)
+    waiting = [asyncio.create_task(it.acquire(f"d{number}")) for number in range(3)]
+    await eventually(lambda: it.asked == ["c0", "d0~ask"])
+    it.leases.open.set()
+    found = await asyncio.gather(*waiting)
+    assert it.asked == ["c0", "d0~ask", "d1~ask", "d2~ask"]
+    assert sorted(each.lease.id for each in found) == [2, 3, 4]
+
+
+async def test_busy_pool_asks_nothing_anew_for_each_call(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question of a call that is served goes to one that has none."""
+    it.function.learned.takes_turns = False
+    running = await busy(it)
+    waiting = [asyncio.create_task(it.acquire("d0"))]
+    await eventually(lambda: it.asked == ["c0", "d0~ask"])
+    monkeypatch.setattr(lease_pool, "PATIENCE_S", 3600.0)
+    waiting += [asyncio.create_task(it.acquire(f"d{number}")) for number in range(1, 3)]
+    for number in range(3, 100):
+        await asyncio.sleep(0)
+        it.done(running)
+        running = await waiting.pop(0)
+        waiting.append(asyncio.create_task(it.acquire(f"d{number}")))
+    assert it.asked == ["c0", "d0~ask"]
+    assert it.leases.cancelled == []
+    it.leases.open.set()
+    for each in waiting:
+        it.done(running)
+        running = await each
+
+
+# -- reports ----------------------------------------------------------------------------------
+
+
+async def test_reports_follow_one_another_at_their_distance(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_pool, "REPORTS_APART_S", 0.05)
+    loop, reported_s = asyncio.get_running_loop(), list[float]()
+    report = it.leases.report
+
+    def timed(reports: Sequence[LeaseUsed]) -> None:
+        reported_s.append(loop.time())
+        report(reports)
+
+    monkeypatch.setattr(it.leases, "report", timed)
+    number = 0
+    while len(reported_s) < 3:
+        it.done(await it.acquire(f"c{number}"))
+        number += 1
+        await asyncio.sleep(0.001)
+    for before, after in pairwise(reported_s):
+        assert after - before >= lease_pool.REPORTS_APART_S
+    await eventually(lambda: len(it.uses()) == number - 1)
