@@ -271,6 +271,8 @@ class Gateway:
             tracer=self.tracer,
             guard=BrowserGuard(hosts) if auth is None else BrowserGuard(hosts, auth.holds),
         )
+        if pool is not None:
+            exits.callback(pool.report)
         exits.push_async_callback(invoke.close)
         hooks = await self._features(invoke, exits)
         if settings.scaling:

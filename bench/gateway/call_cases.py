@@ -26,6 +26,7 @@ class Answering(StrEnum):
     LITSERVE = "LitServe"
     RAY = "Ray Serve"
     BENTOML = "BentoML"
+    MOSEC = "mosec"
 
 
 OURS = frozenset({Answering.GPUFAAS, Answering.TUNED})
@@ -33,6 +34,7 @@ PEERS = {
     Answering.LITSERVE: PeerSystem.LITSERVE,
     Answering.RAY: PeerSystem.RAY,
     Answering.BENTOML: PeerSystem.BENTOML,
+    Answering.MOSEC: PeerSystem.MOSEC,
 }
 # A peer's call that does nothing has no GPU: it stands beside both of ours that do nothing.
 _OF_PEERS = (CallKind.EMPTY, CallKind.COMPUTING)

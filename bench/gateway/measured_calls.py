@@ -35,7 +35,12 @@ from bench.measure.whole_stack import StackNotReady, WholeStack
 
 _SETTLE_S, _WARM_S, _WARM_CLIENTS = 3.0, 1.0, 8
 _WORKERS = "gpu-manager's workers"
-_PATHS = {Answering.RAY: "/", Answering.LITSERVE: "/predict", Answering.BENTOML: "/predict"}
+_PATHS = {
+    Answering.RAY: "/",
+    Answering.LITSERVE: "/predict",
+    Answering.BENTOML: "/predict",
+    Answering.MOSEC: "/inference",
+}
 _PROGRAMS = {CallKind.EMPTY: PeerProgram.NOOP, CallKind.COMPUTING: PeerProgram.COMPUTING}
 
 

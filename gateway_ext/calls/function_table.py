@@ -36,6 +36,8 @@ _CALLS_FOR_A_THREAD = 4
 
 _log = logging.getLogger(__name__)
 
+_TAKES_TURNS = b"1"
+
 OptionsOf = Callable[[Deployment], function_options.FunctionOptions]
 
 
@@ -70,12 +72,14 @@ class Function:
     """One function as it is deployed now; it stays the same object through updates.
 
     `calls` is the number of calls so far, `last_call_s` when the last call began or ended
-    (monotonic); `log` has lines about its calls, which strangers make.
+    (monotonic); `log` has lines about its calls, which strangers make. It `tells_instances_apart`
+    if each address is one instance: behind another gateway all have the same.
     """
 
     __slots__ = (
         "id", "label", "deployment", "options", "endpoints", "wanted", "troubles", "inflight",
         "unanswered", "calls", "last_call_s", "gone", "learned", "log", "waits",
+        "tells_instances_apart",
         "_instances", "_next", "_turns", "_ready",
     )  # fmt: skip
 
@@ -95,6 +99,7 @@ class Function:
         self.learned = Learned(self.id, options.models)
         self.log = StrangerLog(_log)
         self.waits = CallWaits()
+        self.tells_instances_apart = True
         self._instances: list[Instance] = []
         self._next = 0
         self._turns: deque[asyncio.Future[Instance]] = deque()  # of waiting calls, in order
@@ -199,6 +204,8 @@ class Function:
             self.waits = CallWaits()
         self.deployment, self.options, self.troubles = deployment, options, troubles
         self.endpoints = tuple(endpoints)
+        addresses = {endpoint.address for endpoint in endpoints if not endpoint.prefix}
+        self.tells_instances_apart = len(addresses) == len(endpoints)
         old = {instance.endpoint: instance for instance in self._instances}
         self._instances = [
             old[endpoint] if endpoint in old else Instance(endpoint) for endpoint in self.endpoints
@@ -355,6 +362,7 @@ class FunctionCall:
     client: bytes = b""
     body: bytes = b""
     part: CallPart | None = None
+    takes_turns: bool = False  # as its last answer says
     sent_status: int = 0  # of the response that the caller gets, once it has begun
     deadline_s: float = 0.0
 
@@ -376,7 +384,7 @@ class FunctionCall:
             attempt.keep_report(report.trace)
             if attempt.ahead >= function.waits.at_a_time:
                 function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
-        function.learned.takes_turns = bool(report.turns)
+        self.takes_turns = report.turns == _TAKES_TURNS and function.tells_instances_apart
         if report.models:
             function.learned.saw(report.models)
         if report.local:

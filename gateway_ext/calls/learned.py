@@ -23,8 +23,8 @@ _TRACING = "tracing: "
 class GpuReport(NamedTuple):
     """What a function reports of one call, before its answer or behind a stream.
 
-    These are the models that it used, its times, and what ran on its own processor instead; and
-    whether calls under one lease take turns in the instance.
+    These are the models that it used, its times, and what ran on its own processor instead. With
+    `turns` of `1` the instance runs calls under one lease in turn.
     """
 
     models: bytes = b""
@@ -39,11 +39,9 @@ class Learned:
     `models` are those that the next call is expected to use: which each of the latest calls used.
     For a function whose calls differ these are fewer models than a call will use, or none: a call
     asks for a missing model by itself, which costs less than loading a model that is not used.
-    `takes_turns`: calls under one lease that are sent to an instance together run there in turn, as
-    its last answer says.
     """
 
-    __slots__ = ("lines", "models", "takes_turns", "_function", "_recent", "_last_report")
+    __slots__ = ("lines", "models", "_function", "_recent", "_last_report")
 
     def __init__(self, function: FunctionId, declared: Sequence[str] = ()) -> None:
         # Work without a GPU, as it was reported: the function's own text, to be shown as text.
@@ -52,7 +50,6 @@ class Learned:
         self._recent: deque[frozenset[ModelId]] = deque(maxlen=_RECENT)
         self._last_report = b""
         self.models = self._ids(declared)
-        self.takes_turns = False
 
     def saw(self, report: bytes) -> None:
         """Take the digests that a call reports; a call without models reports none."""

@@ -46,9 +46,9 @@ from scheduler.client.lease_client import LeaseClient
 from scheduler.wire.caller_stream import Granted
 
 # A call waits this long for a lease that another call uses before it asks for one more, and as much
-# longer for each question that is open, so many times at most. While calls wait, a question passes
-# on from one to the next: those that have none yet are its heirs, so that it is seldom withdrawn.
-PATIENCE_S, MOST_PATIENCE = 0.003, 10
+# longer for each question that is open, so many times at most. A question of a call that is served
+# passes on to one that has none yet, so that few are withdrawn.
+PATIENCE_S, MOST_PATIENCES = 0.003, 10
 # A lease that no call used for this long is given back.
 IDLE_S = 0.5
 # What ran is reported this long after it began or ended, and not before so long after the last
@@ -61,8 +61,8 @@ _MOST_USES = 200
 _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 # Calls that share leases fill one batch first. While a question has brought no further GPU within
 # the patience, and for so long after it, each lease takes the calls of one more: these gather at
-# the instance. So does the next one of calls that are this quick and that take turns there: else
-# the instance would wait for the gateway between any two of them.
+# the instance. If calls take less than `QUICK_S` and take turns at the instance, each lease takes
+# one call more, too: else the instance would be idle until the gateway sends the next one.
 FULL_S, QUICK_S = 0.5, 0.01
 _CALL_WEIGHT = 0.25
 _MOST_SHARED = 64  # leases that are looked at for room
@@ -127,14 +127,17 @@ class LeasePool:
         attempt.request, attempt.placement = call.request, lease.granted.placement
         self._meters.lease("hit" if call.hit else "miss", attempt.leased_s - call.asked_s)
 
-    def release(self, call: "CallLease", *, clean: bool) -> None:
+    def release(self, call: "CallLease", *, clean: bool, answered: bool = False) -> None:
         """The call is over; without `clean` its function may still be at work for it."""
-        lease, now_s = call.lease, time.monotonic()
-        if clean:
-            lease.queue.saw(call, now_s - lease.turn_s)
-        lease.end(call.request, now_s)
+        lease = call.lease
+        lease.leave(call, time.monotonic(), answered=answered)
         lease.clean = lease.clean and clean
         self._hand_on(lease)
+
+    def report(self) -> None:
+        """Tell what ran and has not been told yet."""
+        if self._reporting is not None:
+            self._report()
 
     # -- calls that wait, and their questions -----------------------------------------------------
 
@@ -202,14 +205,14 @@ class LeasePool:
         question = call.question = _Question(request.id, call, call)
         answered = partial(self._answered, queue, question)
         queue.open += 1
-        question.number = self._source.ask(request, call.trace, answered)
         loop = asyncio.get_running_loop()
         question.timer = loop.call_later(PATIENCE_S, self._unanswered, queue, question)
+        question.number = self._source.ask(request, call.trace, answered)
 
     def _answered(
         self, queue: "_Queue", question: "_Question", answer: Granted | SchedulerError
     ) -> None:
-        queue.settle(question)
+        queue.settle(question, got_gpu=not isinstance(answer, SchedulerError))
         self._take_answer(queue, question, answer)
         self._ask_due(queue)  # fewer questions are open: the next one is due earlier
 
@@ -256,7 +259,7 @@ class LeasePool:
             return
         heir = next(iter(queue.unasked), None)
         if heir is None:
-            queue.settle(question)
+            queue.settle(question, got_gpu=False)
             self._source.withdraw(question.number)
             return
         del queue.unasked[heir]
@@ -276,8 +279,8 @@ class LeasePool:
     def _fill(self, lease: "PooledLease", now_s: float) -> None:
         """Give the lease to calls that wait, as far as it has room."""
         while lease.has_room(now_s):
-            alone = bool(lease.running) and not lease.queue.kind.is_shared
-            call = lease.queue.next_call(lease.instance, here_only=alone)
+            in_turn = bool(lease.running) and not lease.queue.kind.is_shared
+            call = lease.queue.next_call(lease.instance, here_only=in_turn)
             if call is None:
                 return
             self._begin(lease, call)
@@ -405,7 +408,7 @@ class CallLease:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.has_lease:
             unbegun = isinstance(error, NoResponse) and not error.sent
-            self._pool.release(self, clean=error is None or unbegun)
+            self._pool.release(self, clean=error is None or unbegun, answered=error is None)
 
     async def take(self, instance: str) -> None:
         """Wait for a lease on the models that the call is expected to use, at this instance.
@@ -472,12 +475,14 @@ class PooledLease:
     """One lease, and the calls that run under it: for the `first` alone, unless it `stands`.
 
     `instance` is the function's instance that used it last, and need not claim it again. It is not
-    `clean` once a call broke off, since its function may still be at work.
+    `clean` once a call broke off, since its function may still be at work. The call whose turn it
+    is has it since `turn_s`. It `takes_turns` once an answer of this instance has said that calls
+    take turns there; by then the models are loaded.
     """
 
     __slots__ = (
         "began_s", "calls_left", "clean", "ends", "first", "free_s", "granted", "id", "instance",
-        "queue", "recalled", "running", "stands", "terms", "turn_s", "uses",
+        "queue", "recalled", "running", "stands", "takes_turns", "terms", "turn_s", "uses",
     )  # fmt: skip
 
     def __init__(self, queue: "_Queue", granted: Granted, first: RequestId, instance: str) -> None:
@@ -492,6 +497,7 @@ class PooledLease:
         self.recalled = False
         self.free_s = 0.0
         self.instance = instance
+        self.takes_turns = False
         self.clean = True
         self.uses: list[LeaseUse] = []
         self.ends: list[CallEnd] = []
@@ -510,17 +516,30 @@ class PooledLease:
             call.request, call.asked_s, began_s, parent=call.trace.header
         )
         self.calls_left -= 1
+        self.takes_turns = self.takes_turns and call.instance == self.instance
         self.instance = call.instance
         self.queue.in_use[self] = None
 
-    def end(self, request: RequestId, now_s: float) -> None:
+    def leave(self, call: CallLease, now_s: float, *, answered: bool) -> None:
+        """A call is over; what its answer shows decides whether further ones are sent early."""
+        turn_s = self.turn_s
+        had_turn = self.end(call.request, now_s, answered=answered)
+        if answered and had_turn:
+            self.queue.saw(now_s - turn_s)
+            self.takes_turns = call.call.takes_turns and call.instance == self.instance
+
+    def end(self, request: RequestId, now_s: float, *, answered: bool = False) -> bool:
+        """Whether the call had its turn; one that is answered without has run beside others."""
         use = self.running.pop(request)
+        had_turn = use is None or use.began_s < math.inf
         if use is not None:
-            self.uses.append(replace(use, began_s=min(use.began_s, now_s), ended_s=now_s))
+            out_of_turn_s = self.turn_s if answered else now_s
+            self.uses.append(replace(use, began_s=min(use.began_s, out_of_turn_s), ended_s=now_s))
         elif self.stands:
             self.ends.append(CallEnd(request, now_s))
-        if use is None or use.began_s < math.inf:
+        if had_turn and not self.queue.kind.is_shared:
             self._next_turn(now_s)
+        return had_turn
 
     def _next_turn(self, now_s: float) -> None:
         """The call that waited for its turn at the instance begins, if there is one."""
@@ -538,7 +557,7 @@ class PooledLease:
     def has_room(self, now_s: float) -> bool:
         """Whether one more call may run under it, or take its turn there, where calls gather."""
         most = self.queue.kind.together
-        if self.queue.gathers(now_s):
+        if (self.takes_turns or self.queue.kind.is_shared) and self.queue.gathers(now_s):
             most *= 2
         return len(self.running) < most and self.clean and not self.is_spent(now_s)
 
@@ -572,8 +591,9 @@ class _Queue:
     """The leases of one kind, and the calls that wait for one.
 
     `unasked` are those for which nothing is asked, with the time since which they wait; `open` is
-    the number of questions. `late` ones were not answered within the patience, the last until
-    `FULL_S` before `full_until_s`. `call_s` is how long calls take, of late.
+    the number of questions. `late` ones were not answered within the patience. Until `full_until_s`
+    the last of them counts as if it were still open. `call_s` is the recent average of how long a
+    call takes.
     """
 
     kind: LeaseKind
@@ -587,7 +607,6 @@ class _Queue:
     late: dict[_Question, None] = field(default_factory=dict)
     full_until_s: float = 0.0
     call_s: float = math.inf
-    takes_turns: bool = False
 
     @property
     def has_leases(self) -> bool:
@@ -596,27 +615,27 @@ class _Queue:
     @property
     def patience_s(self) -> float:
         """How long a call waits before one more question is asked."""
-        return PATIENCE_S * min(1 + self.open, MOST_PATIENCE)
+        return PATIENCE_S * min(1 + self.open, MOST_PATIENCES)
 
     def gathers(self, now_s: float) -> bool:
         """Whether more calls gather under each lease, as no further GPU is free."""
-        may = self.kind.is_shared or (self.takes_turns and self.call_s < QUICK_S)
+        may = self.kind.is_shared or self.call_s < QUICK_S
         return may and (bool(self.late) or now_s < self.full_until_s)
 
-    def saw(self, call: CallLease, took_s: float) -> None:
-        """A call has ended, and has taken so long since its turn came."""
-        self.takes_turns = call.call.function.learned.takes_turns
+    def saw(self, took_s: float) -> None:
+        """A call was answered, so long after its turn had come."""
         known_s = self.call_s if self.call_s < math.inf else took_s
         self.call_s = known_s + _CALL_WEIGHT * (took_s - known_s)
 
-    def settle(self, question: _Question) -> None:
-        """The question is not asked any more."""
+    def settle(self, question: _Question, *, got_gpu: bool) -> None:
+        """The question is not asked any more; calls in turn gather no more if a GPU was free."""
         self.open -= 1
         if question.timer is not None:
             question.timer.cancel()
         if question in self.late:
             del self.late[question]
-            self.full_until_s = time.monotonic() + FULL_S
+            if self.kind.is_shared or not got_gpu:
+                self.full_until_s = time.monotonic() + FULL_S
 
     def take_free(self, instance: str) -> PooledLease | None:
         """A lease that no call uses, best of all one that this instance has claimed."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-# A call that waits longer for its turn runs at once: the one before it may wait for this one.
+# Calls wait no longer for one that has run for so long, and for as long again at most: it may wait
+# for one of them.
 TURN_S = 0.05
 
 Work = Callable[[], object]
@@ -21,34 +22,36 @@ class HandlerThreads:
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._begun = 0
         self._calls = 0
+        self._closed = False
 
     def run(self, work: Work) -> None:
         """Run this in a thread, after what came before it; it must not raise."""
-        self.follow()
+        self.count()
         self._work.put(work)
 
-    def follow(self) -> None:
-        """One more call is to run in the thread of another one; it leaves as any other."""
+    def count(self) -> None:
+        """One more call is to run; one that takes its turn may need a thread of its own later."""
         self._calls += 1
         if self._calls > self._begun and self._begun < self.most:
             name = f"handler_{self._begun}"
             self._begun += 1
             threading.Thread(target=self._serve, name=name, daemon=True).start()
 
-    def run_later(self, work: Work) -> None:
-        """Run this of a call that is counted already; any thread may call this."""
+    def run_counted(self, work: Work) -> None:
+        """Run this of calls that were counted before; any thread may call this."""
         self._work.put(work)
 
     @property
     def are_wanted(self) -> bool:
         """Whether something waits for a thread; any thread may ask."""
-        return not self._work.empty()
+        return not self._closed and not self._work.empty()
 
     def left(self) -> None:
         self._calls -= 1
 
     def close(self) -> None:
         """Let the threads end, each after the call that it runs and those that wait."""
+        self._closed = True
         for _ in range(self._begun):
             self._work.put(None)
 
@@ -58,6 +61,16 @@ class HandlerThreads:
             del work  # what it holds is not kept until the next call
 
 
+class _Turns:
+    """The calls under one lease that wait, and since when the one before them runs."""
+
+    __slots__ = ("began_s", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Work] = deque()
+        self.began_s: float | None = None  # None while they wait for a thread
+
+
 class LeaseTurns:
     """Calls under one lease, which run one after the other, mostly in one thread."""
 
@@ -65,51 +78,54 @@ class LeaseTurns:
         self._threads = threads
         self._loop = loop
         self._lock = threading.Lock()
-        # Of each lease that has a thread, or waits for one: its calls, and since when they wait.
-        self._waiting: dict[str, deque[tuple[Work, float]]] = {}
+        self._leases: dict[str, _Turns] = {}  # of those that have a thread, or wait for one
         self._looking = False
 
     def run(self, lease: str, work: Work) -> None:
         """Run this in its turn; it must not raise. Called in the loop."""
         with self._lock:
-            waiting = self._waiting.get(lease)
-            if is_first := waiting is None:
-                waiting = self._waiting[lease] = deque()
-            waiting.append((work, self._loop.time()))
+            turns = self._leases.get(lease)
+            if is_first := turns is None:
+                turns = self._leases[lease] = _Turns()
+            turns.waiting.append(work)
         if is_first:
-            self._threads.run(partial(self._take_turns, lease))
+            self._threads.run(partial(self._take_turns, lease, turns))
             return
-        self._threads.follow()
+        self._threads.count()
         if not self._looking:
             self._looking = True
             self._loop.call_later(TURN_S, self._look)
 
-    def _take_turns(self, lease: str) -> None:
-        """Run what waits under this lease, in a thread, while nothing else waits for one."""
+    def _take_turns(self, lease: str, turns: _Turns) -> None:
+        """Run these calls, in a thread, while nothing else waits for one."""
         is_wanted = False
         while True:
             with self._lock:
-                waiting = self._waiting[lease]
-                if not waiting:
-                    del self._waiting[lease]
+                if not turns.waiting:
+                    if self._leases.get(lease) is turns:
+                        del self._leases[lease]
                     return
-                work = None if is_wanted else waiting.popleft()[0]
+                work = None if is_wanted else turns.waiting.popleft()
+                turns.began_s = None if work is None else self._loop.time()
             if work is None:
-                self._threads.run_later(partial(self._take_turns, lease))
+                self._threads.run_counted(partial(self._take_turns, lease, turns))
                 return
             work()
             del work  # what it holds is not kept until the next call
             is_wanted = self._threads.are_wanted
 
     def _look(self) -> None:
-        """Let those run that have waited for too long, in the loop."""
-        since_s, overdue = self._loop.time() - TURN_S, []
+        """Let those wait no more that wait for a call that has run for too long, in the loop."""
+        since_s, overdue = self._loop.time() - TURN_S, list[tuple[str, _Turns]]()
         with self._lock:
-            for waiting in self._waiting.values():
-                while waiting and waiting[0][1] <= since_s:
-                    overdue.append(waiting.popleft()[0])
-            self._looking = any(self._waiting.values())
-        for work in overdue:
-            self._threads.run_later(work)
+            for lease, turns in self._leases.items():
+                if turns.waiting and turns.began_s is not None and turns.began_s <= since_s:
+                    others = _Turns()
+                    others.waiting, turns.waiting = turns.waiting, others.waiting
+                    overdue.append((lease, others))
+            self._leases.update(overdue)
+            self._looking = any(turns.waiting for turns in self._leases.values())
+        for lease, others in overdue:
+            self._threads.run_counted(partial(self._take_turns, lease, others))
         if self._looking:
             self._loop.call_later(TURN_S, self._look)

@@ -12,6 +12,7 @@ import urllib.request
 
 import litserve  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
+from litserve.transport import factory  # type: ignore[import-not-found]
 from litserve_batched import batched  # type: ignore[import-not-found]  # beside this script
 from two_layers import scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
@@ -56,6 +57,7 @@ def main() -> None:
         workers_per_device=workers,
         fast_queue=True,
     )
+    _mend_fast_queue(server)
     threading.Thread(target=_watch, args=(port,), daemon=True).start()
     server.run(
         host="127.0.0.1",
@@ -67,6 +69,16 @@ def main() -> None:
         loop="uvloop",  # fails where it is not installed, as `auto` would not
         http="httptools",
     )
+
+
+def _mend_fast_queue(server: litserve.LitServer) -> None:
+    """What the open fix Lightning-AI/LitServe#752 changes: without it the queue is not used.
+
+    The server passes the kind of transport by a wrong name, and the queue's addresses swapped.
+    """
+    made = factory.ZMQTransport
+    factory.ZMQTransport = lambda frontend, backend: made(backend, frontend)
+    server.transport_config = factory.TransportConfig(transport_type="zmq")
 
 
 def _parts(program: str) -> tuple[list[litserve.LitAPI], int]:

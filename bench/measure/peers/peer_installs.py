@@ -21,6 +21,7 @@ class PeerSystem(StrEnum):
     RAY = "ray"
     LITSERVE = "litserve"
     BENTOML = "bentoml"
+    MOSEC = "mosec"
 
 
 class PeerUnavailable(Exception):

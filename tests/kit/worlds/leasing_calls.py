@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cache_manager.model.ids import ModelId
 from gateway_ext.calls.function_table import Function, FunctionCall
+from gateway_ext.calls.learned import GpuReport
 from gateway_ext.calls.lease_pool import CallLease, LeasePool
 from gateway_ext.calls.passed_headers import RequestHeaders
 from gateway_ext.metrics import GatewayMeters
@@ -23,6 +24,7 @@ class Leasing:
     leases: FakeLeases
     pool: LeasePool
     function: Function
+    turns: bytes = b""  # what each answer says of them
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
         call = gpu_call(self.function, call_id)
@@ -32,7 +34,10 @@ class Leasing:
         return lease
 
     def done(self, lease: CallLease, *, clean: bool = True) -> None:
-        self.pool.release(lease, clean=clean)
+        """The call ends with an answer, or without `clean` it breaks off."""
+        if clean:
+            lease.call.learn(GpuReport(turns=self.turns))
+        self.pool.release(lease, clean=clean, answered=clean)
 
     @property
     def asked(self) -> list[str]:

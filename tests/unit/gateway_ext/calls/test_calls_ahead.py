@@ -1,7 +1,8 @@
 """Quick calls that wait for their turn at their instance, and how many questions are asked."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextvars import Context
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from gateway_ext.calls import lease_pool
 from gateway_ext.calls.learned import GpuReport
 from gateway_ext.calls.lease_pool import CallLease
-from scheduler.api import LeaseUsed
+from gateway_ext.model import Endpoint
+from scheduler.api import StandingTerms
 from tests.kit.waiting import eventually
 from tests.kit.worlds.leasing_calls import A, B, Leasing, gpu_call, leasing_of_calls
 
@@ -22,8 +24,14 @@ def it(monkeypatch: pytest.MonkeyPatch) -> Leasing:
     monkeypatch.setattr(lease_pool, "FULL_S", 60.0)
     monkeypatch.setattr(lease_pool, "QUICK_S", 60.0)
     found = leasing_of_calls()
-    found.function.learned.takes_turns = True
+    found.turns = b"1"
     return found
+
+
+@pytest.fixture
+def told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is reported before the test asks for it, or a lease is given back."""
+    monkeypatch.setattr(lease_pool, "REPORT_S", 3600.0)
 
 
 async def busy(it: Leasing) -> CallLease:
@@ -40,15 +48,17 @@ async def test_next_call_takes_its_turn_under_the_lease_while_no_further_gpu_is_
     second = await it.acquire("c2")
     assert second.lease is first.lease
     third = asyncio.create_task(it.acquire("c3"))
-    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+    await eventually(lambda: it.asked == ["c0", "c2~ask", "c3~ask"])
+    await asyncio.sleep(2 * lease_pool.PATIENCE_S)
     assert not third.done()
     it.done(first)
     assert (await third).lease is second.lease
     it.leases.open.set()
 
 
-async def test_call_waits_here_where_turns_are_not_known(it: Leasing) -> None:
-    it.function.learned.takes_turns = False
+@pytest.mark.parametrize("said", [b"", b"0"])
+async def test_call_waits_here_where_no_turns_are_taken(it: Leasing, said: bytes) -> None:
+    it.turns = said
     await busy(it)
     second = asyncio.create_task(it.acquire("c2"))
     await eventually(lambda: it.asked == ["c0", "c2~ask"])
@@ -88,6 +98,7 @@ async def test_slow_call_ends_turns_until_enough_were_quick_again(
 async def test_call_for_another_instance_takes_no_turn_here(it: Leasing) -> None:
     first = await busy(it)
     other = asyncio.create_task(it.acquire("other", B))
+    await eventually(lambda: it.asked == ["c0", "other~ask"])
     second = await it.acquire("c2", A)
     assert second.lease is first.lease
     assert not other.done()
@@ -99,6 +110,7 @@ async def test_call_for_another_instance_takes_no_turn_here(it: Leasing) -> None
     it.leases.open.set()
 
 
+@pytest.mark.usefixtures("told_at_the_end")
 async def test_calls_in_turn_are_reported_one_after_the_other(it: Leasing) -> None:
     running = await busy(it)
     for number in range(2, 6):
@@ -108,8 +120,9 @@ async def test_calls_in_turn_are_reported_one_after_the_other(it: Leasing) -> No
         running = following
     it.done(running)
     it.leases.open.set()
-    await eventually(lambda: [use.request for use in it.uses()] == [f"c{n}" for n in range(1, 6)])
+    it.pool.report()
     uses = it.uses()
+    assert [use.request for use in uses] == [f"c{number}" for number in range(1, 6)]
     for use, after in pairwise(uses):
         assert use.ended_s == after.began_s
         assert use.began_s < use.ended_s
@@ -127,6 +140,7 @@ async def test_call_that_waits_for_its_turn_is_not_reported_as_running(it: Leasi
     await eventually(lambda: it.ends() == ["c0", "c1", "c2"])
 
 
+@pytest.mark.usefixtures("told_at_the_end")
 async def test_call_that_leaves_before_its_turn_has_used_nothing(it: Leasing) -> None:
     first = await busy(it)
     second = await it.acquire("c2")
@@ -137,6 +151,75 @@ async def test_call_that_leaves_before_its_turn_has_used_nothing(it: Leasing) ->
     left, ran = it.uses()
     assert (left.request, ran.request) == ("c2", "c1")
     assert left.began_s == left.ended_s
+    it.leases.open.set()
+
+
+@pytest.mark.usefixtures("told_at_the_end")
+async def test_call_that_is_answered_before_its_turn_has_run_beside_the_other(it: Leasing) -> None:
+    """As one that a function makes of itself."""
+    first = await busy(it)
+    second = await it.acquire("c2")
+    await asyncio.sleep(0.002)
+    it.done(second)
+    it.done(first)
+    it.pool.report()
+    inner, outer = it.uses()
+    assert (inner.request, outer.request) == ("c2", "c1")
+    assert outer.began_s == inner.began_s
+    assert inner.ended_s is not None
+    assert inner.ended_s > inner.began_s
+    it.leases.open.set()
+
+
+async def test_new_lease_has_one_call_until_that_is_answered(it: Leasing) -> None:
+    """Its model may still have to be loaded."""
+    first = await busy(it)
+    second = await it.acquire("c2")
+    waiting = [asyncio.create_task(it.acquire(f"d{number}")) for number in range(3)]
+    await eventually(lambda: it.asked[-3:] == ["d0~ask", "d1~ask", "d2~ask"])
+    it.leases.open.set()
+    found = await asyncio.gather(*waiting)
+    assert sorted(each.lease.id for each in found) == [2, 3, 4]
+    for each in (first, second, *found):
+        it.done(each)
+
+
+async def test_call_that_was_not_answered_says_nothing_of_how_quick_calls_are(it: Leasing) -> None:
+    lease = await busy(it)
+    queue = lease.lease.queue
+    known_s = queue.call_s
+    it.pool.release(lease, clean=True)  # nothing was sent
+    assert queue.call_s == known_s
+    it.leases.open.set()
+
+
+async def test_lease_that_moves_to_another_instance_takes_no_turns_there(it: Leasing) -> None:
+    first = await busy(it)
+    assert first.lease.takes_turns
+    other = asyncio.create_task(it.acquire("other", B))
+    await eventually(lambda: it.asked == ["c0", "other~ask"])
+    it.done(first)
+    assert (await other).lease is first.lease
+    await eventually(lambda: not first.lease.takes_turns)
+    it.done(await other)
+    await eventually(lambda: first.lease.takes_turns)
+    it.leases.open.set()
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "apart"),
+    [
+        ([Endpoint("f/0", A), Endpoint("f/1", B)], True),
+        ([Endpoint("f/0", A), Endpoint("f/1", A)], False),
+        ([Endpoint("f/0", A, "/function/f")], False),
+    ],
+)
+async def test_no_turns_are_taken_where_another_gateway_chooses_the_instance(
+    it: Leasing, endpoints: list[Endpoint], *, apart: bool
+) -> None:
+    it.function.become(it.function.deployment, it.function.options, endpoints)
+    lease = await busy(it)
+    assert lease.lease.takes_turns == apart
     it.leases.open.set()
 
 
@@ -156,9 +239,9 @@ async def test_recalled_lease_takes_no_further_call(it: Leasing) -> None:
 def test_last_answer_says_whether_calls_take_turns(it: Leasing) -> None:
     call = gpu_call(it.function, "c0")
     call.learn(GpuReport(turns=b"1"))
-    assert it.function.learned.takes_turns
+    assert call.takes_turns
     call.learn(GpuReport())
-    assert not it.function.learned.takes_turns
+    assert not call.takes_turns
 
 
 # -- questions --------------------------------------------------------------------------------
@@ -168,7 +251,7 @@ async def test_each_open_question_makes_the_next_one_later(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_pool, "PATIENCE_S", 0.01)
-    it.function.learned.takes_turns = False
+    it.turns = b""
     await busy(it)
     loop = asyncio.get_running_loop()
     began_s, asked_s, ask = loop.time(), list[float](), it.leases.ask
@@ -189,7 +272,7 @@ async def test_each_open_question_makes_the_next_one_later(
 async def test_next_question_is_due_earlier_once_one_is_answered(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it.function.learned.takes_turns = False
+    it.turns = b""
     first = await busy(it)
     of_queue = property(lambda queue: 3600.0 if queue.open else 0.001)
     monkeypatch.setattr(type(first.lease.queue), "patience_s", of_queue)
@@ -205,7 +288,7 @@ async def test_busy_pool_asks_nothing_anew_for_each_call(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question of a call that is served goes to one that has none."""
-    it.function.learned.takes_turns = False
+    it.turns = b""
     running = await busy(it)
     waiting = [asyncio.create_task(it.acquire("d0"))]
     await eventually(lambda: it.asked == ["c0", "d0~ask"])
@@ -231,19 +314,34 @@ async def test_reports_follow_one_another_at_their_distance(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_pool, "REPORTS_APART_S", 0.05)
-    loop, reported_s = asyncio.get_running_loop(), list[float]()
-    report = it.leases.report
+    it.leases.terms = StandingTerms(3600.0, 1_000_000)
+    loop, due_s = asyncio.get_running_loop(), list[float]()
+    call_at = loop.call_at
 
-    def timed(reports: Sequence[LeaseUsed]) -> None:
-        reported_s.append(loop.time())
-        report(reports)
+    def noted(
+        when_s: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: Context | None = None,
+    ) -> object:
+        if callback == it.pool._report:  # noqa: SLF001 - its timer is what is looked at
+            due_s.append(when_s)
+        return call_at(when_s, callback, *args, context=context)
 
-    monkeypatch.setattr(it.leases, "report", timed)
+    monkeypatch.setattr(loop, "call_at", noted)
     number = 0
-    while len(reported_s) < 3:
+    while len(it.leases.reports) < 3:
         it.done(await it.acquire(f"c{number}"))
         number += 1
-        await asyncio.sleep(0.001)
-    for before, after in pairwise(reported_s):
-        assert after - before >= lease_pool.REPORTS_APART_S
-    await eventually(lambda: len(it.uses()) == number - 1)
+        await asyncio.sleep(0.005)
+    for before_s, after_s in pairwise(due_s):
+        assert after_s - before_s >= lease_pool.REPORTS_APART_S
+
+
+async def test_what_is_not_told_is_told_when_the_gateway_stops(it: Leasing) -> None:
+    for number in range(3):
+        it.done(await it.acquire(f"c{number}"))
+    it.pool.report()
+    assert ([use.request for use in it.uses()], it.ends()) == (["c1", "c2"], ["c0"])
+    it.pool.report()
+    assert len(it.leases.reports) == 1

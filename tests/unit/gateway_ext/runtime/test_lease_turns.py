@@ -20,6 +20,9 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 GATED = """
 import os, time
 from pathlib import Path
+from gateway_ext.runtime import handler_threads
+
+handler_threads.TURN_S = 3600.0
 
 def handle(event, context):
     folder, name = Path(os.environ["FOLDER"]), event.body.decode()
@@ -101,7 +104,7 @@ async def test_calls_under_different_leases_run_at_once(turns: LeaseTurns) -> No
     await eventually(lambda: sorted(met) == [0, 1])
 
 
-async def test_call_that_waits_for_the_next_one_is_not_waited_for(
+async def test_overdue_call_runs_beside_the_one_before_it(
     turns: LeaseTurns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a function that calls itself."""
@@ -117,6 +120,66 @@ async def test_call_that_waits_for_the_next_one_is_not_waited_for(
     await eventually(lambda: done == ["outer"])
     turns.run("lease", lambda: done.append("later"))
     await eventually(lambda: done == ["outer", "later"])
+
+
+async def test_calls_behind_one_that_never_ends_still_run_one_at_a_time(
+    turns: LeaseTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_threads, "TURN_S", 0.01)
+    over, together, running = threading.Event(), list[int](), list[int]()
+
+    def later(number: int) -> None:
+        running.append(number)
+        together.append(len(running))
+        running.remove(number)
+
+    turns.run("lease", over.wait)
+    for number in range(50):
+        turns.run("lease", partial(later, number))
+    await eventually(lambda: len(together) == 50)
+    monkeypatch.setattr(handler_threads, "TURN_S", 3600.0)
+    for number in range(50):  # these do not wait for the first one any more
+        turns.run("lease", partial(later, number))
+    await eventually(lambda: len(together) == 100)
+    assert set(together) == {1}
+    over.set()
+
+
+async def test_calls_without_a_thread_do_not_become_overdue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handler_threads, "TURN_S", 0.001)
+    threads = HandlerThreads(2)
+    turns, gate = LeaseTurns(threads, asyncio.get_running_loop()), threading.Event()
+    together, running = list[int](), list[int]()
+
+    def later(number: int) -> None:
+        running.append(number)
+        together.append(len(running))
+        running.remove(number)
+
+    for number in range(2):
+        turns.run(f"other{number}", gate.wait)
+    for number in range(20):
+        turns.run("lease", partial(later, number))
+    await asyncio.sleep(0.05)
+    assert not together
+    gate.set()
+    await eventually(lambda: len(together) == 20)
+    assert set(together) == {1}
+    threads.close()
+
+
+async def test_calls_that_wait_for_their_turn_run_before_the_threads_end() -> None:
+    threads = HandlerThreads(1)
+    turns, gate = LeaseTurns(threads, asyncio.get_running_loop()), threading.Event()
+    done: list[int] = []
+    turns.run("lease", gate.wait)
+    for number in range(3):
+        turns.run("lease", partial(done.append, number))
+    threads.close()
+    gate.set()
+    await eventually(lambda: done == [0, 1, 2])
 
 
 @pytest.mark.usefixtures("strict")
@@ -175,7 +238,11 @@ async def test_only_calls_of_one_lease_wait_for_each_other(
         first = send(running, stack, "first", lease)
         await eventually((folder / "first.runs").exists)
         second = send(running, stack, "second", lease)
-        if not lease:
+        if lease:
+            for _ in range(2):  # by then the loop has read what came before
+                assert running.call("/_/health")[0] == 200
+            assert not (folder / "second.runs").exists()
+        else:
             await eventually((folder / "second.runs").exists)
         (folder / "first.goes").touch()
         assert answer(first).endswith(b"first")
