@@ -127,6 +127,7 @@ async def test_calls_behind_one_that_never_ends_still_run_one_at_a_time(
 ) -> None:
     monkeypatch.setattr(handler_threads, "TURN_S", 0.01)
     over, together, running = threading.Event(), list[int](), list[int]()
+    overdue = threading.Event()
 
     def later(number: int) -> None:
         running.append(number)
@@ -134,11 +135,10 @@ async def test_calls_behind_one_that_never_ends_still_run_one_at_a_time(
         running.remove(number)
 
     turns.run("lease", over.wait)
-    for number in range(50):
-        turns.run("lease", partial(later, number))
-    await eventually(lambda: len(together) == 50)
+    turns.run("lease", overdue.set)
+    await eventually(overdue.is_set)
     monkeypatch.setattr(handler_threads, "TURN_S", 3600.0)
-    for number in range(50):  # these do not wait for the first one any more
+    for number in range(100):  # these do not wait for the first one any more
         turns.run("lease", partial(later, number))
     await eventually(lambda: len(together) == 100)
     assert set(together) == {1}
