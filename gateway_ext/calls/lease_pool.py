@@ -244,11 +244,15 @@ class LeasePool:
         self._hand_on(lease)
 
     def _unanswered(self, queue: "_Queue", question: "_Question") -> None:
-        """No further GPU is free, it seems: the next calls gather under each lease."""
+        """No further GPU is free, it seems: the next calls gather under each lease.
+
+        One that takes its turn is sent only when a call ends: behind one that has just begun.
+        """
         queue.late[question] = None
-        now_s = time.monotonic()
-        for lease in list(queue.in_use):
-            self._fill(lease, now_s)
+        if queue.kind.is_shared:
+            now_s = time.monotonic()
+            for lease in list(queue.in_use):
+                self._fill(lease, now_s)
 
     def _leave(self, queue: "_Queue", call: "CallLease") -> None:
         """The call waits no more; its question is the next one's: it says what is needed."""

@@ -41,44 +41,71 @@ async def busy(it: Leasing) -> CallLease:
     return await it.acquire("c1")
 
 
+async def queued(
+    it: Leasing, first: CallLease, *names: str, instance: str = A
+) -> list["asyncio.Task[CallLease]"]:
+    """Calls that wait behind this one, for whose question no further GPU is free."""
+    queue = first.lease.queue
+    waiting = [asyncio.create_task(it.acquire(name, instance)) for name in names]
+    await eventually(lambda: len(queue.waiting) >= len(names) and bool(queue.late))
+    return waiting
+
+
+async def in_turn(it: Leasing) -> tuple[CallLease, CallLease]:
+    """Two calls under the only lease, `c2` and `c3`, the second of which waits for its turn."""
+    before = await busy(it)
+    second, third = await queued(it, before, "c2", "c3")
+    it.done(before)
+    assert (await second).lease is (await third).lease is before.lease
+    return await second, await third
+
+
 async def test_next_call_takes_its_turn_under_the_lease_while_no_further_gpu_is_free(
     it: Leasing,
 ) -> None:
-    first = await busy(it)
-    second = await it.acquire("c2")
-    assert second.lease is first.lease
-    third = asyncio.create_task(it.acquire("c3"))
-    await eventually(lambda: it.asked == ["c0", "c2~ask", "c3~ask"])
-    await asyncio.sleep(2 * lease_pool.PATIENCE_S)
+    first, second = await in_turn(it)
+    (third,) = await queued(it, first, "c4")
     assert not third.done()
     it.done(first)
     assert (await third).lease is second.lease
     it.leases.open.set()
 
 
-@pytest.mark.parametrize("said", [b"", b"0"])
-async def test_call_waits_here_where_no_turns_are_taken(it: Leasing, said: bytes) -> None:
-    it.turns = said
-    await busy(it)
-    second = asyncio.create_task(it.acquire("c2"))
-    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+async def test_no_call_is_sent_behind_one_that_runs_already(it: Leasing) -> None:
+    """It may run for long."""
+    first = await busy(it)
+    (second,) = await queued(it, first, "c2")
     await asyncio.sleep(2 * lease_pool.PATIENCE_S)
     assert not second.done()
     it.leases.open.set()
     assert (await second).lease.id == 2
+
+
+@pytest.mark.parametrize("said", [b"", b"0"])
+async def test_call_waits_here_where_no_turns_are_taken(it: Leasing, said: bytes) -> None:
+    it.turns = said
+    first = await busy(it)
+    second, third = await queued(it, first, "c2", "c3")
+    it.done(first)
+    assert (await second).lease is first.lease
+    await asyncio.sleep(2 * lease_pool.PATIENCE_S)
+    assert not third.done()
+    it.leases.open.set()
+    assert (await third).lease.id == 2
 
 
 async def test_call_waits_here_behind_calls_that_are_not_quick(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_pool, "QUICK_S", 0.0)
-    await busy(it)
-    second = asyncio.create_task(it.acquire("c2"))
-    await eventually(lambda: it.asked == ["c0", "c2~ask"])
+    first = await busy(it)
+    second, third = await queued(it, first, "c2", "c3")
+    it.done(first)
+    assert (await second).lease is first.lease
     await asyncio.sleep(2 * lease_pool.PATIENCE_S)
-    assert not second.done()
+    assert not third.done()
     it.leases.open.set()
-    assert (await second).lease.id == 2
+    assert (await third).lease.id == 2
 
 
 async def test_slow_call_ends_turns_until_enough_were_quick_again(
@@ -99,59 +126,58 @@ async def test_slow_call_ends_turns_until_enough_were_quick_again(
 
 async def test_call_for_another_instance_takes_no_turn_here(it: Leasing) -> None:
     first = await busy(it)
-    other = asyncio.create_task(it.acquire("other", B))
-    await eventually(lambda: it.asked == ["c0", "other~ask"])
-    second = await it.acquire("c2", A)
-    assert second.lease is first.lease
-    assert not other.done()
+    (other,) = await queued(it, first, "other", instance=B)
+    second, third = await queued(it, first, "c2", "c3")
     it.done(first)
+    assert (await second).lease is (await third).lease is first.lease
+    it.done(await second)
     await asyncio.sleep(0)
     assert not other.done()
-    it.done(second)
+    it.done(await third)
     assert (await other).lease is first.lease
     it.leases.open.set()
 
 
 @pytest.mark.usefixtures("told_at_the_end")
 async def test_calls_in_turn_are_reported_one_after_the_other(it: Leasing) -> None:
-    running = await busy(it)
-    for number in range(2, 6):
-        following = await it.acquire(f"c{number}")
-        await asyncio.sleep(0.002)
+    running, following = await in_turn(it)
+    for number in range(4, 8):
+        (waiting,) = await queued(it, running, f"c{number}")
         it.done(running)
-        running = following
+        running, following = following, await waiting
     it.done(running)
+    it.done(following)
     it.leases.open.set()
     it.pool.report()
     uses = it.uses()
-    assert [use.request for use in uses] == [f"c{number}" for number in range(1, 6)]
-    for use, after in pairwise(uses):
+    assert [use.request for use in uses] == [f"c{number}" for number in range(1, 8)]
+    for use, after in pairwise(uses[1:]):
         assert use.ended_s == after.began_s
-        assert use.began_s < use.ended_s
+        assert use.began_s <= use.ended_s
+    assert uses[0].began_s < uses[-1].began_s
 
 
 async def test_call_that_waits_for_its_turn_is_not_reported_as_running(it: Leasing) -> None:
-    first = await busy(it)
-    second = await it.acquire("c2")
-    await eventually(lambda: [(use.request, use.ended_s) for use in it.uses()] == [("c1", None)])
-    it.done(first)
+    first, second = await in_turn(it)
     await eventually(lambda: [use.request for use in it.uses()] == ["c1", "c2"])
     assert it.uses()[1].ended_s is None
+    it.done(first)
+    await eventually(lambda: [use.request for use in it.uses()] == ["c1", "c2", "c3"])
+    assert it.uses()[2].ended_s is None
     it.done(second)
     it.leases.open.set()
-    await eventually(lambda: it.ends() == ["c0", "c1", "c2"])
+    await eventually(lambda: it.ends()[-2:] == ["c2", "c3"])
 
 
 @pytest.mark.usefixtures("told_at_the_end")
 async def test_call_that_leaves_before_its_turn_has_used_nothing(it: Leasing) -> None:
-    first = await busy(it)
-    second = await it.acquire("c2")
+    first, second = await in_turn(it)
     it.done(second, clean=False)
     assert it.leases.released == []
     it.done(first)
     assert it.leases.released == [1]  # the function may still be at work for the second
-    left, ran = it.uses()
-    assert (left.request, ran.request) == ("c2", "c1")
+    _, left, ran = it.uses()
+    assert (left.request, ran.request) == ("c3", "c2")
     assert left.began_s == left.ended_s
     it.leases.open.set()
 
@@ -159,14 +185,13 @@ async def test_call_that_leaves_before_its_turn_has_used_nothing(it: Leasing) ->
 @pytest.mark.usefixtures("told_at_the_end")
 async def test_call_that_is_answered_before_its_turn_has_run_beside_the_other(it: Leasing) -> None:
     """As one that a function makes of itself."""
-    first = await busy(it)
-    second = await it.acquire("c2")
+    first, second = await in_turn(it)
     await asyncio.sleep(0.002)
     it.done(second)
     it.done(first)
     it.pool.report()
-    inner, outer = it.uses()
-    assert (inner.request, outer.request) == ("c2", "c1")
+    _, inner, outer = it.uses()
+    assert (inner.request, outer.request) == ("c3", "c2")
     assert outer.began_s == inner.began_s
     assert inner.ended_s is not None
     assert inner.ended_s > inner.began_s
@@ -175,8 +200,7 @@ async def test_call_that_is_answered_before_its_turn_has_run_beside_the_other(it
 
 async def test_new_lease_has_one_call_until_that_is_answered(it: Leasing) -> None:
     """Its model may still have to be loaded."""
-    first = await busy(it)
-    second = await it.acquire("c2")
+    first, second = await in_turn(it)
     waiting = [asyncio.create_task(it.acquire(f"d{number}")) for number in range(3)]
     await eventually(lambda: it.asked[-3:] == ["d0~ask", "d1~ask", "d2~ask"])
     it.leases.open.set()
@@ -226,10 +250,9 @@ async def test_no_turns_are_taken_where_another_gateway_chooses_the_instance(
 
 
 async def test_recalled_lease_takes_no_further_call(it: Leasing) -> None:
-    first = await busy(it)
-    second = await it.acquire("c2")
+    first, second = await in_turn(it)
     it.recall(1)
-    third = asyncio.create_task(it.acquire("c3"))
+    third = asyncio.create_task(it.acquire("c4"))
     await asyncio.sleep(0)
     for lease in (first, second):
         it.done(lease)
