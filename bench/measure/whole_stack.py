@@ -22,7 +22,7 @@ from scheduler.service.access import ApiRole, token
 
 _UP_S, _DOWN_S, _READY_S = 90.0, 60.0, 300.0
 # What ran under a lease that the gateway keeps is reported a moment later.
-_REPORTED_S = 0.05
+_REPORTED_S = 0.15
 _ASK_S = 0.1
 _CALL_S, _REST_S = 120.0, 10.0
 _OK, _CREATED, _ACCEPTED = 200, 201, 202
