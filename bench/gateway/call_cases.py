@@ -27,6 +27,7 @@ class Answering(StrEnum):
     RAY = "Ray Serve"
     BENTOML = "BentoML"
     MOSEC = "mosec"
+    TRITON = "Triton"
 
 
 OURS = frozenset({Answering.GPUFAAS, Answering.TUNED})
@@ -35,6 +36,7 @@ PEERS = {
     Answering.RAY: PeerSystem.RAY,
     Answering.BENTOML: PeerSystem.BENTOML,
     Answering.MOSEC: PeerSystem.MOSEC,
+    Answering.TRITON: PeerSystem.TRITON,
 }
 # A peer's call that does nothing has no GPU: it stands beside both of ours that do nothing.
 _OF_PEERS = (CallKind.EMPTY, CallKind.COMPUTING)

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 from bench.measure.load_figures import http_post
 from bench.measure.peers.two_layers import FEATURES, scores, two_layers
@@ -20,11 +21,32 @@ Answer = tuple[int, int, bytes]  # which call, its status, its body
 
 
 @dataclass(frozen=True, slots=True)
+class CallForm:
+    """The JSON in which a system takes a call's numbers, and in which it answers with scores."""
+
+    request: Callable[[list[float]], Any]
+    scores: Callable[[Any], list[float]]
+
+
+PLAIN_FORM = CallForm(lambda numbers: {"numbers": numbers}, lambda answer: answer["scores"])
+# Of Triton and others: version 2 of KServe's protocol.
+KSERVE_FORM = CallForm(
+    lambda numbers: {"inputs": [_tensor("numbers", numbers)]},
+    lambda answer: answer["outputs"][0]["data"],
+)
+
+
+def _tensor(name: str, numbers: list[float]) -> dict[str, object]:
+    return {"name": name, "datatype": "FP32", "shape": [1, len(numbers)], "data": numbers}
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedCalls:
     """Calls, and the scores that each must be answered with; none where any `hello` will do."""
 
     calls: list[bytes]
     expected: Sequence[Sequence[float]] = ()
+    form: CallForm = PLAIN_FORM
 
     def check(self, answers: Sequence[Answer]) -> None:
         """MeasurementFailed if an answer that claims success is not right, or if there is none."""
@@ -40,33 +62,33 @@ class CheckedCalls:
             return b"hello" in body
         expected = self.expected[number]
         try:
-            found = json.loads(body)["scores"]
+            found = self.form.scores(json.loads(body))
             return len(found) == len(expected) and all(map(_close, found, expected))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError):
             return False
 
 
-def empty_calls(path: str) -> CheckedCalls:
+def empty_calls(path: str, form: CallForm = PLAIN_FORM) -> CheckedCalls:
     """One call that is answered with `hello`; it carries what a computing call carries."""
-    return CheckedCalls([http_post(path, body=bodies()[0])])
+    return CheckedCalls([http_post(path, body=bodies(form)[0])])
 
 
-def computing_calls(path_of_seed: Mapping[int, str]) -> CheckedCalls:
+def computing_calls(path_of_seed: Mapping[int, str], form: CallForm = PLAIN_FORM) -> CheckedCalls:
     """Calls of the functions at these paths in turn, each with numbers and weights of its own."""
     models = {seed: two_layers(seed) for seed in path_of_seed}
     calls, expected = [], []
-    for body in bodies():
-        numbers = json.loads(body)["numbers"]
+    for numbers, body in zip(_numbers(), bodies(form), strict=True):
         for seed, path in path_of_seed.items():
             calls.append(http_post(path, body=body))
             expected.append(scores(models[seed], numbers))
-    return CheckedCalls(calls, expected)
+    return CheckedCalls(calls, expected, form)
 
 
-def bodies() -> list[bytes]:
+def bodies(form: CallForm = PLAIN_FORM) -> list[bytes]:
     """Requests with different numbers, the same each time."""
+    return [json.dumps(form.request(numbers)).encode() for numbers in _numbers()]
+
+
+def _numbers() -> list[list[float]]:
     random = Random(1)
-    return [
-        json.dumps({"numbers": [random.randint(-16, 16) / 8 for _ in range(FEATURES)]}).encode()
-        for _ in range(_REQUESTS)
-    ]
+    return [[random.randint(-16, 16) / 8 for _ in range(FEATURES)] for _ in range(_REQUESTS)]

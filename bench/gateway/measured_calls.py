@@ -20,6 +20,8 @@ from bench.gateway.call_cases import (
     OwnSettings,
 )
 from bench.gateway.checked_calls import (
+    KSERVE_FORM,
+    PLAIN_FORM,
     Answer,
     CheckedCalls,
     bodies,
@@ -40,7 +42,9 @@ _PATHS = {
     Answering.LITSERVE: "/predict",
     Answering.BENTOML: "/predict",
     Answering.MOSEC: "/inference",
+    Answering.TRITON: "/v2/models/{program}/infer",
 }
+_FORMS = {Answering.TRITON: KSERVE_FORM}  # of other systems: the plain one
 _PROGRAMS = {CallKind.EMPTY: PeerProgram.NOOP, CallKind.COMPUTING: PeerProgram.COMPUTING}
 
 
@@ -93,9 +97,11 @@ def _computes_on_gpu(case: CallCase) -> bool:
 @contextmanager
 def _target(case: CallCase, own: OwnSettings) -> Iterator[_Target]:
     if case.system in PEERS:
-        path = _PATHS[case.system]
         program = _PROGRAMS[case.kind]
-        calls = empty_calls(path) if program is PeerProgram.NOOP else computing_calls({0: path})
+        path = _PATHS[case.system].format(program=program)
+        form = _FORMS.get(case.system, PLAIN_FORM)
+        noop = program is PeerProgram.NOOP
+        calls = empty_calls(path, form) if noop else computing_calls({0: path}, form)
         with peer_server(PEERS[case.system], program) as served:
             yield _Target(served.url, calls, partial(usage_of_peer, served.pid))
     else:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.gateway.checked_calls import bodies, computing_calls, empty_calls
+from bench.gateway.checked_calls import KSERVE_FORM, bodies, computing_calls, empty_calls
 from bench.measure.peers.two_layers import numbers_of, scores, two_layers
 from bench.measure.report import MeasurementFailed
 
@@ -56,6 +56,18 @@ def test_check_passes_over_refusals_but_fails_where_no_call_succeeded() -> None:
         calls.check([(0, 429, b"busy")])
     with pytest.raises(MeasurementFailed, match="call 0 is wrong"):
         calls.check([(0, 200, b"goodbye")])
+
+
+def test_kserve_calls_carry_the_same_numbers_and_are_checked_alike() -> None:
+    calls = computing_calls({0: "/f"}, KSERVE_FORM)
+    sent = json.loads(calls.calls[0].partition(b"\r\n\r\n")[2])["inputs"][0]
+    answer = {"outputs": [{"name": "scores", "data": json.loads(an_answer(0))["scores"]}]}
+
+    assert (sent["shape"], sent["data"]) == ([1, 16], numbers_of(bodies()[0]))
+    calls.check([(0, 200, json.dumps(answer).encode())])
+    for wrong in (an_answer(0), b'{"outputs": []}'):
+        with pytest.raises(MeasurementFailed, match="call 0 is wrong"):
+            calls.check([(0, 200, wrong)])
 
 
 def test_weights_depend_on_the_seed_alone() -> None:

@@ -1,1 +1,1 @@
-"""LitServe, Ray Serve and BentoML, each in an environment of its own, and programs for each."""
+"""Systems to compare with, each in an environment of its own, and programs for each."""

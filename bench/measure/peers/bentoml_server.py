@@ -3,21 +3,15 @@
 PROGRAM is `noop` or `computing`. `bentoml serve` imports this file for the service of that name.
 """
 
-import signal
-import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import bentoml  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
+from peer_life import run_server  # type: ignore[import-not-found]  # beside this script
 from two_layers import scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
 _WORKERS = 2
-_ASK_S = 0.1
-_STOP_S = 10.0
-_OK = 200
 _SETTINGS = {
     "workers": _WORKERS,
     "logging": {"access": {"enabled": False}},
@@ -53,31 +47,14 @@ class Computing:
 
 def main() -> None:
     """Serve until the starting process closes standard input."""
-    service = {"noop": "Noop", "computing": "Computing"}[sys.argv[1]]
-    port = int(sys.argv[2])
+    program, port = sys.argv[1:]
+    service = {"noop": "Noop", "computing": "Computing"}[program]
     here = str(Path(__file__).resolve().parent)
     command = [sys.executable, "-m", "bentoml", "serve", f"bentoml_server:{service}"]
-    server = subprocess.Popen(
-        [*command, "--working-dir", here, "--host", "127.0.0.1", "--port", str(port)],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
+    run_server(
+        [*command, "--working-dir", here, "--host", "127.0.0.1", "--port", port],
+        f"http://127.0.0.1:{port}/readyz",
     )
-    while not _answers(port):
-        if server.poll() is not None:
-            sys.exit(f"bentoml serve ended with {server.returncode}")
-        time.sleep(_ASK_S)
-    print("ready", flush=True)
-    sys.stdin.read()
-    server.send_signal(signal.SIGINT)
-    server.wait(_STOP_S)
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
-            return bool(answer.status == _OK)
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

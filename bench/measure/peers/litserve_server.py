@@ -3,20 +3,17 @@
 PROGRAM is `noop`, `computing`, or one of `litserve_batched.py`.
 """
 
-import os
 import signal
 import sys
 import threading
-import time
-import urllib.request
 
 import litserve  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
 from litserve.transport import factory  # type: ignore[import-not-found]
 from litserve_batched import batched  # type: ignore[import-not-found]  # beside this script
+from peer_life import watch  # type: ignore[import-not-found]  # beside this script
 from two_layers import scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
-_ASK_S = 0.1
 _WORKERS = _API_SERVERS = 2
 
 
@@ -58,7 +55,8 @@ def main() -> None:
         fast_queue=True,
     )
     _mend_fast_queue(server)
-    threading.Thread(target=_watch, args=(port,), daemon=True).start()
+    ready_url = f"http://127.0.0.1:{port}/health"
+    threading.Thread(target=watch, args=(signal.SIGINT, ready_url), daemon=True).start()
     server.run(
         host="127.0.0.1",
         port=port,
@@ -87,24 +85,6 @@ def _parts(program: str) -> tuple[list[litserve.LitAPI], int]:
         found: tuple[list[litserve.LitAPI], int] = batched(program)
         return found
     return [EmptyApi() if program == "noop" else ComputingApi()], _WORKERS
-
-
-def _watch(port: int) -> None:
-    """Print `ready` once the server answers; end the server when standard input ends."""
-    while not _answers(port):
-        time.sleep(_ASK_S)
-    print("ready", flush=True)
-    while os.read(0, 1024):  # `sys.stdin` has a lock, with which the server's children were forked
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return bool(answer.read() == b"ok")
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

@@ -4,18 +4,15 @@ PROGRAM is `noop` or `computing`.
 """
 
 import json
-import os
 import signal
 import sys
 import threading
-import time
-import urllib.request
 
 import mosec  # type: ignore[import-not-found]  # installed in an environment of its own
 import torch
+from peer_life import watch  # type: ignore[import-not-found]  # beside this script
 from two_layers import FEATURES, scores, two_layers  # type: ignore[import-not-found]  # beside this script
 
-_ASK_S = 0.1
 _WORKERS = 2
 
 
@@ -49,29 +46,10 @@ def main() -> None:
     sys.argv[1:] = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     server = mosec.Server()
     server.append_worker(EmptyWorker if program == "noop" else ComputingWorker, num=_WORKERS)
-    threading.Thread(target=_watch, args=(port,), daemon=True).start()
+    # A call, as mosec answers one only once its workers are there.
+    call = f"http://127.0.0.1:{port}/inference", json.dumps({"numbers": FEATURES * [0.0]}).encode()
+    threading.Thread(target=watch, args=(signal.SIGTERM, *call), daemon=True).start()
     server.run()
-
-
-def _watch(port: int) -> None:
-    """Print `ready` once the workers answer; end the server when standard input ends."""
-    while not _answers(port):
-        time.sleep(_ASK_S)
-    print("ready", flush=True)
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _answers(port: int) -> bool:
-    body = json.dumps({"numbers": FEATURES * [0.0]}).encode()
-    try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{port}/inference", body, timeout=5
-        ) as answer:
-            return bool(answer.read())
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

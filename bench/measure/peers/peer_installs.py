@@ -16,12 +16,18 @@ _BORROWED = "gpufaas_bench_torch.pth"
 
 
 class PeerSystem(StrEnum):
-    """A system to compare gpufaas with; the value is the name of its package."""
+    """A system to compare gpufaas with, or to measure it with; the value names its files here."""
 
     RAY = "ray"
     LITSERVE = "litserve"
     BENTOML = "bentoml"
     MOSEC = "mosec"
+    TRITON = "triton"
+    LOADGEN = "loadgen"
+
+
+# Where the package has another name.
+_PACKAGES = {PeerSystem.TRITON: "nvidia-pytriton", PeerSystem.LOADGEN: "mlcommons_loadgen"}
 
 
 class PeerUnavailable(Exception):
@@ -40,7 +46,8 @@ def install(peer: PeerSystem) -> str:
         _ran(peer, [*pip, "--quiet", "--no-deps", "--requirement", str(_pinned(peer))])
         _borrow_torch(folder)
         made.touch()
-    asked = f"import torch; from importlib.metadata import version; print(version({peer.value!r}))"
+    package = _PACKAGES.get(peer, peer.value)
+    asked = f"import torch; from importlib.metadata import version; print(version({package!r}))"
     return _ran(peer, [str(peer_python(peer)), "-c", asked]).strip()
 
 
