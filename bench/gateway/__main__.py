@@ -11,6 +11,7 @@ from statistics import median
 from typing import TypeVar
 
 from bench import idle
+from bench.gateway import loadgen_rates
 from bench.gateway.call_cases import PEERS, Answering, CallCase, CallKind, OwnSettings, cases
 from bench.gateway.call_tables import cells, show_calls
 from bench.gateway.many_models import ZipfRun, of_ray, ours, warm_stack
@@ -27,6 +28,7 @@ from tests.kit.live.live_runs import ZIPF_CALLERS, ZIPF_MEASURED, ZIPF_WARMING
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _ROUNDS, _SECONDS, _SEEDS = 3, 4.0, (1, 2, 3)
 _IDLE_S = 30.0
+_LOADGEN_S = 4.0
 _POLICIES = ("lalbo3", "beside")
 _RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram.ZIPF_OVERLAPPED}
 
@@ -44,12 +46,15 @@ def main() -> None:
     )
     report.facts |= {"torch": version("torch"), "load_average_before": load_average()}
     systems = _systems(report, _chosen(Answering, options.system))
+    rounds = options.rounds or (_ROUNDS if full else 1)
+    tuned = OwnSettings(options.gpu_overlap, options.instances)
     if options.only in {None, "calls"}:
-        rounds = options.rounds or (_ROUNDS if full else 1)
         seconds = options.seconds or (_SECONDS if full else 1.0)
         chosen = cases(systems, _chosen(CallKind, options.kind))
-        tuned = OwnSettings(options.gpu_overlap, options.instances)
         _calls(report, chosen, rounds, seconds, tuned)
+    if options.only in {None, "loadgen"}:
+        computing = cases(systems, [CallKind.COMPUTING])
+        loadgen_rates.measure(report, computing, rounds, options.seconds or _LOADGEN_S, tuned)
     if options.only in {None, "zipf"}:
         _zipf(report, with_ray=Answering.RAY in systems, seeds=_SEEDS if full else _SEEDS[:1])
     if options.only in {None, "idle"}:
@@ -64,7 +69,7 @@ def main() -> None:
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.gateway", description=__doc__)
     parser.add_argument("--full", action="store_true", help="everything; keep it")
-    parser.add_argument("--only", choices=["calls", "zipf", "idle"], help="one part")
+    parser.add_argument("--only", choices=["calls", "loadgen", "zipf", "idle"], help="one part")
     parser.add_argument(
         "--system",
         action="append",
@@ -78,7 +83,11 @@ def _options() -> argparse.ArgumentParser:
         help="measure only these calls; may be repeated",
     )
     parser.add_argument("--rounds", type=int, help=f"of each case (1, in full {_ROUNDS})")
-    parser.add_argument("--seconds", type=float, help=f"of each load (1, in full {_SECONDS:g})")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help=f"of each load (1, in full {_SECONDS:g}, of LoadGen {_LOADGEN_S:g})",
+    )
     parser.add_argument("--instances", type=int, default=2, help="of a function, tuned (2)")
     parser.add_argument("--gpu-overlap", type=int, default=4, help="leases on a GPU, tuned (4)")
     return parser

@@ -49,7 +49,7 @@ _PROGRAMS = {CallKind.EMPTY: PeerProgram.NOOP, CallKind.COMPUTING: PeerProgram.C
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class Target:
     """A system that is ready; `leases` counts those that were given so far."""
 
     url: str
@@ -64,10 +64,7 @@ def one_round(case: CallCase, seconds: float, tuned: OwnSettings) -> dict[int, C
     MeasurementFailed if an answer is wrong, or if a GPU call of ours was computed elsewhere.
     """
     found = {}
-    own = tuned if case.system is Answering.TUNED else AS_IT_COMES
-    with _target(case, own) as target:
-        time.sleep(_SETTLE_S)  # until the workers of the pool are made
-        _load(target, _WARM_CLIENTS, _WARM_S)
+    with warm_target(case, tuned) as target:
         for clients in case.clients:
             leases = target.leases() if target.leases else 0
             found[clients] = call_costs(partial(_load, target, clients, seconds), target.usage)
@@ -78,7 +75,17 @@ def one_round(case: CallCase, seconds: float, tuned: OwnSettings) -> dict[int, C
     return found
 
 
-def _load(target: _Target, clients: int, seconds: float) -> LoadFigures:
+@contextmanager
+def warm_target(case: CallCase, tuned: OwnSettings) -> Iterator[Target]:
+    """The case's system, started and called for a while."""
+    own = tuned if case.system is Answering.TUNED else AS_IT_COMES
+    with _target(case, own) as target:
+        time.sleep(_SETTLE_S)  # until the workers of the pool are made
+        _load(target, _WARM_CLIENTS, _WARM_S)
+        yield target
+
+
+def _load(target: Target, clients: int, seconds: float) -> LoadFigures:
     answers: list[Answer] = []
     figures = load_for(
         target.url, target.calls.calls, clients, seconds, lambda *each: answers.append(each)
@@ -95,7 +102,7 @@ def _computes_on_gpu(case: CallCase) -> bool:
 
 
 @contextmanager
-def _target(case: CallCase, own: OwnSettings) -> Iterator[_Target]:
+def _target(case: CallCase, own: OwnSettings) -> Iterator[Target]:
     if case.system in PEERS:
         program = _PROGRAMS[case.kind]
         path = _PATHS[case.system].format(program=program)
@@ -103,14 +110,14 @@ def _target(case: CallCase, own: OwnSettings) -> Iterator[_Target]:
         noop = program is PeerProgram.NOOP
         calls = empty_calls(path, form) if noop else computing_calls({0: path}, form)
         with peer_server(PEERS[case.system], program) as served:
-            yield _Target(served.url, calls, partial(usage_of_peer, served.pid))
+            yield Target(served.url, calls, partial(usage_of_peer, served.pid))
     else:
         devices = f"cpu:{GPUS[case.kind]}"
         overlap = ("--gpu-overlap", str(own.gpu_overlap))
         with stack_of_builds("--devices", devices, "--gpu-memory", "1GiB", *overlap) as running:
             calls = _deploy(running, case.kind, own.instances)
             leases = None if case.kind is CallKind.PLAIN else partial(_leases, running)
-            yield _Target(running.url, calls, partial(usage_of_stack, running.pid), leases)
+            yield Target(running.url, calls, partial(usage_of_stack, running.pid), leases)
 
 
 def _deploy(running: WholeStack, kind: CallKind, instances: int) -> CheckedCalls:

@@ -33,10 +33,11 @@ _MOST_IDLE_S = 2.0
 
 
 class DueCall(NamedTuple):
-    """A call to make: the function's index, and the moment at which the call is due."""
+    """A call to make: the function's index, when it is due, and a number for its caller alone."""
 
     function: int
     due_s: float
+    number: int = 0
 
 
 # The call, its status or NO_ANSWER, and the reason for no answer, or for a failure.
