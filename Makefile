@@ -163,7 +163,7 @@ bench: setup ## Measure, in a few minutes at most
 bench-wake: setup ## Measure how long functions take to wake, with and without templates
 	@$(BIN)/python -m bench.wake $(ARGS)
 
-bench-full: setup ## Measure everything (downloads LitServe, Ray Serve and BentoML into the cache folder)
+bench-full: setup ## Measure everything (downloads other systems into the cache folder)
 	@$(BIN)/python -m bench.placement --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
 	@$(BIN)/python -m bench.scheduler --full

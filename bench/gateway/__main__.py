@@ -34,7 +34,7 @@ _RAY_ZIPF = {"Ray Serve": PeerProgram.ZIPF, "Ray Serve, overlapped": PeerProgram
 
 
 def main() -> None:
-    """A short round of each; with --full everything (half an hour), kept."""
+    """A short round of each; with --full everything (an hour or more), kept."""
     options = _options().parse_args()
     full: bool = options.full
     report = BenchReport(
