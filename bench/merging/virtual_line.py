@@ -3,12 +3,16 @@
 Texts are written in a closed loop, one token a call. The worker's own line, records of what merging
 gives, and pace of comparisons decide; what runs take is a table, and time is virtual. So the order
 and the bounds are seen without the noise of a machine: the same figures come out every time.
+
+A second table has calls of which groups take nearly as long as single ones, or longer, while each
+run takes more or less time by chance: what merging costs where it does not pay.
 """
 
 import argparse
 import heapq
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 from bench.measure.report import BenchReport
@@ -22,6 +26,15 @@ _STEP = 0
 _THINKS_S = 0.01  # between an answer and the text's next call
 _SINGLE_S, _GROUP_S, _EACH_S = 0.0186, 0.0264, 0.00205  # of a step: docs/decisions/0041, 12 layers
 _TOKEN_S = 0.0006  # of each token of a prompt more
+# Of calls of one kind: a single run, a client's pause; a group as such and each of its calls in
+# single runs; the deviation by which runs differ.
+_CALL_S, _PAUSE_S = 0.001, 0.004
+_GROUPS = ((0.5, 0.5), (0.3, 0.8), (0.1, 0.9), (0.1, 1.0), (0.3, 1.1), (2.0, 2.0))
+_NOISES = (0.0, 0.1, 0.3)
+_FROM_S, _COUNTED_S = 3.0, 8.0
+
+# What a group of calls with prompts of one length takes; a single call is a group of one.
+RunTimes = Callable[[int, int], float]
 
 
 class Way(NamedTuple):
@@ -49,20 +62,34 @@ class _Asked:
     def __init__(self, length: int, left: int) -> None:
         self.length, self.left = length, left
 
-    def run_s(self, calls: int) -> float:
-        """What a group of such calls takes."""
-        if calls == 1:
-            return _SINGLE_S + self.length * _TOKEN_S
-        return _GROUP_S + calls * (_EACH_S + self.length * _TOKEN_S)
+
+def texts_s(length: int, calls: int) -> float:
+    """As a llama's steps and prompts."""
+    if calls == 1:
+        return _SINGLE_S + length * _TOKEN_S
+    return _GROUP_S + calls * (_EACH_S + length * _TOKEN_S)
+
+
+def uneven_s(group: float, each: float, noise: float) -> RunTimes:
+    """Groups of equal calls, and by how much runs of the same size differ by chance."""
+    chance = random.Random(1)
+
+    def run_s(_: int, calls: int) -> float:
+        singles = 1.0 if calls == 1 else group + each * calls
+        return _CALL_S * singles * chance.lognormvariate(0.0, noise)
+
+    return run_s
 
 
 class VirtualLine:
     """One model, whose clients write text after text."""
 
-    def __init__(self, way: Way, clients: int) -> None:
+    def __init__(
+        self, way: Way, clients: int, run_s: RunTimes = texts_s, thinks_s: float = _THINKS_S
+    ) -> None:
         self.now_s = 0.0
         self.waited: list[tuple[float, float]] = []  # when tokens came, and after how long
-        self._way = way
+        self._way, self._run_s, self._thinks_s = way, run_s, thinks_s
         self._line = CallLine(lambda asked: cast("_Asked", asked).length, lambda: self.now_s)
         self._records = MergeRecords()
         self._pace = ComparisonPace(lambda: self.now_s)
@@ -110,7 +137,7 @@ class VirtualLine:
 
     def _serve(self, first: CallInLine) -> None:
         there = 1 + self._line.count_like(first)
-        record = self._records.of(first.likeness)
+        record, length = self._records.of(first.likeness), _of(first).length
         plan: Any = None
         if there > 1 and self._way.merges:
             plan = record.plan(min(there, USUAL_MOST), may_compare=self._pace.is_due())
@@ -119,28 +146,33 @@ class VirtualLine:
                 self._line.note_single(first)
             self._answer(first)
             record.outputs = record.outputs or ()
-            record.note_single(_of(first).run_s(1))
+            record.note_single(self._run_s(length, 1))
             return
         group = [first, *self._line.take_like(first, plan.size - 1)]
-        took_s = _of(first).run_s(plan.size)
+        took_s = self._run_s(length, plan.size)
         if plan.compares:
             places = range(plan.size) if self._way.all_checked else checked_places(plan.size)
             with self._pace.comparing():
                 self.now_s += took_s
                 for place in places:
                     self._answer(group[place])
-            record.note_compared(plan.size, took_s, plan.size * _of(first).run_s(1))
+                pays = record.note_compared(plan.size, took_s, plan.size * self._run_s(length, 1))
+                self._note(pays=pays)
             self._line.put_back([call for call in group if not call.is_done])
             return
         self.now_s += took_s
-        record.note_merged(plan.size, took_s)
+        self._note(pays=record.note_merged(plan.size, took_s))
         for call in group:
             self._end(call)
         if self._way.takes_turns:
             self._line.note_group(first)
 
+    def _note(self, *, pays: bool | None) -> None:
+        if self._way.pauses is None:
+            self._pace.note(pays=pays)
+
     def _answer(self, call: CallInLine) -> None:
-        self.now_s += _of(call).run_s(1)
+        self.now_s += self._run_s(_of(call).length, 1)
         self._end(call)
 
     def _end(self, call: CallInLine) -> None:
@@ -151,7 +183,7 @@ class VirtualLine:
         number = next(self._numbers)
         length = _STEP if asked.left > 1 else 8 + 5 * (number % _LENGTHS)
         left = asked.left - 1 if asked.left > 1 else _TOKENS
-        self._ask(_Asked(length, left), self.now_s + _THINKS_S)
+        self._ask(_Asked(length, left), self.now_s + self._thinks_s)
 
 
 def _of(call: CallInLine) -> _Asked:
@@ -177,8 +209,26 @@ def main() -> None:
             times = " | ".join(f"{1e3 * each:.0f} ms" for each in (p50, p99, waits[-1]))
             span = f"{begin_s:.0f} to {end_s:.0f}"
             report.add(f"| {clients} | {span} | {way.name} | {rate:.1f} | {times} |")
+    report.add("\n| clients | a group takes | runs differ by | calls/s, and p99, of singly |")
+    report.add("| ---: | --- | ---: | ---: |")
+    for clients, (group, each), noise in itertools.product((8, 32), _GROUPS, _NOISES):
+        rates, waits_s = zip(
+            *(_steady(way, clients, uneven_s(group, each, noise)) for way in (WAYS[0], WAYS[-1])),
+            strict=True,
+        )
+        takes = f"{group:g} + {each:g} a call"
+        ratios = f"{rates[1] / rates[0]:.2f}, {waits_s[1] / waits_s[0]:.2f}"
+        report.add(f"| {clients} | {takes} | {noise:.0%} | {ratios} |")
     if options.keep:
         report.keep("merging-line")
+
+
+def _steady(way: Way, clients: int, run_s: RunTimes) -> tuple[float, float]:
+    """Calls a second, and the 99th percentile of their waits, once most sizes are known."""
+    line = VirtualLine(way, clients, run_s, _PAUSE_S)
+    line.run(_FROM_S + _COUNTED_S)
+    waits = sorted(wait for at_s, wait in line.waited if at_s >= _FROM_S)
+    return len(waits) / _COUNTED_S, waits[int(0.99 * len(waits))]
 
 
 if __name__ == "__main__":

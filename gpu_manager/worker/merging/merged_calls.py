@@ -239,7 +239,7 @@ class MergedCalls(ModelFeature):
         if found is None:
             return
         merged_s = self._executor.emulated_s(time.perf_counter() - begun_s)
-        group.record.note_merged(group.size, merged_s)
+        self.pace.note(pays=group.record.note_merged(group.size, merged_s))
         self.counts.groups += 1
         self.counts.calls += group.size
         share_s = merged_s / group.size
@@ -296,7 +296,7 @@ class MergedCalls(ModelFeature):
             self.counts.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
             singles_s = sum(spent for spent, _ in answers) * group.size / len(checked)
-            group.record.note_compared(group.size, merged_s, singles_s)
+            self.pace.note(pays=group.record.note_compared(group.size, merged_s, singles_s))
         else:
             group.record.note_failed(group.size)
         return [member.waiting for member in group.members]
@@ -419,7 +419,9 @@ def _blameless(lost: ContextLost) -> ContextLost:
 # Each size is compared, and each length of a text's first step has sizes of its own. One after the
 # other, those comparisons held up every stream of a model for seconds.
 
-_PAUSES = 3.0  # times as long as a comparison took: comparisons have a quarter of the time at most
+# A pause is so many times as long as the comparison before it. At first comparisons have a quarter
+# of the time at most; for each size that does not pay they have less, and in the end a hundredth.
+_PAUSES, _LONGER, _MOST_PAUSES = 3.0, 1.5, 100.0
 _MOST_CHECKED = 4  # calls of a group
 
 
@@ -442,6 +444,12 @@ class ComparisonPace:
         finally:
             end_s = self._clock()
             self._from_s = end_s + self.pauses * (end_s - begun_s)
+
+    def note(self, *, pays: bool | None) -> None:
+        """A comparison has shown, before its end, that groups of some size pay, or do not."""
+        if pays is not None:
+            pauses = self.pauses / _LONGER if pays else self.pauses * _LONGER
+            self.pauses = min(max(pauses, _PAUSES), _MOST_PAUSES)
 
 
 def checked_places(size: int) -> list[int]:

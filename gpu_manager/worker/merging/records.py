@@ -22,7 +22,8 @@ _MARGIN = 0.95  # of the single calls' time that a group may take
 _HOPELESS = 8.0  # times that long: not compared twice
 _FIRST_REST, _LONGER = 256, 4  # groups that are not made before a size is compared again
 _MOST_FAILURES = 3  # one after the other
-_WEIGHT = 0.2  # of the newest time in a mean
+_WEIGHT = 0.1  # of the newest time in a mean
+_SUSPECT = 1.05  # of the single calls' time: a group that takes more is compared again
 _MOST_RECORDS = 1024
 _REPORT_S = 0.5  # between two reports
 _MOST_NEVER = 256  # programs that are never merged, in one report
@@ -74,7 +75,7 @@ class _Size:
             self.rest -= 1
         return not self.rest and self.compared < _COMPARISONS
 
-    def note_compared(self, merged_s: float, singles_s: float) -> None:
+    def note_compared(self, merged_s: float, singles_s: float) -> bool | None:
         self.compared += 1
         self.failures = 0
         self.merged_s = min(self.merged_s, merged_s)
@@ -82,12 +83,16 @@ class _Size:
         self.mean_s = self.merged_s
         if not self.pays and (self.compared >= _COMPARISONS or merged_s > _HOPELESS * singles_s):
             self.give_up(Singly.SLOWER)
+            return False
+        return self.pays or None
 
-    def note_merged(self, merged_s: float, size: int, single_s: float) -> None:
+    def note_merged(self, merged_s: float, size: int, single_s: float) -> bool | None:
         self.failures = 0
         self.mean_s += _WEIGHT * (merged_s - self.mean_s)
-        if self.mean_s > size * single_s:
-            self._forget()
+        if self.mean_s <= _SUSPECT * size * single_s:
+            return None
+        self._forget()
+        return False
 
     def give_up(self, why: Singly) -> None:
         """Make no group of this size for a while, which grows."""
@@ -131,13 +136,18 @@ class MergeRecord:
         weight = _WEIGHT if self._single_s else 1.0
         self._single_s += weight * (run_s - self._single_s)
 
-    def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
-        self._sizes[size].note_compared(merged_s, singles_s)
+    def note_compared(self, size: int, merged_s: float, singles_s: float) -> bool | None:
+        """Whether groups of this size pay; None if that takes another comparison.
 
-    def note_merged(self, size: int, merged_s: float) -> None:
+        Groups are held against the latest single calls: those before may have had a faster device.
+        """
+        self._single_s = singles_s / size
+        return self._sizes[size].note_compared(merged_s, singles_s)
+
+    def note_merged(self, size: int, merged_s: float) -> bool | None:
+        """False if groups of this size seem to be slower than single calls now."""
         group = self._sizes.get(size)
-        if group is not None:
-            group.note_merged(merged_s, size, self._single_s)
+        return None if group is None else group.note_merged(merged_s, size, self._single_s)
 
     def note_short(self, size: int) -> None:
         """There was no memory for so many at once, nor for more."""

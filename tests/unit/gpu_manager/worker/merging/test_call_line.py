@@ -131,6 +131,16 @@ def test_comparisons_have_a_quarter_of_the_time_at_most() -> None:
     assert compared_s == pytest.approx(25.0, rel=0.05)
 
 
+def test_comparisons_that_show_no_gain_have_less_of_the_time_and_more_once_one_does() -> None:
+    pace = ComparisonPace(lambda: 0.0)
+    pauses = []
+    for pays in (None, False, False, True, True, True, *[False] * 20):
+        pace.note(pays=pays)
+        pauses.append(pace.pauses)
+    assert pauses[:6] == [3.0, 4.5, 6.75, 4.5, 3.0, 3.0]
+    assert pauses[-1] == 100.0
+
+
 def test_few_calls_of_a_group_are_checked_the_first_and_the_last_among_them() -> None:
     assert [checked_places(size) for size in (2, 4, 6, 32)] == [
         [0, 1], [0, 1, 2, 3], [0, 1, 3, 5], [0, 10, 20, 31],

@@ -75,6 +75,27 @@ def test_a_size_is_compared_again_when_it_became_slower_than_single_calls() -> N
     assert record.plan(8) == Plan(8, compares=True)
 
 
+def test_a_record_says_after_each_comparison_and_group_whether_the_size_pays() -> None:
+    record = seen()
+    assert [record.note_compared(8, 2.0, 8.0) for _ in range(2)] == [None, True]
+    assert record.note_merged(8, 2.0) is None
+    assert [record.note_merged(8, 30.0) for _ in range(3)] == [None, None, False]
+    assert [record.note_compared(4, 4.0, 4.0) for _ in range(2)] == [None, False]
+    assert record.note_compared(2, 100.0, 2.0) is False
+
+
+def test_a_device_that_became_slower_for_all_is_compared_once_more() -> None:
+    record = seen()
+    compared(record, 8, 2.0)
+    while record.plan(8) == Plan(8, compares=False):
+        record.note_merged(8, 12.0)
+    for _ in range(2):
+        record.note_compared(8, 12.0, 48.0)
+    for _ in range(1000):
+        record.note_merged(8, 12.0)
+    assert record.plan(8) == Plan(8, compares=False)
+
+
 def test_larger_sizes_rest_when_memory_is_short() -> None:
     record = seen()
     record.note_short(8)
