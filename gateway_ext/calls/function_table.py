@@ -363,6 +363,7 @@ class FunctionCall:
     body: bytes = b""
     part: CallPart | None = None
     takes_turns: bool = False  # as its last answer says
+    spared_gpu: bool = False  # its last answer says that it has used none
     sent_status: int = 0  # of the response that the caller gets, once it has begun
     deadline_s: float = 0.0
 
@@ -385,6 +386,7 @@ class FunctionCall:
             if attempt.ahead >= function.waits.at_a_time:
                 function.waits.saw_report(attempt.ahead, report.trace, answered_in_s)
         self.takes_turns = report.turns == _TAKES_TURNS and function.tells_instances_apart
+        self.spared_gpu = self.takes_turns and not report.models
         if report.models:
             function.learned.saw(report.models)
         if report.local:

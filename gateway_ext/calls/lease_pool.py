@@ -64,6 +64,9 @@ _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 # the instance. If calls take less than `QUICK_S` and take turns at the instance, each lease takes
 # one call more, too: else the instance would be idle until the gateway sends the next one.
 FULL_S, QUICK_S = 0.5, 0.01
+# After so many quick calls that used no GPU, a call waits as if many questions were open: a further
+# GPU would not make them faster, and nodes end unused leases where requests wait.
+_SPARING = 32
 _CALL_WEIGHT = 0.25
 _MOST_SHARED = 64  # leases that are looked at for room
 _CALL_ID_LETTERS = 64
@@ -529,7 +532,7 @@ class PooledLease:
         turn_s = self.turn_s
         had_turn = self.end(call.request, now_s, answered=answered)
         if answered and had_turn:
-            self.queue.saw(now_s - turn_s)
+            self.queue.saw(now_s - turn_s, spared_gpu=call.call.spared_gpu)
             self.takes_turns = call.call.takes_turns and call.instance == self.instance
 
     def end(self, request: RequestId, now_s: float, *, answered: bool = False) -> bool:
@@ -597,7 +600,7 @@ class _Queue:
     `unasked` are those for which nothing is asked, with the time since which they wait; `open` is
     the number of questions. `late` ones were not answered within the patience. Until `full_until_s`
     the last of them counts as if it were still open. `call_s` is the recent average of how long a
-    call takes.
+    call takes; `spared` counts the calls since one has used a GPU.
     """
 
     kind: LeaseKind
@@ -611,6 +614,7 @@ class _Queue:
     late: dict[_Question, None] = field(default_factory=dict)
     full_until_s: float = 0.0
     call_s: float = math.inf
+    spared: int = 0
 
     @property
     def has_leases(self) -> bool:
@@ -619,6 +623,8 @@ class _Queue:
     @property
     def patience_s(self) -> float:
         """How long a call waits before one more question is asked."""
+        if self.spared >= _SPARING and self.call_s < QUICK_S:
+            return PATIENCE_S * MOST_PATIENCES
         return PATIENCE_S * min(1 + self.open, MOST_PATIENCES)
 
     def gathers(self, now_s: float) -> bool:
@@ -626,8 +632,9 @@ class _Queue:
         may = self.kind.is_shared or self.call_s < QUICK_S
         return may and (bool(self.late) or now_s < self.full_until_s)
 
-    def saw(self, took_s: float) -> None:
+    def saw(self, took_s: float, *, spared_gpu: bool = False) -> None:
         """A call was answered, so long after its turn had come."""
+        self.spared = self.spared + 1 if spared_gpu else 0
         known_s = self.call_s if self.call_s < math.inf else took_s
         self.call_s = known_s + _CALL_WEIGHT * (took_s - known_s)
 

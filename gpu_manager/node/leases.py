@@ -232,8 +232,7 @@ class Lease:
             latest_s = self.granted_s + times.unclaimed_s
             idle_s = self.lacking_s if self.loaded_s is None else self.loaded_s
             if idle_s is not None and not claim.awaited:
-                at_s = max(idle_s, self.granted_s) + claim_s
-                latest_s = min(max(at_s, self.stands_till_s), latest_s)
+                latest_s = min(max(idle_s, self.granted_s) + claim_s, latest_s)
             return latest_s, EndReason.UNCLAIMED
         ends = [
             (claim.used_s + times.linger_s, EndReason.IDLE),

@@ -25,6 +25,7 @@ class Leasing:
     pool: LeasePool
     function: Function
     turns: bytes = b""  # what each answer says of them
+    used: bytes = b"bert"  # the models that each answer names
 
     async def acquire(self, call_id: str, instance: str = A) -> CallLease:
         call = gpu_call(self.function, call_id)
@@ -36,7 +37,7 @@ class Leasing:
     def done(self, lease: CallLease, *, clean: bool = True) -> None:
         """The call ends with an answer, or without `clean` it breaks off."""
         if clean:
-            lease.call.learn(GpuReport(turns=self.turns))
+            lease.call.learn(GpuReport(self.used, turns=self.turns))
         self.pool.release(lease, clean=clean, answered=clean)
 
     @property

@@ -294,6 +294,32 @@ async def test_each_open_question_makes_the_next_one_later(
     await asyncio.gather(*waiting)
 
 
+async def test_question_comes_later_while_quick_calls_use_no_gpu(it: Leasing) -> None:
+    it.used = b""
+    first, patience_s = await it.acquire("c0"), list[float]()
+    for number in range(1, 41):
+        it.done(first)
+        first = await it.acquire(f"c{number}")
+        patience_s.append(first.lease.queue.patience_s)
+    soon_s, late_s = lease_pool.PATIENCE_S, lease_pool.PATIENCE_S * lease_pool.MOST_PATIENCES
+    assert patience_s == 31 * [soon_s] + 9 * [late_s]
+    it.used = b"bert"
+    it.done(first)
+    assert first.lease.queue.patience_s == soon_s
+
+
+@pytest.mark.parametrize(("turns", "quick_s"), [(b"1", 0.0), (b"", 60.0)])
+async def test_question_comes_as_soon_as_ever_where_calls_are_slow_or_name_no_models(
+    it: Leasing, monkeypatch: pytest.MonkeyPatch, turns: bytes, quick_s: float
+) -> None:
+    monkeypatch.setattr(lease_pool, "QUICK_S", quick_s)
+    it.used, it.turns = b"", turns
+    for number in range(40):
+        last = await it.acquire(f"c{number}")
+        it.done(last)
+    assert last.lease.queue.patience_s == lease_pool.PATIENCE_S
+
+
 async def test_next_question_is_due_earlier_once_one_is_answered(
     it: Leasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,11 +199,6 @@ def test_lease_that_stands_is_not_ended_by_those_who_wait_while_it_does(
     assert end[1] is why
 
 
-def test_lease_that_stands_is_not_ended_while_none_of_its_calls_has_used_the_gpu() -> None:
-    held = lease(0.0, stands_s=3.0, loaded_s=0.5)
-    assert ends(held, contended=True) == (pytest.approx(3.25), EndReason.UNCLAIMED)
-
-
 # -- leases that several requests share -----------------------------------------------------------
 
 ONE, TWO = RequestId("r1"), RequestId("r2")
