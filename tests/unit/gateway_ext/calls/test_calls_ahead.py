@@ -314,9 +314,10 @@ async def test_question_comes_as_soon_as_ever_where_calls_are_slow_or_name_no_mo
 ) -> None:
     monkeypatch.setattr(lease_pool, "QUICK_S", quick_s)
     it.used, it.turns = b"", turns
+    last = await it.acquire("c")
     for number in range(40):
-        last = await it.acquire(f"c{number}")
         it.done(last)
+        last = await it.acquire(f"c{number}")
     assert last.lease.queue.patience_s == lease_pool.PATIENCE_S
 
 
