@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 from bench.gateway.call_cases import CallCase, OwnSettings
 from bench.gateway.measured_calls import Target, warm_target
@@ -23,6 +23,7 @@ _LATENCY_S = 0.02
 _QUERIES = 1_000
 _FIRST, _LEAST, _CLOSE = 128.0, 32.0, 1.1
 _TRIES = 2
+_MOST_S = 300.0  # of one test: 1,000 queries at the least rate take half a minute
 _ENTRY = re.compile(r"^\s*(\S.*?)\s*: (.*)$", re.MULTILINE)
 
 
@@ -72,9 +73,10 @@ def measure(
             print(f"round {number + 1} of {rounds}: LoadGen, {case}", file=sys.stderr, flush=True)
             runs[case].append(_of_case(case, seconds, tuned))
     for case, found in runs.items():
-        rate, p99_s = median(run.rate for run in found), median(run.p99_s for run in found)
-        tests = sum(run.tests for run in found)
-        cells = f"{rate:,.0f} | {1e3 * p99_s:.1f}" if rate else f"none of {_LEAST:g} or more | "
+        rate, tests = median_low(run.rate for run in found), sum(run.tests for run in found)
+        cells = f"none of {_LEAST:g} or more | "
+        if rate:
+            cells = f"{rate:,.0f} | {1e3 * median(run.p99_s for run in found if run.p99_s):.1f}"
         report.add(f"| {case.kind} | {case.system} | {cells} | {tests} |")
     report.facts["loadgen"] = [
         {"kind": case.kind, "system": case.system, "rounds": [asdict(run) for run in found]}
@@ -99,7 +101,7 @@ def largest_rate(test: Callable[[float], LoadgenResult]) -> LargestRate:
         return found[-1].valid
 
     rate = _search(holds)
-    p99_s = results[rate][-1].p99_s if rate else math.nan
+    p99_s = results[rate][-1].p99_s if rate else 0.0
     return LargestRate(rate, p99_s, sum(map(len, results.values())))
 
 
@@ -132,14 +134,19 @@ def _test(target: Target, seconds: float, rate: float) -> LoadgenResult:
             "folder": folder,
         }
         command = [str(peer_python(PeerSystem.LOADGEN)), "-m", "bench.gateway.loadgen_calls"]
-        done = subprocess.run(
-            command,
-            input=json.dumps(plan),
-            cwd=_ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                input=json.dumps(plan),
+                cwd=_ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=_MOST_S,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{rate:,.0f} calls/s: no end in {_MOST_S:g} s", file=sys.stderr, flush=True)
+            return LoadgenResult(valid=False, p99_s=_MOST_S)
         found = json.loads(done.stdout)
         result = read_summary(Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8"))
     target.calls.check(

@@ -26,8 +26,8 @@ _STEP = 0
 _THINKS_S = 0.01  # between an answer and the text's next call
 _SINGLE_S, _GROUP_S, _EACH_S = 0.0186, 0.0264, 0.00205  # of a step: docs/decisions/0041, 12 layers
 _TOKEN_S = 0.0006  # of each token of a prompt more
-# Of calls of one kind: a single run, a client's pause; a group as such and each of its calls in
-# single runs; the deviation by which runs differ.
+# Of the second table: a single run, and a client's pause; what a group takes as such and for each
+# of its calls, in single runs; the deviation by which runs differ.
 _CALL_S, _PAUSE_S = 0.001, 0.004
 _GROUPS = ((0.5, 0.5), (0.3, 0.8), (0.1, 0.9), (0.1, 1.0), (0.3, 1.1), (2.0, 2.0))
 _NOISES = (0.0, 0.1, 0.3)
@@ -140,40 +140,38 @@ class VirtualLine:
         record, length = self._records.of(first.likeness), _of(first).length
         plan: Any = None
         if there > 1 and self._way.merges:
-            plan = record.plan(min(there, USUAL_MOST), may_compare=self._pace.is_due())
+            plan = record.plan(min(there, USUAL_MOST), may_compare=self._pace.is_due(record))
         if not isinstance(plan, Plan):
             if plan is not None and not record.pays:
                 self._line.note_single(first)
-            self._answer(first)
             record.outputs = record.outputs or ()
-            record.note_single(self._run_s(length, 1))
+            record.note_single(self._answer(first))
             return
         group = [first, *self._line.take_like(first, plan.size - 1)]
         took_s = self._run_s(length, plan.size)
         if plan.compares:
             places = range(plan.size) if self._way.all_checked else checked_places(plan.size)
-            with self._pace.comparing():
+            with self._pace.comparing(record):
                 self.now_s += took_s
-                for place in places:
-                    self._answer(group[place])
-                pays = record.note_compared(plan.size, took_s, plan.size * self._run_s(length, 1))
-                self._note(pays=pays)
+                singles_s = sum([self._answer(group[place]) for place in places])
+                record.note_compared(plan.size, took_s, singles_s * plan.size / len(places))
+                if self._way.pauses is not None:
+                    record.pauses = self._way.pauses
             self._line.put_back([call for call in group if not call.is_done])
             return
         self.now_s += took_s
-        self._note(pays=record.note_merged(plan.size, took_s))
+        record.note_merged(plan.size, took_s)
         for call in group:
             self._end(call)
         if self._way.takes_turns:
             self._line.note_group(first)
 
-    def _note(self, *, pays: bool | None) -> None:
-        if self._way.pauses is None:
-            self._pace.note(pays=pays)
-
-    def _answer(self, call: CallInLine) -> None:
-        self.now_s += self._run_s(_of(call).length, 1)
+    def _answer(self, call: CallInLine) -> float:
+        """Run it singly, and return how long that took."""
+        took_s = self._run_s(_of(call).length, 1)
+        self.now_s += took_s
         self._end(call)
+        return took_s
 
     def _end(self, call: CallInLine) -> None:
         """Its client has the token, and asks for the next one or begins another text."""

@@ -64,8 +64,8 @@ _MOST_LOOKED_AT, _MOST_PASSED_OVER = 8, 8
 # the instance. If calls take less than `QUICK_S` and take turns at the instance, each lease takes
 # one call more, too: else the instance would be idle until the gateway sends the next one.
 FULL_S, QUICK_S = 0.5, 0.01
-# After so many quick calls that used no GPU, a call waits as if many questions were open: a further
-# GPU would not make them faster, and nodes end unused leases where requests wait.
+# After so many calls that used no GPU, one behind quick ones waits as if many questions were open:
+# a further GPU would hardly help, and nodes end unclaimed leases where requests wait.
 _SPARING = 32
 _CALL_WEIGHT = 0.25
 _MOST_SHARED = 64  # leases that are looked at for room
@@ -191,9 +191,10 @@ class LeasePool:
             queue.asking = None
         while queue.unasked:
             call, since_s = next(iter(queue.unasked.items()))
-            due_s = since_s + queue.patience_s
-            if due_s > loop.time():
-                queue.asking = loop.call_at(due_s, self._ask_due, queue)
+            due_s, now_s = since_s + queue.patience_s, loop.time()
+            if due_s > now_s:
+                look_s = min(due_s, now_s + QUICK_S)  # the patience may be shorter then
+                queue.asking = loop.call_at(look_s, self._ask_due, queue)
                 return
             self._ask(queue, call)
 
@@ -600,7 +601,7 @@ class _Queue:
     `unasked` are those for which nothing is asked, with the time since which they wait; `open` is
     the number of questions. `late` ones were not answered within the patience. Until `full_until_s`
     the last of them counts as if it were still open. `call_s` is the recent average of how long a
-    call takes; `spared` counts the calls since one has used a GPU.
+    call takes; `spared` counts the calls since one may have used a GPU.
     """
 
     kind: LeaseKind
@@ -624,7 +625,9 @@ class _Queue:
     def patience_s(self) -> float:
         """How long a call waits before one more question is asked."""
         if self.spared >= _SPARING and self.call_s < QUICK_S:
-            return PATIENCE_S * MOST_PATIENCES
+            begun_s = time.monotonic() - QUICK_S
+            if all(lease.turn_s > begun_s for lease in self.in_use):
+                return PATIENCE_S * MOST_PATIENCES
         return PATIENCE_S * min(1 + self.open, MOST_PATIENCES)
 
     def gathers(self, now_s: float) -> bool:

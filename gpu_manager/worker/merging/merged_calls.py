@@ -19,6 +19,7 @@ from gpu_manager.worker.merging.call_line import CallInLine, CallLine, Likenesse
 from gpu_manager.worker.merging.group_runs import Found, GroupRuns
 from gpu_manager.worker.merging.merged_run import attention_rules, writes_to_shared
 from gpu_manager.worker.merging.records import (
+    PAUSES,
     USUAL_MOST,
     CannotMerge,
     MergeCounts,
@@ -147,7 +148,8 @@ class MergedCalls(ModelFeature):
         most = min(self.most, first.asked.terms.batch or self.most)
         if most < SMALLEST:
             return Singly.OFF
-        return self._record(first).plan(min(there, most), may_compare=self.pace.is_due())
+        record = self._record(first)
+        return record.plan(min(there, most), may_compare=self.pace.is_due(record))
 
     def _alone(self, call: CallInLine, why: Singly | None) -> CallAnswer:
         """Run it singly, and learn from that what merged runs have to be like."""
@@ -203,7 +205,7 @@ class MergedCalls(ModelFeature):
         if not plan.compares and self._runs.is_ready(program, group.inputs):
             self._merge(group)
             return []
-        with self.pace.comparing():
+        with self.pace.comparing(record):
             return self._compare(group)
 
     def _read(self, call: CallInLine) -> _Member | None:
@@ -239,7 +241,7 @@ class MergedCalls(ModelFeature):
         if found is None:
             return
         merged_s = self._executor.emulated_s(time.perf_counter() - begun_s)
-        self.pace.note(pays=group.record.note_merged(group.size, merged_s))
+        group.record.note_merged(group.size, merged_s)
         self.counts.groups += 1
         self.counts.calls += group.size
         share_s = merged_s / group.size
@@ -296,7 +298,7 @@ class MergedCalls(ModelFeature):
             self.counts.forbid(digest, Singly.DIFFERS)
         elif all(equal for _, equal in answers):
             singles_s = sum(spent for spent, _ in answers) * group.size / len(checked)
-            self.pace.note(pays=group.record.note_compared(group.size, merged_s, singles_s))
+            group.record.note_compared(group.size, merged_s, singles_s)
         else:
             group.record.note_failed(group.size)
         return [member.waiting for member in group.members]
@@ -419,37 +421,32 @@ def _blameless(lost: ContextLost) -> ContextLost:
 # Each size is compared, and each length of a text's first step has sizes of its own. One after the
 # other, those comparisons held up every stream of a model for seconds.
 
-# A pause is so many times as long as the comparison before it. At first comparisons have a quarter
-# of the time at most; for each size that does not pay they have less, and in the end a hundredth.
-_PAUSES, _LONGER, _MOST_PAUSES = 3.0, 1.5, 100.0
 _MOST_CHECKED = 4  # calls of a group
 
 
 class ComparisonPace:
-    """Says when the next comparison may begin; for whoever has the model's turn."""
+    """Says when the next comparison may begin; for whoever has the model's turn.
+
+    All have a quarter of the time at most. Those of one kind of calls rest as their record says.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.pauses = _PAUSES
+        self.pauses = PAUSES
         self._clock = clock
         self._from_s = 0.0
 
-    def is_due(self) -> bool:
-        return self._clock() >= self._from_s
+    def is_due(self, record: MergeRecord) -> bool:
+        return self._clock() >= max(self._from_s, record.rests_till_s)
 
     @contextmanager
-    def comparing(self) -> Iterator[None]:
+    def comparing(self, record: MergeRecord) -> Iterator[None]:
         begun_s = self._clock()
         try:
             yield
         finally:
             end_s = self._clock()
             self._from_s = end_s + self.pauses * (end_s - begun_s)
-
-    def note(self, *, pays: bool | None) -> None:
-        """A comparison has shown, before its end, that groups of some size pay, or do not."""
-        if pays is not None:
-            pauses = self.pauses / _LONGER if pays else self.pauses * _LONGER
-            self.pauses = min(max(pauses, _PAUSES), _MOST_PAUSES)
+            record.rests_till_s = end_s + record.pauses * (end_s - begun_s)
 
 
 def checked_places(size: int) -> list[int]:

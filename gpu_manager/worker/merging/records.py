@@ -23,7 +23,10 @@ _HOPELESS = 8.0  # times that long: not compared twice
 _FIRST_REST, _LONGER = 256, 4  # groups that are not made before a size is compared again
 _MOST_FAILURES = 3  # one after the other
 _WEIGHT = 0.1  # of the newest time in a mean
-_SUSPECT = 1.05  # of the single calls' time: a group that takes more is compared again
+_SUSPECT = 1.02  # of the single calls' time: a group that takes more is compared again
+# Between two comparisons, times as long as the first of them: longer with each size that does not
+# pay, so that where none does, comparisons have a hundredth of the time in the end.
+PAUSES, _GROWTH, _MOST_PAUSES = 3.0, 1.5, 100.0
 _MOST_RECORDS = 1024
 _REPORT_S = 0.5  # between two reports
 _MOST_NEVER = 256  # programs that are never merged, in one report
@@ -76,6 +79,7 @@ class _Size:
         return not self.rest and self.compared < _COMPARISONS
 
     def note_compared(self, merged_s: float, singles_s: float) -> bool | None:
+        """Whether the size pays; None if that takes another comparison."""
         self.compared += 1
         self.failures = 0
         self.merged_s = min(self.merged_s, merged_s)
@@ -87,6 +91,7 @@ class _Size:
         return self.pays or None
 
     def note_merged(self, merged_s: float, size: int, single_s: float) -> bool | None:
+        """False if groups seem to be slower than single calls now."""
         self.failures = 0
         self.mean_s += _WEIGHT * (merged_s - self.mean_s)
         if self.mean_s <= _SUSPECT * size * single_s:
@@ -112,6 +117,8 @@ class MergeRecord:
         self.outputs: Sequence[Layout | object] | None = None  # of a single call, once one was seen
         self._single_s = 0.0
         self._sizes = {size: _Size() for size in SIZES}
+        self.pauses = PAUSES
+        self.rests_till_s = 0.0  # no comparison before then
 
     def plan(self, there: int, *, may_compare: bool = True) -> Plan | Singly:
         """The group to make of so many calls, or why there should be none."""
@@ -136,18 +143,23 @@ class MergeRecord:
         weight = _WEIGHT if self._single_s else 1.0
         self._single_s += weight * (run_s - self._single_s)
 
-    def note_compared(self, size: int, merged_s: float, singles_s: float) -> bool | None:
-        """Whether groups of this size pay; None if that takes another comparison.
-
-        Groups are held against the latest single calls: those before may have had a faster device.
-        """
-        self._single_s = singles_s / size
-        return self._sizes[size].note_compared(merged_s, singles_s)
-
-    def note_merged(self, size: int, merged_s: float) -> bool | None:
-        """False if groups of this size seem to be slower than single calls now."""
+    def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:
+        """Groups are held against the latest single calls: a device becomes slower for both."""
         group = self._sizes.get(size)
-        return None if group is None else group.note_merged(merged_s, size, self._single_s)
+        if group is not None:  # else some of its calls were refused
+            self._single_s = singles_s / size
+            self._pace(group.note_compared(merged_s, singles_s))
+
+    def note_merged(self, size: int, merged_s: float) -> None:
+        group = self._sizes.get(size)
+        if group is not None:
+            self._pace(group.note_merged(merged_s, size, self._single_s))
+
+    def _pace(self, pays: bool | None) -> None:  # noqa: FBT001 - as its sizes say
+        """The next comparisons follow sooner or later, unless nothing is known yet."""
+        if pays is not None:
+            pauses = self.pauses / _GROWTH if pays else self.pauses * _GROWTH
+            self.pauses = min(max(pauses, PAUSES), _MOST_PAUSES)
 
     def note_short(self, size: int) -> None:
         """There was no memory for so many at once, nor for more."""

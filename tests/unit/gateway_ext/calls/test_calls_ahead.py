@@ -308,6 +308,17 @@ async def test_question_comes_later_while_quick_calls_use_no_gpu(it: Leasing) ->
     assert first.lease.queue.patience_s == soon_s
 
 
+async def test_question_comes_soon_behind_a_call_that_takes_long(it: Leasing) -> None:
+    it.used = b""
+    last = await it.acquire("c")
+    for number in range(40):
+        it.done(last)
+        last = await it.acquire(f"c{number}")
+    assert last.lease.queue.patience_s > lease_pool.PATIENCE_S
+    last.lease.turn_s -= lease_pool.QUICK_S
+    assert last.lease.queue.patience_s == lease_pool.PATIENCE_S
+
+
 @pytest.mark.parametrize(("turns", "quick_s"), [(b"1", 0.0), (b"", 60.0)])
 async def test_question_comes_as_soon_as_ever_where_calls_are_slow_or_name_no_models(
     it: Leasing, monkeypatch: pytest.MonkeyPatch, turns: bytes, quick_s: float

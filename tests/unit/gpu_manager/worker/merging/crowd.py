@@ -43,6 +43,7 @@ class PayingRecord(MergeRecord):
 
     def note_compared(self, size: int, merged_s: float, singles_s: float) -> None:  # noqa: ARG002
         super().note_compared(size, RUN_S, size * RUN_S)
+        self.pauses = 0.0
 
     def note_merged(self, size: int, merged_s: float) -> None:  # noqa: ARG002
         super().note_merged(size, RUN_S)

@@ -8,6 +8,7 @@ import pytest
 from gpu_manager.worker.calls.call import ChannelCall
 from gpu_manager.worker.merging.call_line import CallInLine, CallLine
 from gpu_manager.worker.merging.merged_calls import ComparisonPace, checked_places
+from gpu_manager.worker.merging.records import MergeRecord
 from tests.kit.waiting import wait_until
 
 STEP, SINGLE_S = "step", 0.06
@@ -119,11 +120,11 @@ def test_calls_come_in_their_order_when_those_of_the_last_group_run_singly_again
 
 def test_comparisons_have_a_quarter_of_the_time_at_most() -> None:
     now_s = 0.0
-    pace = ComparisonPace(lambda: now_s)
-    compared_s = 0.0
+    pace, compared_s = ComparisonPace(lambda: now_s), 0.0
     while now_s < 100.0:
-        if pace.is_due():
-            with pace.comparing():
+        record = MergeRecord()
+        if pace.is_due(record):
+            with pace.comparing(record):
                 now_s += 0.7
                 compared_s += 0.7
         else:
@@ -131,14 +132,17 @@ def test_comparisons_have_a_quarter_of_the_time_at_most() -> None:
     assert compared_s == pytest.approx(25.0, rel=0.05)
 
 
-def test_comparisons_that_show_no_gain_have_less_of_the_time_and_more_once_one_does() -> None:
-    pace = ComparisonPace(lambda: 0.0)
-    pauses = []
-    for pays in (None, False, False, True, True, True, *[False] * 20):
-        pace.note(pays=pays)
-        pauses.append(pace.pauses)
-    assert pauses[:6] == [3.0, 4.5, 6.75, 4.5, 3.0, 3.0]
-    assert pauses[-1] == 100.0
+def test_comparisons_of_calls_whose_groups_do_not_pay_hold_up_no_others() -> None:
+    now_s = 0.0
+    pace, hopeless, other = ComparisonPace(lambda: now_s), MergeRecord(), MergeRecord()
+    hopeless.pauses = 100.0
+    with pace.comparing(hopeless):
+        now_s = 1.0
+    due = []
+    for at_s in (3.9, 4.1, 100.9, 101.1):
+        now_s = at_s
+        due += [(pace.is_due(hopeless), pace.is_due(other))]
+    assert due == [(False, False), (False, True), (False, True), (True, True)]
 
 
 def test_few_calls_of_a_group_are_checked_the_first_and_the_last_among_them() -> None:

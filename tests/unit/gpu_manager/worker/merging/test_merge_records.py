@@ -75,13 +75,24 @@ def test_a_size_is_compared_again_when_it_became_slower_than_single_calls() -> N
     assert record.plan(8) == Plan(8, compares=True)
 
 
-def test_a_record_says_after_each_comparison_and_group_whether_the_size_pays() -> None:
+def test_pauses_grow_with_each_size_that_does_not_pay_and_shrink_with_one_that_does() -> None:
     record = seen()
-    assert [record.note_compared(8, 2.0, 8.0) for _ in range(2)] == [None, True]
-    assert record.note_merged(8, 2.0) is None
-    assert [record.note_merged(8, 30.0) for _ in range(3)] == [None, None, False]
-    assert [record.note_compared(4, 4.0, 4.0) for _ in range(2)] == [None, False]
-    assert record.note_compared(2, 100.0, 2.0) is False
+    pauses = []
+    for size, merged_s in ((8, 8.0), (8, 8.0), (6, 60.0), (4, 4.0), (4, 1.0), (2, 1.0), (2, 1.0)):
+        record.note_compared(size, merged_s, float(size))
+        pauses.append(record.pauses)
+    assert pauses == [3.0, 4.5, 6.75, 6.75, 4.5, 4.5, 3.0]
+    for _ in range(20):
+        record.note_compared(8, 100.0, 8.0)
+    assert record.pauses == 100.0
+
+
+def test_pauses_grow_when_groups_become_slower_than_single_calls() -> None:
+    record = seen()
+    compared(record, 8, 2.0)
+    while record.plan(8) == Plan(8, compares=False):
+        record.note_merged(8, 30.0)
+    assert record.pauses == 4.5
 
 
 def test_a_device_that_became_slower_for_all_is_compared_once_more() -> None:
@@ -123,6 +134,7 @@ def test_one_call_is_left_over() -> None:
 def test_times_of_other_sizes_are_of_no_use() -> None:
     record = seen()
     assert 5 not in SIZES
+    record.note_compared(5, 1.0, 5.0)
     record.note_merged(5, 1.0)
     record.note_failed(5)
     assert record.plan(5) == Plan(4, compares=True)

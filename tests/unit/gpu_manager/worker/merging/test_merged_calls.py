@@ -249,11 +249,12 @@ def test_outputs_are_laid_out_as_those_of_a_single_call() -> None:
         assert sum(reply.sizes) <= 3 * 4 * 4 + 3 * 4 + 2 * 4
 
 
-def test_a_call_whose_lease_has_ended_is_refused_alone() -> None:
+@pytest.mark.parametrize("rounds", [1, 4], ids=["compared", "merged"])
+def test_a_call_whose_lease_has_ended_is_refused_alone(rounds: int) -> None:
     worker = paying(W, B)
     with Crowd(worker, SIZE) as crowd:
         crowd.bind(LAYER, [W, B])
-        crowd.learn(LAYER, some())
+        crowd.learn(LAYER, some(), rounds)
         xs = some()
         calls = crowd.begin(LAYER, xs, lambda: worker.leases.end(FIRST_LEASE + 2))
         errors = [each.exception() for each in calls]
