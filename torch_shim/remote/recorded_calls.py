@@ -370,6 +370,7 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
         return "it draws random numbers"
     if not call.channel.wire.local:
         return "the worker is on another machine"
+    starts: set[int] = set()
     for position in call.bound.others:
         value, given = call.args[position], shipment.inputs[position]
         if not isinstance(given, SentTensor):
@@ -382,6 +383,9 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
         dense = span_of(given.shape, given.strides) == math.prod(given.shape)
         if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
             return "an input has gaps, or a class of its own"
+        if source.size_bytes and source.offset in starts:  # those of another call may be two
+            return "inputs share memory"
+        starts.add(source.offset)
     return ""
 
 

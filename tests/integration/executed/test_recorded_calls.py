@@ -297,6 +297,33 @@ with torch.no_grad():
     run(programs, tmp_path, program)
 
 
+def test_recording_of_inputs_that_overlap_does_not_answer_for_inputs_that_do_not(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = """
+recorded(model, x)
+
+class Weighed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, first, second):
+        return self.layer(first) * 0 + first * 10 + second
+
+weighed, row = Weighed().cuda(), torch.arange(4.0).cuda()
+with torch.no_grad():
+    for _ in range(6):
+        assert weighed(row[:3], row[1:]).tolist() == [1, 12, 23]
+    first, second = torch.tensor([1.0, 2, 3]).cuda(), torch.tensor([7.0, 8, 9]).cuda()
+    for _ in range(6):
+        assert weighed(first, second).tolist() == [17, 28, 39]
+    assert weighed(row[:3], row[1:]).tolist() == [1, 12, 23]
+assert report.counts.unrecorded_calls["inputs share memory"] == 6, report.counts
+"""
+    run(programs, tmp_path, program)
+
+
 def test_every_thread_has_recordings_of_its_own_channel(
     programs: ForkedPrograms, tmp_path: Path
 ) -> None:
