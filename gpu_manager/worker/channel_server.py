@@ -29,7 +29,7 @@ from gpu_manager.worker.program.inputs import NO_AREA, ChannelState, InputReader
 from gpu_manager.worker.program.tensor_specs import bytes_of
 from gpu_manager.worker.shared_memory import LEAST_FILE_BYTES, ResultFiles
 from torch_shim.errors import BadFrame, ConnectionLost
-from torch_shim.wire.messages import Call, CallOptions, Done, Fetch
+from torch_shim.wire.messages import Call, CallAgain, CallOptions, CallResult, Done, Fetch
 from torch_shim.wire.programs import unpack
 from torch_shim.wire.protocol import (
     FailureKind,
@@ -139,6 +139,9 @@ class Delivery:
         return memoryview(mmap.mmap(descriptor, max(size_bytes, 1)))
 
 
+# Makes of a call, what it gave, and the number of its file what is sent.
+ResultOf = Callable[[ChannelCall, CallAnswer, int], CallResult]
+
 # What functions send to workers.
 _REQUESTS = frozenset(kind for kind in FrameKind if FrameKind.ARENA <= kind < FrameKind.DONE)
 
@@ -181,6 +184,7 @@ class ChannelServer:
         if reports.recorder is not None:
             self._recorder = reports.recorder()
             self._handlers[FrameKind.RUN_AGAIN] = partial(self._run_again, self._recorder)
+            self._handlers[FrameKind.CALL_AGAIN] = partial(self._call_again, self._recorder)
         self._ending = False
 
     def serve(self) -> None:
@@ -344,16 +348,31 @@ class ChannelServer:
 
     def _call(self, frame: Frame) -> None:
         call: Call = frame.meta
+        record, recorder = call.options.record, self._recorder
+
+        def result(asked: ChannelCall, answer: CallAnswer, file_number: int) -> CallResult:
+            recorded = None
+            if record is not None and recorder is not None:
+                recorded = recorder.keep(record, asked, answer)
+            return answer.sent(file_number, recorded)
+
+        self._answer_call(call, frame.body, result)
+
+    def _call_again(self, recorder: ChannelRecorder, frame: Frame) -> None:
+        again: CallAgain = frame.meta
+
+        def result(_: ChannelCall, answer: CallAnswer, file_number: int) -> CallResult:
+            return recorder.answered(again.number, answer.sent(file_number))
+
+        self._answer_call(recorder.again(again), NO_AREA, result)
+
+    def _answer_call(self, call: Call, body: memoryview, result: ResultOf) -> None:
         with self._delivery(gives_back=call.options.residents is not None) as delivery:
-            asked = read_call(call, self._state, frame.body, delivery)
+            asked = read_call(call, self._state, body, delivery)
             self._last = call.options
-            record, recorder = call.options.record, self._recorder
 
             def send(answer: CallAnswer) -> None:
-                recorded = None
-                if record is not None and recorder is not None:
-                    recorded = recorder.keep(record, asked, answer)
-                sent = answer.sent(delivery.file_number, recorded)
+                sent = result(asked, answer, delivery.file_number)
                 self._send(FrameKind.RESULT, sent, delivery)
 
             self._run(asked, send)

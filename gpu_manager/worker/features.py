@@ -11,7 +11,7 @@ from gpu_manager.worker.calls.call import CallAnswer, ChannelCall
 from gpu_manager.worker.executor import Executor, RunCall
 from gpu_manager.worker.orders import LoadImage, WorkerOrder
 from gpu_manager.worker.program.inputs import KeptStorages
-from torch_shim.wire.messages import Done, Record
+from torch_shim.wire.messages import Call, CallAgain, CallResult, Done, Record
 from torch_shim.wire.protocol import Frame, FrameKind
 
 # Carries out an order, and has its descriptors.
@@ -34,6 +34,12 @@ class ChannelRecorder(Protocol):
 
     def find(self, number: int, lease: int) -> ChannelCall:
         """Return a recorded call, for this lease; CallRefused where there is none."""
+
+    def again(self, asked: CallAgain) -> Call:
+        """Return a recorded call as it is to be made now; CallRefused where there is none."""
+
+    def answered(self, number: int, answer: CallResult) -> CallResult:
+        """Return the answer to such a call as it is to be sent."""
 
     def clear(self) -> None:
         """Forget all: the arena is another one."""

@@ -6,7 +6,9 @@ places, with the layout that the recorded answer had. Where that cannot be, the 
 recording, and the function makes the call as any other.
 """
 
+import itertools
 import math
+import operator
 import struct
 import time
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import structs
 
 from gpu_manager.call_errors import CallRefused, OutOfMemory
 from gpu_manager.devices.worker_device import WorkerDevice
@@ -28,12 +31,26 @@ from gpu_manager.worker.executor import OPERATOR_ERRORS, Executor, shapes_of
 from gpu_manager.worker.features import ModelFeature, ModelSpace, WorkerFeature
 from gpu_manager.worker.program.inputs import NO_AREA, Inputs, TensorInput
 from gpu_manager.worker.program.tensor_specs import DTYPES, versions_of
-from torch_shim.wire.messages import FromArea, Record, SentOutput, SentTensor
+from torch_shim.wire.messages import (
+    AS_RECORDED,
+    BEHIND,
+    Call,
+    CallAgain,
+    CallResult,
+    ChangedInput,
+    FromArea,
+    FromKept,
+    OutputPart,
+    Record,
+    SentOutput,
+    SentTensor,
+)
 from torch_shim.wire.protocol import NOTES_BYTES, FailureKind, FrameKind, pack_frame
 
 _MOST_INPUT_BYTES = 64 << 10
 _TIMES = struct.Struct("<4d")
 _NOTHING = PackedResult([], [], [], [])
+_what_it_says = operator.attrgetter("storages", "views", "changed")
 
 
 class RecordedCalls(WorkerFeature):
@@ -54,10 +71,14 @@ class ChannelRecordings:
     def __init__(self, device: WorkerDevice) -> None:
         self._device = device
         self._calls: dict[int, ChannelCall] = {}
+        self._forms: dict[int, _CallForm] = {}
 
     def keep(self, record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
         """Record a call that was answered; else return why not."""
         self._calls.pop(record.number, None)
+        self._forms.pop(record.number, None)
+        if not record.notes:
+            return self._keep_form(record.number, asked, answer)
         why_not = _why_not(record, asked, answer)
         if not why_not:
             recorded = RecordedCall(self._device, record, asked, answer)
@@ -75,9 +96,58 @@ class ChannelRecordings:
             call = self._calls[number] = call._replace(lease=lease)
         return call
 
+    def _keep_form(self, number: int, asked: ChannelCall, answer: CallAnswer) -> str:
+        result = structs.replace(answer.sent(0), rng=None)
+        parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
+        if asked.channel.arena is None or any(part.offset == BEHIND for part in parts):
+            return "an output is large"
+        if not all(view is None or isinstance(view, SentOutput) for view in result.views):
+            return "an output is a number"
+        binding = None if asked.binding is None else asked.binding.number
+        self._forms[number] = _CallForm(asked.number, binding, asked.inputs, result)
+        return ""
+
+    def again(self, asked: CallAgain) -> Call:
+        """Return a recorded call as it is to be made now; CallRefused where there is none."""
+        form = self._forms.get(asked.number)
+        if form is None:
+            raise _lacking(f"recorded call {asked.number}")
+        inputs = form.inputs_with(asked.kept)
+        return Call(asked.lease, form.program, form.binding, inputs, asked.options)
+
+    def answered(self, number: int, answer: CallResult) -> CallResult:
+        """Return the answer to such a call as it is to be sent, shortly if it is the recorded one."""
+        if _what_it_says(answer) != _what_it_says(self._forms[number].answer):
+            return answer
+        return CallResult([], [], [], answer.rng, answer.times, 0, AS_RECORDED)
+
     def clear(self) -> None:
         """Forget all: the arena is another one, or the channel has ended."""
         self._calls.clear()
+        self._forms.clear()
+
+
+class _CallForm(NamedTuple):
+    """What a call said, beside what differs from one call to the next, and its answer."""
+
+    program: int
+    binding: int | None
+    inputs: list[Any]
+    answer: CallResult
+
+    def inputs_with(self, kept: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the inputs, whose kept storages are these keys and epochs; CallRefused if they
+        are not as many."""
+        inputs, sources = self.inputs.copy(), list(itertools.starmap(FromKept, kept))
+        places = [at for at, given in enumerate(inputs) if _is_kept(given)]
+        if len(places) != len(sources):
+            detail = f"{len(sources)} kept storages for {len(places)} inputs"
+            raise CallRefused(FailureKind.BAD_FRAME, detail)
+        for at, source in zip(places, sources, strict=True):
+            sent: SentTensor = inputs[at]
+            layout = sent.dtype, sent.shape, sent.strides, sent.offset
+            inputs[at] = SentTensor(source, *layout)
+        return inputs
 
 
 class _Place(NamedTuple):
@@ -203,6 +273,10 @@ def _why_not(record: Record, asked: ChannelCall, answer: CallAnswer) -> str:
     if max([answer.end_bytes, *ends]) > record.notes or record.notes + NOTES_BYTES > len(arena):
         return "the arena is full"
     return ""
+
+
+def _is_kept(given: Any) -> bool:
+    return isinstance(given, SentTensor) and isinstance(given.source, FromKept)
 
 
 def _is_sent(given: SentTensor) -> bool:

@@ -54,7 +54,7 @@ from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.manager_session import WorkerPeer
 from torch_shim.wire.messages import STAYS, Call, CallOptions, OutputPart, Record
 from torch_shim.wire.programs import Program, digest_of
-from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind, FrameKind
+from torch_shim.wire.protocol import MOST_BINDINGS, FailureKind, Frame, FrameKind
 from torch_shim.wire.shared_memory import flat
 
 # A worker keeps results of at least this size, so that they are not resent as inputs.
@@ -190,6 +190,14 @@ class RemoteCall:
     def __post_init__(self) -> None:
         self.peer = self.held.lease.peer
 
+    def ask(self, kind: FrameKind, message: Any, body: Sequence[bytearray] = ()) -> Frame:
+        """Send the call and wait for its answer; note meanwhile what it may be repeated with."""
+        meanwhile = self.note_inputs if self.program.gives_large else None
+        return self.channel.ask(kind, message, body, meanwhile=meanwhile)
+
+    def note_inputs(self) -> None:
+        self.is_noted, self.remembered = True, remembered_inputs(self.args, self.bound)
+
     def give_up(self) -> None:
         """Name again, unless the call was answered, what the function needs no more."""
         if not self.answered:
@@ -225,6 +233,11 @@ class CallRecorder:
         The lease may be over then.
         """
         del args, held, timing, tries
+        return None
+
+    def repeat(self, call: RemoteCall, options: CallOptions) -> tuple[Shipment, Results] | None:
+        """Make a call that is recorded but for its state; None if it has to be described."""
+        del call, options
         return None
 
     def look(self, call: RemoteCall, shipment: Shipment) -> CallLook:
@@ -294,8 +307,11 @@ def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], 
         options = CallOptions(
             autocast, call.rng, keys, dtype, trace, arithmetic, residents, repeats
         )
-        shipment = _ship(call)
-        results = _wait(call, shipment, options)
+        repeated = call.program.recorder.repeat(call, options)
+        if repeated is None:
+            shipment = _ship(call)
+            repeated = shipment, _wait(call, shipment, options)
+        shipment, results = repeated
         copies = results.aliased_copies(shipment)
         if not copies:
             return _receive(call, shipment, results, keys), results.times
@@ -328,8 +344,7 @@ def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results
     else:
         body = (bytearray(shipment.size_bytes),)
         shipment.write(body[0])
-    meanwhile = partial(_note_inputs, call) if program.gives_large else None
-    frame = channel.ask(FrameKind.CALL, message, body, meanwhile=meanwhile)
+    frame = call.ask(FrameKind.CALL, message, body)
     shipment.delivered()
     results = Results(frame, channel, call.peer, call.args, program.layout)
     program.layout = results.layout
@@ -373,7 +388,8 @@ def _receive(
         else:
             position = -1 - described.source
             outputs.append(alias(call.args[position], shipment.sent.get(position), described))
-    report.graph_call(program.operators, shipment.size_bytes, results.size_bytes, results.times)
+    moved, recorded = (shipment.size_bytes, results.size_bytes), results.is_as_recorded
+    report.graph_call(program.operators, *moved, results.times, recorded=recorded)
     call.answered = True
     return outputs
 
@@ -437,14 +453,10 @@ def _remember(call: RemoteCall, outputs: list[Any], leases: ModelLeases) -> None
     if stay.large and stay.repeatable and not program.random:
         program.gives_large = True
         if not call.is_noted:
-            _note_inputs(call)
+            call.note_inputs()
         if call.remembered is not None:
             made = [(number, outputs[number]) for number in stay.large]
             remember(partial(program.run_now, leases=leases), call.remembered, call.bound, made)
-
-
-def _note_inputs(call: RemoteCall) -> None:
-    call.is_noted, call.remembered = True, remembered_inputs(call.args, call.bound)
 
 
 def _bring_from_others(args: Sequence[Any], bound: Bound, peer: WorkerPeer) -> None:

@@ -5,6 +5,10 @@ inputs to the places of the recorded one in the arena, sends a frame that was pa
 one that it knows, and copies its outputs from their places. A recording answers only where all is
 as it was recorded: the weights and their content, the other inputs' layouts and numbers, torch's
 settings. Whatever differs, or is refused, is called as ever. What cannot be recorded is counted.
+
+A call with a state draws random numbers, writes to inputs, or has inputs or outputs that stay with
+the worker. It is made as ever, but described no more: the function names the recorded call and what
+changes from one to the next, and the worker says that the answer is the recorded one.
 """
 
 import itertools
@@ -14,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -28,7 +32,9 @@ from torch_shim.remote.values import (
     KEEP_FROM_BYTES,
     Bound,
     OutputView,
+    RecordedAnswer,
     Results,
+    SentInput,
     Shipment,
     batch_of,
     tensor_in,
@@ -39,16 +45,34 @@ from torch_shim.weights import ModelImage
 from torch_shim.wire.arithmetic import settings_in_force
 from torch_shim.wire.current_call import CallTiming
 from torch_shim.wire.data_channel import DataChannel
-from torch_shim.wire.manager_session import Content, WorkerStorages
-from torch_shim.wire.messages import MOST_RECORDED, FromArea, OutputPart, Record, SentTensor
+from torch_shim.wire.manager_session import Content, WorkerPeer, WorkerStorages
+from torch_shim.wire.messages import (
+    MOST_RECORDED,
+    CallAgain,
+    CallOptions,
+    FromArea,
+    FromKept,
+    OutputPart,
+    Record,
+    SentTensor,
+)
 from torch_shim.wire.protocol import MOST_BINDINGS, NOTES_BYTES, FailureKind, FrameKind, pack_frame
-from torch_shim.wire.shared_memory import Buffer, flat, span_of, tensor_over
+from torch_shim.wire.shared_memory import (
+    Buffer,
+    Layout,
+    flat,
+    layout_of,
+    span_of,
+    tensor_over,
+)
 
 # A program's calls are recorded after so many equal ones; others may never recur.
 _EQUAL_BEFORE = 2
 # One that the worker refused, perhaps for an output of another shape, waits for so many more.
 _CALLS_AFTER_REFUSAL = 16
 _MOST_KINDS = 64  # kinds of calls of one program that are counted
+# Where so many calls in a row were of new kinds, one in so many is looked at.
+_MOST_NEW, _LOOKS_APART = 16, 16
 _TIMES = struct.Struct("<4d")
 _MOST_S = 1e18
 _MOST_TRACE = NOTES_BYTES - _TIMES.size - 1
@@ -59,7 +83,8 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 _RECORDED = ""  # what a worker says that has recorded a call
 
 _base = torch._C.TensorBase  # noqa: SLF001 - has the originals of the methods
-_size, _stride, _copy, _clone = _base.size, _base.stride, _base.copy_, _base.clone
+_size, _stride, _offset = _base.size, _base.stride, _base.storage_offset
+_copy, _clone = _base.copy_, _base.clone
 _dtype: Callable[[torch.Tensor], torch.dtype] = _base.dtype.__get__  # type: ignore[attr-defined] # a descriptor of C there
 
 
@@ -121,14 +146,7 @@ class _Place:
 class _Recording:
     """One recorded call of one channel. It keeps no weights: what was bound may end before it."""
 
-    def __init__(
-        self,
-        number: int,
-        kind: Hashable,
-        call: RemoteCall,
-        shipment: Shipment,
-        results: Results,
-    ) -> None:
+    def __init__(self, number: int, kind: Hashable, call: RemoteCall, shipment: Shipment) -> None:
         arena = call.channel.arena
         assert arena is not None, "a worker has recorded what lies in it"
         self.number = number
@@ -139,18 +157,16 @@ class _Recording:
         self.settings = settings_in_force()
         self.inputs: list[_Place] = []
         self.numbers: list[tuple[int, Any]] = []
+        self.kept: list[_KeptInput] = []
         for position in call.bound.others:
             given = shipment.inputs[position]
-            if isinstance(given, SentTensor):
-                self.inputs.append(_Place.of(position, given, arena))
-            else:
+            if not isinstance(given, SentTensor):
                 self.numbers.append((position, given))
-        self.outputs = [output_in(arena, view, results.storages) for view in results.views]
+            elif isinstance(given.source, FromKept):
+                self.kept.append(_KeptInput(position, layout_of(call.args[position])))
+            else:
+                self.inputs.append(_Place.of(position, given, arena))
         self.sent_bytes = sum(place.tensor.nbytes for place in self.inputs)
-        self.received_bytes = sum(output.nbytes for output in self.outputs)
-        self.notes = len(arena) - NOTES_BYTES
-        self._lease, self._packed = -1, b""
-        self._answer = pack_frame(FrameKind.RAN_AGAIN, (number, 0))
 
     def holds(
         self, args: Sequence[Any], bound: Bound, model: ModelImage, kept: WorkerStorages
@@ -166,6 +182,29 @@ class _Recording:
                 return False
         return self.settings == settings_in_force()
 
+    def fill(self, args: Sequence[Any]) -> None:
+        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
+            for place in self.inputs:
+                place.fill(args[place.position])
+
+
+class _SameCall(_Recording):
+    """A call of which all is the same but what its inputs hold."""
+
+    def __init__(
+        self, number: int, kind: Hashable, call: RemoteCall, shipment: Shipment, results: Results
+    ) -> None:
+        super().__init__(number, kind, call, shipment)
+        arena = call.channel.arena
+        assert arena is not None, "see above"
+        if not results.layout.holds:
+            raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
+        self.outputs = [output_in(arena, view, results.storages) for view in results.views]
+        self.received_bytes = sum(output.nbytes for output in self.outputs)
+        self.notes = len(arena) - NOTES_BYTES
+        self._lease, self._packed = -1, b""
+        self._answer = pack_frame(FrameKind.RAN_AGAIN, (number, 0))
+
     def run(
         self, args: Sequence[Any], lease: int, channel: DataChannel, timing: CallTiming | None
     ) -> tuple[list[Any], tuple[float, ...]]:
@@ -175,9 +214,7 @@ class _Recording:
         if lease != self._lease:
             self._lease = lease
             self._packed = pack_frame(FrameKind.RUN_AGAIN, (self.number, lease))
-        with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            for place in self.inputs:
-                place.fill(args[place.position])
+        self.fill(args)
         start = self.notes + _TIMES.size
         trace = b"" if timing is None else timing.header.encode()[:_MOST_TRACE]
         arena[start] = len(trace)
@@ -189,6 +226,60 @@ class _Recording:
         if not abs(sum(times)) <= _MOST_S:  # no number is neither
             raise BadFrame(f"the times of a recorded call: {times}")
         return outputs, times
+
+
+class _KeptInput(NamedTuple):
+    """An input whose storage the worker keeps."""
+
+    position: int
+    layout: Layout
+
+    def named(self, value: Any, peer: WorkerPeer) -> tuple[int, int] | None:
+        """The key and epoch that the worker has this content by; None if it is another input."""
+        if type(value) not in _HANDLES or layout_of(value) != self.layout:
+            return None
+        mark = write_epochs.marked(value)
+        held = None if mark.untracked else peer.kept.epochs.get(mark.key)
+        if held is None or held[0] != (mark.epoch, write_epochs.version_of(value)):
+            return None
+        mark.held_by(peer)
+        return mark.key, held[1]
+
+
+class _CallWithState(_Recording):
+    """A call of which all is the same but what its inputs hold, and its state."""
+
+    def __init__(
+        self, number: int, kind: Hashable, call: RemoteCall, shipment: Shipment, results: Results
+    ) -> None:
+        super().__init__(number, kind, call, shipment)
+        self.answer = RecordedAnswer(results.layout, results.changed)
+
+    def kept_now(self, call: RemoteCall) -> list[tuple[int, int]] | None:
+        """The keys and epochs of what the worker keeps of a call's inputs; None if it is another
+        call."""
+        args, peer = call.args, call.peer
+        if not self.holds(args, call.bound, call.held.model, peer.kept):
+            return None
+        if self.answer.changed:  # what it writes to one input is seen in none of the others
+            storages = [write_epochs.storage_of(args[place.position]) for place in self.inputs]
+            if len(set(map(id, storages))) < len(storages):
+                return None
+        named = [each.named(args[each.position], peer) for each in self.kept]
+        return None if None in named else cast(list[tuple[int, int]], named)
+
+    def shipment(self, call: RemoteCall) -> Shipment:
+        """The inputs of such a call, which are described already."""
+        shipment = Shipment(call.args, (), call.channel, call.peer)
+        shipment.size_bytes = self.sent_bytes
+        for place in self.inputs:
+            value = call.args[place.position]
+            first_byte = _offset(value) * place.dtype.itemsize
+            shipment.sent[place.position] = SentInput(value, value, first_byte)
+        for each in self.kept:
+            value = call.args[each.position]
+            shipment.sent[each.position] = SentInput(value, value, 0)
+        return shipment
 
 
 def output_in(arena: Buffer, view: OutputView, storages: Sequence[OutputPart]) -> torch.Tensor:
@@ -211,11 +302,22 @@ class ChannelRecordings:
 
     def find(
         self, program: int, args: Sequence[Any], bound: Bound, held: SessionLease
-    ) -> _Recording | None:
+    ) -> _SameCall | None:
         kept = held.lease.peer.kept
         for recording in self._recordings.get(program, {}).values():
-            if recording.holds(args, bound, held.model, kept):
+            if isinstance(recording, _SameCall) and recording.holds(args, bound, held.model, kept):
                 return recording
+        return None
+
+    def find_with_state(
+        self, program: int, call: RemoteCall
+    ) -> tuple[_CallWithState, list[tuple[int, int]]] | None:
+        """Return a recording, and what the worker keeps of the call's inputs."""
+        for recording in self._recordings.get(program, {}).values():
+            if isinstance(recording, _CallWithState):
+                kept = recording.kept_now(call)
+                if kept is not None:
+                    return recording, kept
         return None
 
     def next_number(self) -> int:
@@ -242,6 +344,9 @@ class RepeatedCalls(CallRecorder):
         self._bounds: list[ref[Bound]] = []  # of the calls that were recorded last
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: dict[Hashable, str] = {}  # kinds of calls that are not recorded, and why
+        self._with_state: set[Hashable] = set()  # those that a worker can record only so
+        self._new_kinds = 0  # in a row
+        self._looks = itertools.count(1)
 
     def answer(
         self, args: Sequence[Any], held: SessionLease, timing: CallTiming | None, tries: Tries
@@ -308,13 +413,32 @@ class RepeatedCalls(CallRecorder):
 
     # -- calls as ever --------------------------------------------------------------------------
 
+    def repeat(self, call: RemoteCall, options: CallOptions) -> tuple[Shipment, Results] | None:
+        recordings: ChannelRecordings | None = call.channel.recordings
+        if recordings is None:
+            return None
+        with NoTorchFunction():
+            found = recordings.find_with_state(self.program, call)
+            if found is None:
+                return None
+            recording, kept = found
+            recording.fill(call.args)
+            shipment = recording.shipment(call)
+        message = CallAgain(call.held.lease.number, recording.number, kept, options)
+        frame = call.ask(FrameKind.CALL_AGAIN, message)
+        known = recording.answer
+        return shipment, Results(frame, call.channel, call.peer, call.args, recorded=known)
+
     def look(self, call: RemoteCall, shipment: Shipment) -> CallLook:
+        if self._new_kinds >= _MOST_NEW and next(self._looks) % _LOOKS_APART:
+            return CallLook(None, "its inputs have other shapes each time")
         why_not = _why_not(call, shipment)
         kind = None if why_not else _kind_of(call, shipment)
         why_not = why_not or self._refused.get(kind, "")
         if why_not:
             return CallLook(kind, why_not)
         count = self._counts[kind] = self._counts.pop(kind, 0) + 1
+        self._new_kinds = self._new_kinds + 1 if count == 1 else 0
         if len(self._counts) > _MOST_KINDS:
             self._counts.popitem(last=False)
         channel = call.channel
@@ -323,25 +447,33 @@ class RepeatedCalls(CallRecorder):
         if channel.recordings is None:
             channel.recordings = ChannelRecordings()
         number = channel.recordings.next_number()
-        return CallLook(kind, "", Record(number, len(channel.arena) - NOTES_BYTES))
+        has_state = kind in self._with_state or _has_state(call, shipment)
+        notes = 0 if has_state else len(channel.arena) - NOTES_BYTES
+        return CallLook(kind, "", Record(number, notes))
 
     def note(self, look: CallLook, call: RemoteCall, shipment: Shipment, results: Results) -> None:
         kind, why_not, record = look
         if record is not None and results.recorded != _RECORDED:
-            if len(self._refused) >= _MOST_KINDS:
-                self._refused.clear()
-            why_not = self._refused[kind] = results.recorded or "the worker records nothing"
+            refused = results.recorded or "the worker records nothing"
+            if record.notes and results.recorded:
+                _bounded(self._with_state).add(kind)
+            else:
+                why_not = _bounded(self._refused)[kind] = refused
+        elif record is not None and any(
+            each.position not in shipment.sent for each in results.changed
+        ):
+            why_not = "it writes to a weight"  # which is bound no more
         if why_not:
             report.unrecorded_call(why_not)
-        elif record is not None:
-            if not results.layout.holds:
-                raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
+        elif record is not None and results.recorded == _RECORDED:
+            kind_of_recording = _SameCall if record.notes else _CallWithState
             with torch.inference_mode(mode=False), torch.no_grad():
-                recording = _Recording(record.number, kind, call, shipment, results)
-            self._add(call, recording)
+                recording = kind_of_recording(record.number, kind, call, shipment, results)
+            call.channel.recordings.add(self.program, recording)
+            if record.notes:
+                self._note_bound(call)
 
-    def _add(self, call: RemoteCall, recording: _Recording) -> None:
-        call.channel.recordings.add(self.program, recording)
+    def _note_bound(self, call: RemoteCall) -> None:
         others = [each for each in self._bounds if each() not in (None, call.bound)]
         self._bounds = [ref(call.bound), *others][:MOST_BINDINGS]
         self.is_used = True
@@ -360,14 +492,21 @@ def _kind_of(call: RemoteCall, shipment: Shipment) -> Hashable:
 
 def _look_of(given: Any) -> Hashable:
     if isinstance(given, SentTensor):
-        return given.dtype, tuple(given.shape), tuple(given.strides)
+        kept_from = given.offset if isinstance(given.source, FromKept) else None
+        return given.dtype, tuple(given.shape), tuple(given.strides), kept_from
     return type(given), given
 
 
+def _has_state(call: RemoteCall, shipment: Shipment) -> bool:
+    """Whether a call is known to have a state before it is answered."""
+    given = (shipment.inputs[position] for position in call.bound.others)
+    return call.rng is not None or any(
+        isinstance(each, SentTensor) and isinstance(each.source, FromKept) for each in given
+    )
+
+
 def _why_not(call: RemoteCall, shipment: Shipment) -> str:
-    """Why a call cannot be repeated from the arena; empty if it perhaps can."""
-    if call.rng is not None:
-        return "it draws random numbers"
+    """Why a call cannot be repeated by its number; empty if it perhaps can."""
     if not call.channel.wire.local:
         return "the worker is on another machine"
     starts: set[int] = set()
@@ -378,15 +517,29 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
                 return f"an input is a {type(value).__name__}"
             continue
         source, sent = given.source, shipment.sent[position]
+        if isinstance(source, FromKept):
+            if type(value) not in _HANDLES or source.key not in call.peer.kept.epochs:
+                return "an input comes from elsewhere"
+            continue
         if not isinstance(source, FromArea) or source.key or source.block:
-            return "an input stays with the worker"
-        dense = span_of(given.shape, given.strides) == math.prod(given.shape)
+            return "an input is kept from then on, or lies in a block"
+        dense = not given.offset and span_of(given.shape, given.strides) == math.prod(given.shape)
         if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
             return "an input has gaps, or a class of its own"
         if source.size_bytes and source.offset in starts:  # those of another call may be two
             return "inputs share memory"
         starts.add(source.offset)
     return ""
+
+
+Kinds = TypeVar("Kinds", dict[Hashable, str], set[Hashable])
+
+
+def _bounded(kinds: Kinds) -> Kinds:
+    """Make room for one more kind of calls."""
+    if len(kinds) >= _MOST_KINDS:
+        kinds.clear()
+    return kinds
 
 
 def _is_large(value: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from torch_shim.weights import ModelImage
 from torch_shim.wire.data_channel import DataChannel
 from torch_shim.wire.manager_session import Content, WorkerPeer
 from torch_shim.wire.messages import (
+    AS_RECORDED,
     BEHIND,
     STAYS,
     CallResult,
@@ -356,6 +357,13 @@ class AnswerLayout(NamedTuple):
         return self.holds and same and not result.changed and result.rng is None
 
 
+class RecordedAnswer(NamedTuple):
+    """What the answer to a recorded call said that others say to be theirs too."""
+
+    layout: AnswerLayout
+    changed: list[ChangedInput]
+
+
 class Results:
     """A worker's answer to one call, as tensors of this process.
 
@@ -370,16 +378,21 @@ class Results:
         peer: WorkerPeer,
         args: Sequence[Any],
         known: AnswerLayout | None = None,
+        recorded: RecordedAnswer | None = None,
     ) -> None:
-        """`known` is the layout of an earlier answer to the same program."""
+        """`known` is the layout of an earlier answer to the same program, `recorded` that to the
+        call that this one repeats."""
         try:
             result: CallResult = frame.meta
-            self.storages, self.changed = result.storages, result.changed
+            self.changed = result.changed
             self.rng, self.times, self.recorded = result.rng, result.times, result.recorded
-            if known is None or not known.is_of(result):
+            self.is_as_recorded = recorded is not None and result.recorded == AS_RECORDED
+            if recorded is not None and self.is_as_recorded:
+                known, self.changed = recorded
+            elif known is None or not known.is_of(result):
                 known = _layout_of(result, args)
             self.layout = known
-            _, _, _, self.views, places, self.size_bytes = known
+            _, self.storages, _, self.views, places, self.size_bytes = known
             self.lent = peer.lent(result.file)
             arena = None if frame.descriptors or frame.body else channel.arena
             if arena is not None and any(part.offset == BEHIND for part in self.storages):

@@ -18,6 +18,8 @@ from torch_shim.wire.protocol import (
 )
 from torch_shim.wire.shared_memory import make_arena
 
+_CALLS = (FrameKind.CALL, FrameKind.CALL_AGAIN)
+
 
 class DataChannel:
     """One stream to a worker, and the programs and bindings that were sent on it."""
@@ -112,7 +114,7 @@ class DataChannel:
         self.wire.send(kind, meta, body, descriptors)
         if meanwhile is not None:
             meanwhile()
-        answers = FrameKind.RESULT if kind is FrameKind.CALL else FrameKind.DONE
+        answers = FrameKind.RESULT if kind in _CALLS else FrameKind.DONE
         frame = self._checked(self.wire.receive(), answers)
         self.broken = False
         return frame

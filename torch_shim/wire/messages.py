@@ -15,6 +15,8 @@ MOST_ABOUT_BYTES, MOST_PARTS = 64 << 10, 64
 BEHIND, STAYS = -1, -2
 # The calls of one channel that are recorded at a time.
 MOST_RECORDED = 64
+# What an answer says of itself in place of what it is: all is as in the recorded call's.
+AS_RECORDED = "as recorded"
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e18)]
@@ -220,13 +222,17 @@ class Residents(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     dropped: list[int]
 
 
+_Recorded = Annotated[int, Meta(ge=1, le=MOST_RECORDED)]
+
+
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Have the worker keep a call, to be run again by its number, with what its inputs hold then.
 
     At `notes`, an offset of the arena, lie what such a run says beside its outputs, and its trace.
+    There are none, and `notes` is 0, for a call that CALL_AGAIN repeats.
     """
 
-    number: Annotated[int, Meta(ge=1, le=MOST_RECORDED)]
+    number: _Recorded
     notes: Count
 
 
@@ -258,12 +264,21 @@ class Call(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     options: CallOptions
 
 
+class CallAgain(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Run a recorded call with the kept storages of these keys and epochs, in its inputs' order."""
+
+    lease: int
+    number: _Recorded
+    kept: list[tuple[Count, Count]]
+    options: CallOptions
+
+
 Arena = tuple[Count]  # its bytes
 Define = tuple[int, str]  # a program's number and digest
 Bind = tuple[int, int, dict[int, SentTensor]]  # program, binding, tensors by position
 Drop = list[int]  # keys
 Share = tuple[Count, Count]  # a block's key and bytes
-RunAgain = tuple[Annotated[int, Meta(ge=1, le=MOST_RECORDED)], int]  # of a recorded call; lease
+RunAgain = tuple[_Recorded, int]  # of a recorded call; lease
 
 
 class Fetch(Struct, array_like=True, forbid_unknown_fields=True):
@@ -338,7 +353,8 @@ class CallResult(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     # waiting for the GPU, transfer, compute, and of the transfer that back
     times: tuple[_Span, _Span, _Span, _Span]
     file: Count = 0  # the number of the file that is to be given back
-    # None: nobody asked for a recording; a text: why there is none, which is empty if there is one
+    # None: nobody asked for a recording; a text: why there is none, which is empty if there is one,
+    # or AS_RECORDED, where parts, outputs and changed inputs are those of the recorded call.
     recorded: Text | None = None
 
 

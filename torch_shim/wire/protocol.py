@@ -128,6 +128,7 @@ class FrameKind(IntEnum):
     PUBLISH = 39, _channel(messages.Publish)
     TAKE = 40, _channel(messages.Take)
     RUN_AGAIN = 41, _channel(messages.RunAgain)
+    CALL_AGAIN = 42, _channel(messages.CallAgain)
     # worker -> shim
     DONE = 48, _channel(messages.Done)
     RESULT = 49, _channel(messages.CallResult)
