@@ -116,7 +116,7 @@ class ChannelRecordings:
         return Call(asked.lease, form.program, form.binding, inputs, asked.options)
 
     def answered(self, number: int, answer: CallResult) -> CallResult:
-        """Return the answer to such a call as it is to be sent, shortly if it is the recorded one."""
+        """Return the answer to such a call as it is sent: shortly, if it is the recorded one."""
         if _what_it_says(answer) != _what_it_says(self._forms[number].answer):
             return answer
         return CallResult([], [], [], answer.rng, answer.times, 0, AS_RECORDED)

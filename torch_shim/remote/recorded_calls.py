@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -154,7 +154,6 @@ class _Recording:
         self.operators = call.program.operators
         self.bound = ref(call.bound)
         self.model = ref(call.held.model)
-        self.settings = settings_in_force()
         self.inputs: list[_Place] = []
         self.numbers: list[tuple[int, Any]] = []
         self.kept: list[_KeptInput] = []
@@ -177,10 +176,7 @@ class _Recording:
         for place in self.inputs:
             if not place.takes(args[place.position], kept):
                 return False
-        for position, value in self.numbers:
-            if not _is_same(args[position], value):
-                return False
-        return self.settings == settings_in_force()
+        return all(_is_same(args[position], value) for position, value in self.numbers)
 
     def fill(self, args: Sequence[Any]) -> None:
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
@@ -201,9 +197,15 @@ class _SameCall(_Recording):
             raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
         self.outputs = [output_in(arena, view, results.storages) for view in results.views]
         self.received_bytes = sum(output.nbytes for output in self.outputs)
+        self.settings = settings_in_force()
         self.notes = len(arena) - NOTES_BYTES
         self._lease, self._packed = -1, b""
         self._answer = pack_frame(FrameKind.RAN_AGAIN, (number, 0))
+
+    def holds(
+        self, args: Sequence[Any], bound: Bound, model: ModelImage, kept: WorkerStorages
+    ) -> bool:
+        return super().holds(args, bound, model, kept) and self.settings == settings_in_force()
 
     def run(
         self, args: Sequence[Any], lease: int, channel: DataChannel, timing: CallTiming | None
@@ -235,7 +237,7 @@ class _KeptInput(NamedTuple):
     layout: Layout
 
     def named(self, value: Any, peer: WorkerPeer) -> tuple[int, int] | None:
-        """The key and epoch that the worker has this content by; None if it is another input."""
+        """Return by which key and epoch the worker has this content; None for another input."""
         if type(value) not in _HANDLES or layout_of(value) != self.layout:
             return None
         mark = write_epochs.marked(value)
@@ -247,7 +249,10 @@ class _KeptInput(NamedTuple):
 
 
 class _CallWithState(_Recording):
-    """A call of which all is the same but what its inputs hold, and its state."""
+    """A call of which all is the same but what its inputs hold, and its state.
+
+    The settings are said anew each time, and an answer of another layout is read as any other.
+    """
 
     def __init__(
         self, number: int, kind: Hashable, call: RemoteCall, shipment: Shipment, results: Results
@@ -256,17 +261,21 @@ class _CallWithState(_Recording):
         self.answer = RecordedAnswer(results.layout, results.changed)
 
     def kept_now(self, call: RemoteCall) -> list[tuple[int, int]] | None:
-        """The keys and epochs of what the worker keeps of a call's inputs; None if it is another
-        call."""
+        """Return by which keys and epochs the worker keeps inputs of a call; None for another."""
         args, peer = call.args, call.peer
+        kept: list[tuple[int, int]] = []
+        for each in self.kept:
+            named = each.named(args[each.position], peer)
+            if named is None:
+                return None
+            kept.append(named)
         if not self.holds(args, call.bound, call.held.model, peer.kept):
             return None
         if self.answer.changed:  # what it writes to one input is seen in none of the others
             storages = [write_epochs.storage_of(args[place.position]) for place in self.inputs]
             if len(set(map(id, storages))) < len(storages):
                 return None
-        named = [each.named(args[each.position], peer) for each in self.kept]
-        return None if None in named else cast(list[tuple[int, int]], named)
+        return kept
 
     def shipment(self, call: RemoteCall) -> Shipment:
         """The inputs of such a call, which are described already."""
@@ -274,7 +283,7 @@ class _CallWithState(_Recording):
         shipment.size_bytes = self.sent_bytes
         for place in self.inputs:
             value = call.args[place.position]
-            first_byte = _offset(value) * place.dtype.itemsize
+            first_byte = int(_offset(value)) * place.dtype.itemsize
             shipment.sent[place.position] = SentInput(value, value, first_byte)
         for each in self.kept:
             value = call.args[each.position]
@@ -499,10 +508,10 @@ def _look_of(given: Any) -> Hashable:
 
 def _has_state(call: RemoteCall, shipment: Shipment) -> bool:
     """Whether a call is known to have a state before it is answered."""
+    if call.rng is not None or call.program.only_reads is False:
+        return True
     given = (shipment.inputs[position] for position in call.bound.others)
-    return call.rng is not None or any(
-        isinstance(each, SentTensor) and isinstance(each.source, FromKept) for each in given
-    )
+    return any(isinstance(each, SentTensor) and isinstance(each.source, FromKept) for each in given)
 
 
 def _why_not(call: RemoteCall, shipment: Shipment) -> str:
@@ -523,12 +532,12 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
             continue
         if not isinstance(source, FromArea) or source.key or source.block:
             return "an input is kept from then on, or lies in a block"
-        dense = not given.offset and span_of(given.shape, given.strides) == math.prod(given.shape)
-        if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
-            return "an input has gaps, or a class of its own"
         if source.size_bytes and source.offset in starts:  # those of another call may be two
             return "inputs share memory"
         starts.add(source.offset)
+        dense = not given.offset and span_of(given.shape, given.strides) == math.prod(given.shape)
+        if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
+            return "an input has gaps, or a class of its own"
     return ""
 
 

@@ -89,6 +89,7 @@ def _frames() -> Target:
     recorded = [None, None, [], None, "", None, None, False, [1, 4096]]
     seeds.append(pack_frame(FrameKind.CALL, [7, 1, None, [tensor], recorded]))
     seeds.append(pack_frame(FrameKind.RUN_AGAIN, [1, 7]))
+    seeds.append(pack_frame(FrameKind.CALL_AGAIN, [7, 1, [[5, 3]], [None, b"s", [9]]]))
     seeds.append(pack_frame(FrameKind.BIND, [1, 2, {3: tensor}]))
     seeds.append(pack_frame(FrameKind.CHUNK, [1, {}], 4) + b"body")
     return Target(

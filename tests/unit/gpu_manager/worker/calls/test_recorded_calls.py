@@ -1,12 +1,13 @@
-"""Calls that run again by their numbers, as a worker sees them."""
+"""Calls that run again by their numbers, and others that are named, as a worker sees them."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from msgspec import msgpack, structs
 
 from gpu_manager.worker.merging.merged_calls import Merging
 from gpu_manager.worker.orders import Admission
@@ -22,9 +23,9 @@ from tests.kit.worlds.caller import (
     step,
     weight,
 )
-from torch_shim.wire.messages import MOST_RECORDED, SentOutput
+from torch_shim.wire.messages import AS_RECORDED, MOST_RECORDED, STAYS, SentOutput
 from torch_shim.wire.programs import Ref
-from torch_shim.wire.protocol import NOTES_BYTES, FrameKind
+from torch_shim.wire.protocol import NOTES_BYTES, Frame, FrameKind
 
 ARENA_BYTES = 1 << 20
 NOTES = ARENA_BYTES - NOTES_BYTES
@@ -189,7 +190,7 @@ def test_call_with_a_kept_input_is_not_recorded(caller: Caller) -> None:
     assert reply.meta.recorded == "an input stays with the worker"
 
 
-@pytest.mark.parametrize("notes", [0, 64, ARENA_BYTES - 1, ARENA_BYTES, 1 << 61])
+@pytest.mark.parametrize("notes", [64, ARENA_BYTES - 1, ARENA_BYTES, 1 << 61])
 def test_notes_lie_behind_the_outputs_and_inside_of_the_arena(
     worker: LocalWorker, caller: Caller, notes: int
 ) -> None:
@@ -329,3 +330,207 @@ def test_program_that_enters_modes_leaves_them_when_it_is_recorded(caller: Calle
     plain = program(step("o:matmul", Ref(0), Ref(0)), output=[Ref(1)])
     (product,) = caller.call(plain, torch.ones(4, 4)).outputs
     assert product.dtype is torch.float32
+
+
+# -- calls with a state: described no more, and otherwise made as ever -----------------------------
+
+DRAWS = program(
+    step("t:torch.rand", [4]),
+    step("o:add", Ref(0), Ref(1)),
+    inputs=1,
+    output=[Ref(2)],
+    random=True,
+)
+COUNTS = program(step("m:add_", Ref(0), Ref(1)), inputs=2, output=[Ref(2)])
+FIRST_KEY = 1 << 40
+
+
+def generator_state(seed: int = 0) -> bytes:
+    content: bytes = torch.Generator().manual_seed(seed).get_state().numpy().tobytes()
+    return content
+
+
+def residents(first_key: int) -> list[Any]:
+    return [first_key, 1, {}, []]
+
+
+def named(
+    caller: Caller,
+    reply: Reply,
+    kept: Sequence[tuple[int, int]] = (),
+    *,
+    number: int = 1,
+    lease: int = LEASE,
+    **more: Any,
+) -> Reply:
+    """The answer to a call that names the recorded one, which `reply` answered."""
+    said = [*options(**more)[:-1], None]
+    frame = caller.ask(FrameKind.CALL_AGAIN, [lease, number, list(kept), said])
+    meta = frame.meta
+    if meta.recorded != AS_RECORDED:
+        return caller.read(frame)
+    assert (meta.storages, meta.views, meta.changed, frame.descriptors) == ([], [], [], ())
+    told = structs.replace(reply.meta, rng=meta.rng, recorded=AS_RECORDED)
+    return caller.read(Frame(FrameKind.RESULT, msgpack.encode(told), memoryview(b""), ()))
+
+
+def test_named_call_draws_the_numbers_that_come_next(caller: Caller) -> None:
+    x = torch.arange(4.0)
+    reply = caller.call(DRAWS, x, options=options(notes=0, rng=generator_state()))
+    assert reply.meta.recorded == ""
+    native = torch.Generator().manual_seed(0)
+    assert torch.equal(reply.outputs[0], x + torch.rand(4, generator=native))
+    for _ in range(3):
+        assert reply.rng is not None
+        rng = reply.rng
+        reply = named(caller, reply, rng=rng)
+        assert reply.meta.recorded == AS_RECORDED
+        assert torch.equal(reply.outputs[0], x + torch.rand(4, generator=native))
+    with pytest.raises(CallFailed, match="has a generator's state"):
+        named(caller, reply)
+
+
+def test_named_call_says_what_it_wrote_to_a_sent_input(caller: Caller) -> None:
+    count = torch.tensor([1.0, 2.0])
+    reply = caller.call(COUNTS, count, torch.ones(2), options=options(notes=0))
+    assert reply.meta.recorded == ""
+    for step_size in (2.0, 5.0):
+        put(caller, count)
+        caller.memory[64:72] = torch.full((2,), step_size).numpy().tobytes()
+        reply = named(caller, reply)
+        assert reply.meta.recorded == AS_RECORDED
+        assert reply.changed[0].view(torch.float32).tolist() == [1 + step_size, 2 + step_size]
+
+
+def test_named_call_has_the_kept_input_of_the_epoch_that_it_says(caller: Caller) -> None:
+    cache, x = torch.zeros(4), torch.ones(4)
+    caller.call(COUNTS, cache, x, keys=[5], options=options(residents=residents(FIRST_KEY)))
+    kept = [[1, 5, 1], "float32", [4], [1], 0]
+    asks = options(notes=0, residents=residents(FIRST_KEY + 8))
+    reply = caller.call(COUNTS, kept, x, options=asks)
+    assert reply.meta.recorded == ""
+    assert [(part.position, part.offset) for part in reply.meta.changed] == [(0, STAYS)]
+    for epoch in (2, 3, 4):
+        reply = named(caller, reply, [(5, epoch)], residents=residents(FIRST_KEY + 8 * epoch))
+        assert reply.meta.recorded == AS_RECORDED
+    with pytest.raises(CallFailed) as failed:
+        named(caller, reply, [(5, 4)], residents=residents(FIRST_KEY + 64))
+    assert (failed.value.failure, failed.value.facts) == (MISSING, {"missing": [5]})
+    size = caller.ask(FrameKind.FETCH, [5, 5]).meta.size_bytes
+    assert size == 16
+
+
+def test_named_call_leaves_its_outputs_under_keys_of_its_own(caller: Caller) -> None:
+    what = program(step("m:mul", Ref(0), 2.0), output=[Ref(1)])
+    reply = caller.call(
+        what, torch.ones(4), options=options(notes=0, residents=residents(FIRST_KEY))
+    )
+    assert reply.meta.recorded == ""
+    put(caller, torch.full((4,), 3.0))
+    again = named(caller, reply, residents=residents(FIRST_KEY + 8))
+    assert again.meta.recorded == AS_RECORDED
+    for key, value in ((FIRST_KEY, 2.0), (FIRST_KEY + 8, 6.0)):
+        kept = [[1, key, 0], "float32", [4], [1], 0]
+        (output,) = caller.call(program(step("m:add", Ref(0), 0.0), output=[Ref(1)]), kept).outputs
+        assert output.tolist() == [value] * 4
+
+
+def test_named_call_keeps_copies_of_outputs_under_the_keys_that_it_says(caller: Caller) -> None:
+    what = program(step("m:mul", Ref(0), 2.0), output=[Ref(1)])
+    reply = caller.call(what, torch.ones(4), options=options(notes=0, keys=[71]))
+    again = named(caller, reply, keys=[72])
+    assert (again.meta.recorded, again.outputs[0].tolist()) == (AS_RECORDED, [2.0] * 4)
+    kept = [[1, 72, 0], "float32", [4], [1], 0]
+    (output,) = caller.call(what, kept).outputs
+    assert output.tolist() == [4.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        (torch.tensor([0.0, 2.0, 3.0, 0.0]), {}),  # an output of another shape
+        (torch.tensor([0.0, 2.0, 0.0, 0.0]), {"keys": [9]}),  # one that is kept
+    ],
+)
+def test_answer_of_another_form_is_told_as_ever_and_what_was_written_stays_written(
+    caller: Caller, given: torch.Tensor, more: dict[str, Any]
+) -> None:
+    what = program(
+        step("m:add_", Ref(0), 1.0), step("m:nonzero", Ref(1)), inputs=2, output=[Ref(3)]
+    )
+    caller.call(what, torch.zeros(4), torch.ones(4), keys=[5])
+    kept = [[1, 5, 1], "float32", [4], [1], 0]
+    reply = caller.call(what, kept, torch.tensor([1.0, 0, 0, 0]), options=options(notes=0))
+    assert (reply.meta.recorded, reply.outputs[0].tolist()) == ("", [[0]])
+    put(caller, given)
+    reply = named(caller, reply, [(5, 2)], **more)
+    assert reply.meta.recorded is None
+    assert torch.equal(reply.outputs[0], given.nonzero())
+    assert reply.changed[0].view(torch.float32).tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("kept", [[], [(5, 1), (6, 1)]])
+def test_as_many_kept_inputs_are_named_as_the_call_has(
+    caller: Caller, kept: list[tuple[int, int]]
+) -> None:
+    caller.call(COUNTS, torch.zeros(4), torch.ones(4), keys=[5, 6])
+    lies = [[1, 5, 1], "float32", [4], [1], 0]
+    reply = caller.call(COUNTS, lies, torch.ones(4), options=options(notes=0))
+    with pytest.raises(CallFailed, match="kept storages for 1 inputs"):
+        named(caller, reply, kept)
+
+
+@pytest.mark.parametrize(
+    ("why", "output", "arena_bytes"),
+    [
+        ("an output is a number", [Ref(1), Ref(2)], ARENA_BYTES),
+        ("an output is large", [Ref(1)], 4096),
+        ("an output is large", [Ref(1)], 0),
+    ],
+)
+def test_call_is_not_named_whose_answer_cannot_be_the_same(
+    worker: LocalWorker, why: str, output: list[Any], arena_bytes: int
+) -> None:
+    what = program(step("m:mul", Ref(0), 2.0), step("m:size", Ref(0), 0), output=output)
+    with worker.connect(arena_bytes=arena_bytes) as caller:
+        reply = caller.call(what, torch.ones(800), options=options(notes=0))
+        assert reply.meta.recorded == why
+        with pytest.raises(CallFailed, match="recorded call 1"):
+            named(caller, reply)
+
+
+def test_named_call_ends_with_its_arena_its_binding_and_its_number(
+    worker: LocalWorker, caller: Caller
+) -> None:
+    x = torch.ones(2, 4)
+    asks = options(notes=0)
+    writes = program(step("m:add_", Ref(0), 1.0), output=[Ref(1)])
+
+    def recorded() -> Reply:
+        return caller.call(PLAIN, x, None, binding=bound(worker, caller), options=asks)
+
+    reply = recorded()
+    assert named(caller, reply).meta.recorded == AS_RECORDED
+    record(worker, caller, x)  # the number is another recording's
+    with pytest.raises(CallFailed, match="recorded call 1"):
+        named(caller, reply)
+    recorded()
+    with pytest.raises(CallFailed, match="recorded call 1"):
+        again(caller)
+    gone = caller.bind(writes, {0: weight(worker.weights, 0, WEIGHT)})
+    reply = caller.call(writes, None, binding=gone, options=asks)
+    with pytest.raises(CallFailed) as failed:
+        named(caller, reply)
+    assert (failed.value.failure, failed.value.facts) == (MISSING, {"missing": []})
+    reply = recorded()
+    caller.memory = caller.arena(ARENA_BYTES)
+    with pytest.raises(CallFailed, match="recorded call 1"):
+        named(caller, reply)
+
+
+def test_named_call_is_refused_without_its_lease(worker: LocalWorker, caller: Caller) -> None:
+    reply = caller.call(COUNTS, torch.ones(2), torch.ones(2), options=options(notes=0))
+    worker.leases.end(LEASE)
+    with pytest.raises(CallFailed) as failed:
+        named(caller, reply)
+    assert failed.value.failure == REFUSED
