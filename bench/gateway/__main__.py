@@ -80,7 +80,7 @@ def _options() -> argparse.ArgumentParser:
         "--kind",
         action="append",
         choices=_names(CallKind),
-        help="measure only these calls; may be repeated",
+        help="measure only these calls; may be repeated; LoadGen makes computing ones",
     )
     parser.add_argument("--rounds", type=int, help=f"of each case (1, in full {_ROUNDS})")
     parser.add_argument(

@@ -591,7 +591,7 @@ class _Question:
     asker: CallLease
     call: CallLease
     number: int = 0
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle = field(init=False)  # of its patience
 
 
 @dataclass(slots=True, eq=False)
@@ -635,7 +635,7 @@ class _Queue:
         may = self.kind.is_shared or self.call_s < QUICK_S
         return may and (bool(self.late) or now_s < self.full_until_s)
 
-    def saw(self, took_s: float, *, spared_gpu: bool = False) -> None:
+    def saw(self, took_s: float, *, spared_gpu: bool) -> None:
         """A call was answered, so long after its turn had come."""
         self.spared = self.spared + 1 if spared_gpu else 0
         known_s = self.call_s if self.call_s < math.inf else took_s
@@ -644,8 +644,7 @@ class _Queue:
     def settle(self, question: _Question, *, got_gpu: bool) -> None:
         """The question is not asked any more; calls in turn gather no more if a GPU was free."""
         self.open -= 1
-        if question.timer is not None:
-            question.timer.cancel()
+        question.timer.cancel()
         if question in self.late:
             del self.late[question]
             if self.kind.is_shared or not got_gpu:
