@@ -39,7 +39,7 @@ class ChannelRecorder(Protocol):
         """Return a recorded call as it is to be made now; CallRefused where there is none."""
 
     def answered(self, number: int, answer: CallResult) -> CallResult:
-        """Return the answer to such a call as it is to be sent."""
+        """Return the answer to a call that `again` returned, as it is to be sent."""
 
     def clear(self) -> None:
         """Forget all: the arena is another one."""

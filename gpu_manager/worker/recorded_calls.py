@@ -4,9 +4,12 @@ A channel's function has a call recorded that it makes again and again. Then not
 checked and described once more: its inputs come from the same places, its outputs go to the same
 places, with the layout that the recorded answer had. Where that cannot be, the worker lacks the
 recording, and the function makes the call as any other.
+
+Of a call with a state, which draws random numbers, writes, or has tensors that are kept here, the
+form is recorded: what the function said that is the same in the next call, and the answer. The
+next call is filled in and run as any other, and its answer is short where it is the same.
 """
 
-import itertools
 import math
 import operator
 import struct
@@ -48,6 +51,7 @@ from torch_shim.wire.messages import (
 from torch_shim.wire.protocol import NOTES_BYTES, FailureKind, FrameKind, pack_frame
 
 _MOST_INPUT_BYTES = 64 << 10
+_MOST_IN_FORM = 4096  # inputs and outputs
 _TIMES = struct.Struct("<4d")
 _NOTHING = PackedResult([], [], [], [])
 _what_it_says = operator.attrgetter("storages", "views", "changed")
@@ -99,12 +103,15 @@ class ChannelRecordings:
     def _keep_form(self, number: int, asked: ChannelCall, answer: CallAnswer) -> str:
         result = structs.replace(answer.sent(0), rng=None)
         parts: list[OutputPart | ChangedInput] = [*result.storages, *result.changed]
+        if len(asked.inputs) + len(result.views) > _MOST_IN_FORM:
+            return "it has too many inputs and outputs"
         if asked.channel.arena is None or any(part.offset == BEHIND for part in parts):
-            return "an output is large"
+            return "what it gives lies outside of the arena"
         if not all(view is None or isinstance(view, SentOutput) for view in result.views):
             return "an output is a number"
         binding = None if asked.binding is None else asked.binding.number
-        self._forms[number] = _CallForm(asked.number, binding, asked.inputs, result)
+        kept = [at for at, given in enumerate(asked.inputs) if _is_kept(given)]
+        self._forms[number] = _CallForm(asked.number, binding, asked.inputs, kept, result)
         return ""
 
     def again(self, asked: CallAgain) -> Call:
@@ -133,20 +140,20 @@ class _CallForm(NamedTuple):
     program: int
     binding: int | None
     inputs: list[Any]
+    kept: list[int]  # the positions of those whose storages each call names
     answer: CallResult
 
     def inputs_with(self, kept: Sequence[tuple[int, int]]) -> list[Any]:
         """Return the inputs, whose kept storages are these keys and epochs; CallRefused if they
         are not as many."""
-        inputs, sources = self.inputs.copy(), list(itertools.starmap(FromKept, kept))
-        places = [at for at, given in enumerate(inputs) if _is_kept(given)]
-        if len(places) != len(sources):
-            detail = f"{len(sources)} kept storages for {len(places)} inputs"
+        if len(self.kept) != len(kept):
+            detail = f"{len(kept)} kept storages for {len(self.kept)} inputs"
             raise CallRefused(FailureKind.BAD_FRAME, detail)
-        for at, source in zip(places, sources, strict=True):
+        inputs = self.inputs.copy()
+        for at, named in zip(self.kept, kept, strict=True):
             sent: SentTensor = inputs[at]
             layout = sent.dtype, sent.shape, sent.strides, sent.offset
-            inputs[at] = SentTensor(source, *layout)
+            inputs[at] = SentTensor(FromKept(*named), *layout)
         return inputs
 
 

@@ -312,11 +312,14 @@ def _answer(call: RemoteCall, trace: str, *, repeats: bool) -> tuple[list[Any], 
             shipment = _ship(call)
             repeated = shipment, _wait(call, shipment, options)
         shipment, results = repeated
-        copies = results.aliased_copies(shipment)
-        if not copies:
+        aliased = results.aliased_inputs()
+        copies = {position for position in aliased if shipment.is_copy(position)}
+        copies -= call.program.whole
+        call.program.whole |= aliased
+        if not copies or results.changed:
             return _receive(call, shipment, results, keys), results.times
         # Where in an input an output lies cannot be told from a copy: these are sent as they lie.
-        call.program.whole |= copies
+        # A program that writes does not run twice: its output is one of the copy.
 
 
 def _ship(call: RemoteCall) -> Shipment:
@@ -324,7 +327,9 @@ def _ship(call: RemoteCall) -> Shipment:
     program, bound, channel = call.program, call.bound, call.channel
     channel.define(program.number, program.digest, program.packed)
     channel.bind(program.number, bound.number, bound.tensors)
-    return Shipment(call.args, bound.others, channel, call.peer, program.written, program.whole)
+    # Nobody knows in which inputs the outputs of a first call lie.
+    whole = program.whole if program.only_reads is not None else frozenset(bound.others)
+    return Shipment(call.args, bound.others, channel, call.peer, program.written, whole)
 
 
 def _wait(call: RemoteCall, shipment: Shipment, options: CallOptions) -> Results:
@@ -408,6 +413,8 @@ def _change_inputs(call: RemoteCall, shipment: Shipment, results: Results) -> No
             data = results.bytes_at(change.offset, size)
             with torch.no_grad():
                 value.copy_(laid_out(data, value if sent is None else sent.value))
+                if shipment.is_copy(position):  # outputs may lie in that
+                    shipment.sent[position].value.copy_(value)
         # It may have changed already, through another input over the same storage.
         elif not (shipment.has_changed(value) or call.stay.changed(value)):
             _fetch_change(call.channel, call.peer, value, first=number == 0)

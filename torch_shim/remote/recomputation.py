@@ -23,7 +23,7 @@ from torch_shim.tensors.absent_bytes import AbsentBytes, absent_of, make_under
 from torch_shim.tensors.handles import CudaTensor, NoTorchFunction, become_cuda
 from torch_shim.wire.arithmetic import settings_to_send
 from torch_shim.wire.protocol import FailureKind
-from torch_shim.wire.shared_memory import tensor_over
+from torch_shim.wire.shared_memory import is_lazy, tensor_over
 
 # An input of at most this size is copied, so that the call can be repeated.
 MOST_COPIED_BYTES = 16 << 10
@@ -221,7 +221,7 @@ def _made(value: torch.Tensor) -> _Made | None:
 
     If the function has the bytes, the tensor itself then begins a new chain.
     """
-    origin = write_epochs.marked(value).made_by
+    origin = None if is_lazy(value) else write_epochs.marked(value).made_by
     if not isinstance(origin, MadeBy) or origin.content != write_epochs.content_of(value):
         return None
     if origin.call.depth >= _MOST_DEPTH:

@@ -61,8 +61,8 @@ from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,
     flat,
+    is_lazy,
     layout_of,
-    span_of,
     tensor_over,
 )
 
@@ -71,7 +71,7 @@ _EQUAL_BEFORE = 2
 # One that the worker refused, perhaps for an output of another shape, waits for so many more.
 _CALLS_AFTER_REFUSAL = 16
 _MOST_KINDS = 64  # kinds of calls of one program that are counted
-# Where so many calls in a row were of new kinds, one in so many is looked at.
+# Where so many calls in a row were of new kinds, one in so many is looked at: to tell takes long.
 _MOST_NEW, _LOOKS_APART = 16, 16
 _TIMES = struct.Struct("<4d")
 _MOST_S = 1e18
@@ -107,6 +107,7 @@ class _Place:
             or _dtype(value) is not self.dtype
             or _size(value) != self.shape
             or _stride(value) != self.strides
+            or is_lazy(value)
         ):
             return False
         return kind not in _HANDLES or not _is_large(value) or self._is_new(value, kept)
@@ -125,8 +126,7 @@ class _Place:
         held, sent = kept.epochs.get(mark.key), kept.sent.get(mark.key)
         if (mark.key, content) == self.last or content in (sent, held and held[0]):
             return False
-        # Beside its mark a storage knows where else its bytes are: in a block, or another's data.
-        return mark.absent is None and len(storage.__dict__) == 1
+        return _is_only_here(storage)
 
     @classmethod
     def of(cls, position: int, given: SentTensor, arena: Buffer) -> "_Place":
@@ -165,7 +165,6 @@ class _Recording:
                 self.kept.append(_KeptInput(position, layout_of(call.args[position])))
             else:
                 self.inputs.append(_Place.of(position, given, arena))
-        self.sent_bytes = sum(place.tensor.nbytes for place in self.inputs)
 
     def holds(
         self, args: Sequence[Any], bound: Bound, model: ModelImage, kept: WorkerStorages
@@ -192,10 +191,11 @@ class _SameCall(_Recording):
     ) -> None:
         super().__init__(number, kind, call, shipment)
         arena = call.channel.arena
-        assert arena is not None, "see above"
+        assert arena is not None, "its inputs lie there"
         if not results.layout.holds:
             raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
         self.outputs = [output_in(arena, view, results.storages) for view in results.views]
+        self.sent_bytes = sum(place.tensor.nbytes for place in self.inputs)
         self.received_bytes = sum(output.nbytes for output in self.outputs)
         self.settings = settings_in_force()
         self.notes = len(arena) - NOTES_BYTES
@@ -238,7 +238,7 @@ class _KeptInput(NamedTuple):
 
     def named(self, value: Any, peer: WorkerPeer) -> tuple[int, int] | None:
         """Return by which key and epoch the worker has this content; None for another input."""
-        if type(value) not in _HANDLES or layout_of(value) != self.layout:
+        if type(value) not in _HANDLES or layout_of(value) != self.layout or is_lazy(value):
             return None
         mark = write_epochs.marked(value)
         held = None if mark.untracked else peer.kept.epochs.get(mark.key)
@@ -258,11 +258,16 @@ class _CallWithState(_Recording):
         self, number: int, kind: Hashable, call: RemoteCall, shipment: Shipment, results: Results
     ) -> None:
         super().__init__(number, kind, call, shipment)
+        self.size_bytes = shipment.size_bytes
         self.answer = RecordedAnswer(results.layout, results.changed)
 
     def kept_now(self, call: RemoteCall) -> list[tuple[int, int]] | None:
         """Return by which keys and epochs the worker keeps inputs of a call; None for another."""
-        args, peer = call.args, call.peer
+        args, peer, arena = call.args, call.peer, call.channel.arena
+        if self.bound() is not call.bound:
+            return None
+        if arena is None or self.size_bytes + call.program.result_bytes > len(arena):
+            return None  # a call as ever makes a larger one
         kept: list[tuple[int, int]] = []
         for each in self.kept:
             named = each.named(args[each.position], peer)
@@ -272,15 +277,17 @@ class _CallWithState(_Recording):
         if not self.holds(args, call.bound, call.held.model, peer.kept):
             return None
         if self.answer.changed:  # what it writes to one input is seen in none of the others
-            storages = [write_epochs.storage_of(args[place.position]) for place in self.inputs]
-            if len(set(map(id, storages))) < len(storages):
+            sent = [write_epochs.storage_of(args[place.position]) for place in self.inputs]
+            others = [write_epochs.storage_of(args[each.position]) for each in self.kept]
+            numbers = set(map(id, sent))
+            if len(numbers) < len(sent) or not numbers.isdisjoint(map(id, others)):
                 return None
         return kept
 
     def shipment(self, call: RemoteCall) -> Shipment:
         """The inputs of such a call, which are described already."""
         shipment = Shipment(call.args, (), call.channel, call.peer)
-        shipment.size_bytes = self.sent_bytes
+        shipment.size_bytes = self.size_bytes
         for place in self.inputs:
             value = call.args[place.position]
             first_byte = int(_offset(value)) * place.dtype.itemsize
@@ -342,7 +349,9 @@ class ChannelRecordings:
     def forget(self, number: int) -> None:
         program = self._programs.pop(number, None)
         if program is not None:
-            self._recordings[program].pop(number, None)
+            del self._recordings[program][number]
+            if not self._recordings[program]:
+                del self._recordings[program]
 
 
 class RepeatedCalls(CallRecorder):
@@ -401,8 +410,7 @@ class RepeatedCalls(CallRecorder):
             if failure.failure == FailureKind.LEASE:
                 held.lease.over = True
             else:
-                recordings.forget(found.number)
-                self._counts[found.kind] = -_CALLS_AFTER_REFUSAL
+                self._forget(recordings, found)
             return None
         finally:
             held.end_call(answered=answered)
@@ -433,14 +441,25 @@ class RepeatedCalls(CallRecorder):
             recording, kept = found
             recording.fill(call.args)
             shipment = recording.shipment(call)
+        # On both sides it is the binding that was used last.
+        call.channel.bind(self.program, call.bound.number, call.bound.tensors)
         message = CallAgain(call.held.lease.number, recording.number, kept, options)
         frame = call.ask(FrameKind.CALL_AGAIN, message)
         known = recording.answer
-        return shipment, Results(frame, call.channel, call.peer, call.args, recorded=known)
+        results = Results(frame, call.channel, call.peer, call.args, recorded=known)
+        if not results.is_as_recorded:
+            report.unrecorded_call("its answer is another one")
+            self._forget(recordings, recording)
+        return shipment, results
+
+    def _forget(self, recordings: ChannelRecordings, recording: _Recording) -> None:
+        """End a recording that was of no use: such a call is recorded again some calls later."""
+        recordings.forget(recording.number)
+        self._counts[recording.kind] = -_CALLS_AFTER_REFUSAL
 
     def look(self, call: RemoteCall, shipment: Shipment) -> CallLook:
         if self._new_kinds >= _MOST_NEW and next(self._looks) % _LOOKS_APART:
-            return CallLook(None, "its inputs have other shapes each time")
+            return CallLook(None, "its calls are of another kind each time")
         why_not = _why_not(call, shipment)
         kind = None if why_not else _kind_of(call, shipment)
         why_not = why_not or self._refused.get(kind, "")
@@ -462,25 +481,36 @@ class RepeatedCalls(CallRecorder):
 
     def note(self, look: CallLook, call: RemoteCall, shipment: Shipment, results: Results) -> None:
         kind, why_not, record = look
-        if record is not None and results.recorded != _RECORDED:
-            refused = results.recorded or "the worker records nothing"
-            if record.notes and results.recorded:
-                _bounded(self._with_state).add(kind)
-            else:
-                why_not = _bounded(self._refused)[kind] = refused
-        elif record is not None and any(
-            each.position not in shipment.sent for each in results.changed
-        ):
-            why_not = "it writes to a weight"  # which is bound no more
+        if record is not None:
+            why_not = self._recorded(kind, record, call, shipment, results)
         if why_not:
             report.unrecorded_call(why_not)
-        elif record is not None and results.recorded == _RECORDED:
-            kind_of_recording = _SameCall if record.notes else _CallWithState
-            with torch.inference_mode(mode=False), torch.no_grad():
-                recording = kind_of_recording(record.number, kind, call, shipment, results)
-            call.channel.recordings.add(self.program, recording)
-            if record.notes:
-                self._note_bound(call)
+
+    def _recorded(
+        self,
+        kind: Hashable,
+        record: Record,
+        call: RemoteCall,
+        shipment: Shipment,
+        results: Results,
+    ) -> str:
+        """Add what the worker has recorded, if it has; return why the call is not recorded."""
+        if results.recorded and record.notes:
+            _bounded(self._with_state).add(kind)  # the next time it is asked for that
+            return ""
+        if results.recorded != _RECORDED:
+            why_not = results.recorded or "the worker records nothing"
+            _bounded(self._refused)[kind] = why_not
+            return why_not
+        if any(each.position not in shipment.sent for each in results.changed):
+            return "it writes to a weight"  # which is bound no more
+        recorded = _SameCall if record.notes else _CallWithState
+        with torch.inference_mode(mode=False), torch.no_grad():
+            recording = recorded(record.number, kind, call, shipment, results)
+        call.channel.recordings.add(self.program, recording)
+        if record.notes:
+            self._note_bound(call)
+        return ""
 
     def _note_bound(self, call: RemoteCall) -> None:
         others = [each for each in self._bounds if each() not in (None, call.bound)]
@@ -525,19 +555,32 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
             if type(value) not in _NUMBERS:
                 return f"an input is a {type(value).__name__}"
             continue
-        source, sent = given.source, shipment.sent[position]
+        source = given.source
         if isinstance(source, FromKept):
             if type(value) not in _HANDLES or source.key not in call.peer.kept.epochs:
                 return "an input comes from elsewhere"
             continue
         if not isinstance(source, FromArea) or source.key or source.block:
             return "an input is kept from then on, or lies in a block"
-        if source.size_bytes and source.offset in starts:  # those of another call may be two
-            return "inputs share memory"
-        starts.add(source.offset)
-        dense = not given.offset and span_of(given.shape, given.strides) == math.prod(given.shape)
-        if not dense or type(value) not in _PLAIN or sent.value is not sent.original:
-            return "an input has gaps, or a class of its own"
+        if source.size_bytes:
+            if source.offset in starts:  # those of another call may be two
+                return "inputs share memory"
+            starts.add(source.offset)
+        why_not = _why_not_sent(value, given, is_copy=shipment.is_copy(position))
+        if why_not:
+            return why_not
+    return ""
+
+
+def _why_not_sent(value: torch.Tensor, given: SentTensor, *, is_copy: bool) -> str:
+    """Why an input is none whose bytes could be copied to the same place each time."""
+    if given.offset or not _is_dense(given.shape, given.strides):
+        return "an input has gaps, or a class of its own"
+    if is_copy or type(value) not in _PLAIN:
+        return "an input has gaps, or a class of its own"
+    storage = write_epochs.storage_of(value)
+    if type(value) in _HANDLES and _is_large(value) and not _is_only_here(storage):
+        return "the bytes of an input have been elsewhere"
     return ""
 
 
@@ -551,9 +594,27 @@ def _bounded(kinds: Kinds) -> Kinds:
     return kinds
 
 
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie side by side, in whichever order, each in a place of its own."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return 0 in shape
+            expected *= size
+    return True
+
+
 def _is_large(value: torch.Tensor) -> bool:
     """Whether workers may keep what an input has, so that it is not always sent."""
     return write_epochs.storage_of(value).nbytes() >= KEEP_FROM_BYTES
+
+
+def _is_only_here(storage: torch.UntypedStorage) -> bool:
+    """Whether the bytes of a storage are nowhere but here, as far as it knows."""
+    # Beside its mark a storage knows where else they are: in a block, or another's data.
+    mark = write_epochs.mark_storage(storage)
+    return mark.absent is None and not mark.untracked and len(storage.__dict__) == 1
 
 
 def _is_same(given: Any, known: Any) -> bool:

@@ -46,6 +46,7 @@ from torch_shim.wire.shared_memory import (
     block_of,
     copy_of_bytes,
     flat,
+    is_lazy,
     layout_of,
     map_privately,
     span_of,
@@ -154,6 +155,11 @@ class Shipment:
             self._changed.add(mark.key)
             self._kept.epochs[mark.key] = (content, held[1] + more)
 
+    def is_copy(self, position: int) -> bool:
+        """Whether the worker got a copy of an input that lies otherwise than the input."""
+        sent = self.sent.get(position)
+        return sent is not None and sent.value is not sent.original
+
     def has_changed(self, value: torch.Tensor) -> bool:
         mark = write_epochs.mark_of(value)
         return mark is not None and mark.key in self._changed
@@ -183,6 +189,10 @@ class Shipment:
         self, number: int, value: torch.Tensor, storage: torch.UntypedStorage, *, alone: bool
     ) -> tuple[torch.Tensor, Layout, _ByteRun | FromKept]:
         """Return the tensor to send (perhaps a compact copy) and the source of its bytes."""
+        if is_lazy(value):
+            self._bring(value)
+            value = value.resolve_conj().resolve_neg()
+            storage, alone = write_epochs.storage_of(value), True
         layout = layout_of(value)
         key, content = 0, (0, 0)
         # Writes to others than handles go unseen.
@@ -229,11 +239,14 @@ class Shipment:
         for take in takers:
             if take(storage, mark.key, content, self._peer, self._channel):
                 return FromKept(mark.key, 0), 0, content
+        self._bring(value)  # the worker has other bytes than this one needs
+        return None, key, content
+
+    def _bring(self, value: torch.Tensor) -> None:
         lacks = absent_of(value)
-        if lacks is not None:  # the worker has other bytes than this one needs
+        if lacks is not None:
             with_peer = lacks.holder is not None and lacks.holder.is_with(self._peer)
             lacks.bring(self._channel if with_peer else None)
-        return None, key, content
 
 
 _numbers = itertools.count(1)
@@ -288,7 +301,7 @@ class Bound:
 
 
 def _describe(value: Any, model: ModelImage) -> SentTensor | None:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_lazy(value):
         return None
     mark = write_epochs.mark_of(value)
     place = (
@@ -315,7 +328,7 @@ def batch_of(args: Sequence[Any], positions: Iterable[int] | None = None) -> int
             and not isinstance(value, torch.nn.Parameter)
         ):
             shape = value.size()
-            return shape[0] if shape else 1
+            return max(shape[0], 1) if shape else 1
     return 1
 
 
@@ -421,14 +434,10 @@ class Results:
             return copy_of_bytes(self._area, start, size)
         return flat(self._area, torch.uint8, start, size).untyped_storage()
 
-    def aliased_copies(self, shipment: Shipment) -> frozenset[int]:
-        """Return the inputs that outputs lie in, and of which the worker has a compact copy."""
+    def aliased_inputs(self) -> frozenset[int]:
+        """Return the inputs that outputs lie in."""
         views = [view for view in self.views if isinstance(view, OutputView)]
-        sources = [-1 - view.source for view in views if view.source < 0]
-        sent = {position: shipment.sent.get(position) for position in sources}
-        return frozenset(
-            at for at, item in sent.items() if item and item.value is not item.original
-        )
+        return frozenset(-1 - view.source for view in views if view.source < 0)
 
     def note_origin(self, output: torch.Tensor, source: int) -> None:
         if self.lent is not None and source in self._mapped:
@@ -478,7 +487,8 @@ def tensor_in(storage: torch.UntypedStorage, output: OutputView) -> torch.Tensor
 
 
 def alias(base: torch.Tensor, sent: SentInput | None, output: OutputView) -> torch.Tensor:
-    first_byte = sent.first_byte if sent is not None else 0
+    """Return an output that lies in this input; in the copy of the input that was sent, if any."""
+    base, first_byte = (base, 0) if sent is None else (sent.value, sent.first_byte)
     offset = output.offset + first_byte // output.dtype.itemsize
     storage = write_epochs.storage_of(base)
     if first_byte + output.end_bytes > storage.nbytes():

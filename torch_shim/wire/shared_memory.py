@@ -27,6 +27,7 @@ _new_storage = original_of(torch.UntypedStorage.__new__)
 _base = torch._C.TensorBase  # noqa: SLF001 - has the originals of the methods too
 _set, _size, _stride = _base.set_, _base.size, _base.stride
 _offset: Callable[[torch.Tensor], int] = _base.storage_offset  # type: ignore[assignment] # no symbol outside of a trace
+_is_conj, _is_neg = _base.is_conj, _base.is_neg
 _dtype: Callable[[torch.Tensor], torch.dtype] = _base.dtype.__get__  # type: ignore[attr-defined] # a descriptor of C there
 _NoTorchFunction = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001 - documented, kept there
 
@@ -280,6 +281,12 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     """Return a tensor's dtype, shape, strides and offset in its storage, the last in elements."""
     with _NoTorchFunction():
         return _dtype(tensor), list(_size(tensor)), list(_stride(tensor)), _offset(tensor)
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is conjugated or negated when it is read: its memory has other values."""
+    with _NoTorchFunction():
+        return _is_conj(tensor) or _is_neg(tensor)
 
 
 def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:

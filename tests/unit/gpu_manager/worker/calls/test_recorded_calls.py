@@ -484,8 +484,9 @@ def test_as_many_kept_inputs_are_named_as_the_call_has(
     ("why", "output", "arena_bytes"),
     [
         ("an output is a number", [Ref(1), Ref(2)], ARENA_BYTES),
-        ("an output is large", [Ref(1)], 4096),
-        ("an output is large", [Ref(1)], 0),
+        ("what it gives lies outside of the arena", [Ref(1)], 4096),
+        ("what it gives lies outside of the arena", [Ref(1)], 0),
+        ("it has too many inputs and outputs", [Ref(1)] * 4096, ARENA_BYTES),
     ],
 )
 def test_call_is_not_named_whose_answer_cannot_be_the_same(
