@@ -133,6 +133,7 @@ fuzz: setup ## Call every operator that programs may name with absurd arguments 
 	@nice -n 19 $(BIN)/python -m hunt.fuzz --cases 20 --seconds 300 $(ARGS)
 	@nice -n 19 $(BIN)/python -m hunt.fuzz --merged --cases 10 --seconds 300 $(ARGS)
 	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m hunt.fuzz.transfers
+	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m hunt.fuzz.calls
 	@nice -n 19 $(BIN)/python -m hunt.parsers
 
 fuzz-parsers: setup ## Fuzz every parser of what others wrote (ARGS="--seconds 3600 --only NAME")

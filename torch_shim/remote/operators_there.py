@@ -49,7 +49,7 @@ from torch_shim.wire.programs import (
     unpack,
 )
 from torch_shim.wire.protocol import FailureKind
-from torch_shim.wire.shared_memory import tensor_over
+from torch_shim.wire.shared_memory import is_lazy, tensor_over
 
 # What moves rows of a tensor, by the names of functions and methods, as programs name it.
 _OPERATORS = {
@@ -217,7 +217,7 @@ class _Selection:
     def gives(self, value: torch.Tensor) -> bool:
         """Whether a tensor that lies in the result is all of it, as it is."""
         is_whole = value.size() == self.size and value.dtype == self.source.dtype
-        return is_whole and value.is_contiguous() and not (value.is_conj() or value.is_neg())
+        return is_whole and value.is_contiguous() and not is_lazy(value)
 
     def is_right(self) -> bool:
         """Whether the source is still what it was."""
@@ -422,7 +422,7 @@ def _may_wait(source: torch.Tensor, dimension: int, index: torch.Tensor) -> bool
         and -source.dim() <= dimension < source.dim()
         and absent_of(source) is not None
         and absent_of(index) is None
-        and not (source.is_conj() or source.is_neg() or source.is_quantized)
+        and not (is_lazy(source) or source.is_quantized)
     )
 
 

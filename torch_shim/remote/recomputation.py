@@ -232,7 +232,7 @@ def _made(value: torch.Tensor) -> _Made | None:
 def _uniform(value: torch.Tensor) -> _Uniform | None:
     """Return how to make a large tensor anew; None unless the bits of its elements are equal."""
     bits = _INTEGERS.get(value.element_size())
-    if bits is None or value.is_quantized or value.is_conj() or value.is_neg():
+    if bits is None or value.is_quantized or is_lazy(value):
         return None
     if not value.is_contiguous():
         return None

@@ -61,6 +61,7 @@ from torch_shim.wire.shared_memory import (
     Buffer,
     Layout,
     flat,
+    is_dense,
     is_lazy,
     layout_of,
     tensor_over,
@@ -151,7 +152,6 @@ class _Recording:
         assert arena is not None, "a worker has recorded what lies in it"
         self.number = number
         self.kind = kind
-        self.operators = call.program.operators
         self.bound = ref(call.bound)
         self.model = ref(call.held.model)
         self.inputs: list[_Place] = []
@@ -192,6 +192,7 @@ class _SameCall(_Recording):
         super().__init__(number, kind, call, shipment)
         arena = call.channel.arena
         assert arena is not None, "its inputs lie there"
+        self.operators = call.program.operators
         if not results.layout.holds:
             raise BadFrame("a worker has recorded a call whose outputs lie elsewhere")
         self.outputs = [output_in(arena, view, results.storages) for view in results.views]
@@ -574,9 +575,8 @@ def _why_not(call: RemoteCall, shipment: Shipment) -> str:
 
 def _why_not_sent(value: torch.Tensor, given: SentTensor, *, is_copy: bool) -> str:
     """Why an input is none whose bytes could be copied to the same place each time."""
-    if given.offset or not _is_dense(given.shape, given.strides):
-        return "an input has gaps, or a class of its own"
-    if is_copy or type(value) not in _PLAIN:
+    is_as_it_lies = not given.offset and is_dense(given.shape, given.strides) and not is_copy
+    if not is_as_it_lies or type(value) not in _PLAIN:
         return "an input has gaps, or a class of its own"
     storage = write_epochs.storage_of(value)
     if type(value) in _HANDLES and _is_large(value) and not _is_only_here(storage):
@@ -592,17 +592,6 @@ def _bounded(kinds: Kinds) -> Kinds:
     if len(kinds) >= _MOST_KINDS:
         kinds.clear()
     return kinds
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie side by side, in whichever order, each in a place of its own."""
-    expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return 0 in shape
-            expected *= size
-    return True
 
 
 def _is_large(value: torch.Tensor) -> bool:

@@ -43,6 +43,7 @@ from torch_shim.tensors.handles import (
 from torch_shim.wire.shared_memory import (
     LEAST_BLOCK_BYTES,
     LentPages,
+    is_lazy,
     map_privately,
     shared_blocks,
     tensor_over,
@@ -512,8 +513,9 @@ def mapped_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     size = tensor.numel() * tensor.element_size()
     if origin is None or size < LEAST_MAPPED_BYTES or 2 * size < storage.nbytes():
         return None
-    is_lazy = tensor.is_conj() or tensor.is_neg()  # the storage has other values than the tensor
-    if origin.content != write_epochs.content_of(tensor) or not tensor.is_contiguous() or is_lazy:
+    if origin.content != write_epochs.content_of(tensor) or not tensor.is_contiguous():
+        return None
+    if is_lazy(tensor):
         return None
     descriptor = os.dup(origin.lent.descriptor)
     memory = map_privately(descriptor, origin.start + storage.nbytes(), origin.lent)

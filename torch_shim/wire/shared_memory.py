@@ -297,6 +297,17 @@ def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + reached
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie side by side, in whichever order, each in a place of its own."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return 0 in shape
+            expected *= size
+    return True
+
+
 # A tensor that is moved to the GPU is copied once, into a block. A call names the block, and the
 # worker reads it there. When the tensor is gone the block is used again: clearing new pages costs
 # several times what a copy to old ones does.

@@ -21,6 +21,7 @@ from gpu_manager.worker.program.build import BuiltProgram
 from gpu_manager.worker.program.inputs import Inputs
 from gpu_manager.worker.program.recorded_runs import ProgramRun
 from gpu_manager.worker.program.tensor_specs import identity
+from torch_shim.wire.shared_memory import is_dense
 
 # dtype -> (relative, absolute): by how much a call may differ when it runs with others. Whatever
 # is not here must be equal. These are the tolerances of docs/compatibility.md.
@@ -244,18 +245,9 @@ def _hear(show: Callable[..., None], message: Warning | str, *where: Any, **more
 
 
 def _layout(output: torch.Tensor) -> Layout:
-    strides = tuple(output.stride()) if _is_dense(output) else None
+    is_plain = output.numel() > 0 and is_dense(output.shape, output.stride())
+    strides = tuple(output.stride()) if is_plain else None
     return Layout(output.dtype, tuple(output.shape), strides)
-
-
-def _is_dense(output: torch.Tensor) -> bool:
-    """Whether it takes every element between its first and its last, and each once."""
-    expected = 1
-    for stride, size in sorted(zip(output.stride(), output.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return output.numel() > 0
 
 
 def _apart(

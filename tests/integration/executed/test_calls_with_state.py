@@ -262,3 +262,12 @@ with torch.autocast("cuda", torch.bfloat16):
     assert answer.dtype is torch.bfloat16
 """
     run_recorded(programs, tmp_path, STATES + program)
+
+
+def test_modules_drawn_at_random_answer_as_on_the_cpu(
+    programs: ForkedPrograms, tmp_path: Path
+) -> None:
+    program = "import sys; from hunt.fuzz.calls import main; sys.argv[1:] = {}; main()"
+    done, counts = programs.execute(program.format(["--modules", "6"]), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts["recorded_calls"] >= 20

@@ -154,7 +154,7 @@ class Machine:
 
     def until(self, holds: AsyncCondition, what: str) -> None:
         """Wait for it; whatever is reported meanwhile is read."""
-        self.run(eventually(holds, what))
+        self.run(eventually(holds, what, instead=lambda: f"instead: {vars(self.watcher)}"))
 
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counting
