@@ -2,9 +2,10 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNNING := control gpu report
 PACKAGES := common cache_manager scheduler gpu_manager torch_shim gateway_ext gpufaas
 TYPED := $(wildcard $(PACKAGES) bench hunt compat research tests)
-BACKEND := hatchling
+TOOLS := hatchling uv
 PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 
 # make setup PYTHON=/path/to/python3.12 overrides the search.
@@ -14,6 +15,9 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 
 # Pins are resolved on the oldest Python supported: what it can install, the newer ones can too.
 LOCK_PYTHON ?= python3.11
+
+# The index of PyTorch's wheels for CPUs, for machines without an NVIDIA driver.
+TORCH_INDEX ?=
 
 # Passed on to the command that a target runs, as in: make simulate ARGS="--help"
 ARGS ?=
@@ -27,14 +31,16 @@ export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpufaas/mypy
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: compiled sizes long-lives long-cores long-leave long-seeds long-campaign long-soak long-papers help setup run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
+.PHONY: compiled sizes long-lives long-cores long-leave long-seeds long-campaign long-soak long-papers help setup dev run test test-engines test-long tools soak soak-hour soak-streams lint format compat fuzz fuzz-parsers campaign seeds simulate reproduce bench bench-wake bench-full gpu gpu-kit gpu-rehearsal pictures lock clean FORCE
 
 help: ## List the targets
 	@echo 'Usage: make TARGET [ARGS="..."] [PYTHON=python3.12]'
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(VENV)/.installed ## Create .venv with the pinned tools (does nothing when current)
+setup: $(VENV)/.installed ## Create .venv with what running needs, as pinned (does nothing when current)
+
+dev: $(VENV)/.dev ## The same with what checks and measures the code, which other targets bring themselves
 
 compiled: $(VENV)/.compiled ## Compile the core, as images have it: placements take a quarter of the time (two minutes)
 
@@ -44,7 +50,7 @@ run: setup ## Run everything here, deploy and invoke the examples, stay up (ARGS
 # The first ring: Python alone. Two processes more than cores, as some tests wait.
 WORKERS ?= $(shell expr $$(nproc) + 2)
 
-test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes to pytest instead of "all")
+test: dev ## Lint and run the tests that need Python alone (ARGS, if any, goes to pytest instead of "all")
 	@words=$$(mktemp) && { nice $(MAKE) lint >"$$words" 2>&1 & linting=$$!; \
 	$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(WORKERS)); tested=$$?; \
 	wait $$linting; linted=$$?; cat "$$words"; rm "$$words"; \
@@ -56,15 +62,15 @@ test: setup ## Lint and run the tests that need Python alone (ARGS, if any, goes
 ENGINE_WORKERS ?= $(shell expr $$(nproc) + 1)
 ENGINES := tests/contract/test_job_queue.py tests/contract/test_job_letters.py tests/e2e tests/integration tests/processes bench/engine_tests hunt/engine_tests
 
-test-engines: setup tools ## Run the tests of real engines; what fails runs once more, alone (Debian as root, else it skips)
+test-engines: dev tools ## Run the tests of real engines; what fails runs once more, alone (Debian as root, else it skips)
 	@$(BIN)/python -m tests.kit.second_run --timeout 900 \
 	  $(or $(ARGS),--numprocesses $(ENGINE_WORKERS) $(ENGINES))
 
 # The third one, for a night: a part of every search, the whole of what the second ring samples.
-test-long: setup tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers
+test-long: dev tools ## Run what takes hours: seeds, parsers, fuzz, faults, soak, programs of others, the papers
 	@$(MAKE) --keep-going long-lives long-cores long-seeds long-leave fuzz-parsers fuzz long-campaign long-soak long-papers compat
 
-long-lives: setup
+long-lives: dev
 	@HYPOTHESIS_PROFILE=thorough GPUFAAS_COMPILED=off $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 	  --timeout 3600 tests/unit/cache_manager tests/unit/scheduler
 
@@ -77,7 +83,7 @@ long-seeds:
 	@$(MAKE) seeds N=1000
 
 # Prints what each feature costs and what is in its way; `make test` in an unchanged copy, then in one for each that leaves.
-long-leave: setup
+long-leave: dev
 	@nice $(BIN)/python -m hunt.leave $(ARGS)
 
 long-campaign:
@@ -86,7 +92,7 @@ long-campaign:
 long-soak:
 	@$(MAKE) soak ARGS="--seconds 600"
 
-long-papers: setup
+long-papers: dev
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --timeout 3600 research/long_tests
 	@for paper in thesis sage esg interference tenants; do \
 	  $(BIN)/gpufaas reproduce --paper $$paper --out docs || exit 1; \
@@ -97,26 +103,26 @@ long-papers: setup
 tools: ## Install what the second ring needs beside Python (on Debian, as root; else say what lacks)
 	@tests/tools.sh
 
-soak: setup ## A minute of the examples under load: killed all the while, then changed at random
+soak: dev ## A minute of the examples under load: killed all the while, then changed at random
 	@GPUFAAS_E2E_SECONDS=60 $(BIN)/python -m pytest tests/e2e/test_chaos.py; killed=$$?; \
 	$(BIN)/python -m hunt.soak $(ARGS) && [ $$killed = 0 ]
 
-soak-hour: setup ## An hour of them, changed at random: does anything grow? (ARGS="--seconds 900")
+soak-hour: dev ## An hour of them, changed at random: does anything grow? (ARGS="--seconds 900")
 	@nice $(BIN)/python -m hunt.soak --seconds 3600 --keep $(ARGS)
 
-soak-streams: setup ## Ten minutes of a hundred functions of one process, called, loaded and evicted at random
+soak-streams: dev ## Ten minutes of a hundred functions of one process, called, loaded and evicted at random
 	@nice $(BIN)/python -m bench.streambox soak --seconds 600 $(ARGS)
 
-lint: setup ## Check style, types and who imports whom
+lint: dev ## Check style, types and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports --no-logo
 
-sizes: setup ## Count each package's lines, files and folders, beside what they may be
+sizes: dev ## Count each package's lines, files and folders, beside what they may be
 	@$(BIN)/python -m tests.architecture.sizes
 
-format: setup ## Rewrite the code in the project's style
+format: dev ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
@@ -129,23 +135,23 @@ compat: $(VENV)/.compat ## Run every compatibility program and write docs/compat
 
 # ARGS="--seconds 600 --first 0": for ten minutes, other cases the further --first is. Then a minute
 # for each parser, about 45 minutes on two cores.
-fuzz: setup ## Call every operator that programs may name with absurd arguments (ARGS=--help)
+fuzz: dev ## Call every operator that programs may name with absurd arguments (ARGS=--help)
 	@nice -n 19 $(BIN)/python -m hunt.fuzz --cases 20 --seconds 300 $(ARGS)
 	@nice -n 19 $(BIN)/python -m hunt.fuzz --merged --cases 10 --seconds 300 $(ARGS)
 	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m hunt.fuzz.transfers
 	@nice -n 19 $(BIN)/gpufaas exec --devices cpu:1 -- $(BIN)/python -m hunt.fuzz.calls
 	@nice -n 19 $(BIN)/python -m hunt.parsers
 
-fuzz-parsers: setup ## Fuzz every parser of what others wrote (ARGS="--seconds 3600 --only NAME")
+fuzz-parsers: dev ## Fuzz every parser of what others wrote (ARGS="--seconds 3600 --only NAME")
 	@nice -n 19 $(BIN)/python -m hunt.parsers $(ARGS)
 
 # ARGS="--seed 12345 --verbose" replays one; ARGS=--keep goes on where a long run was left.
-seeds: setup ## Run N (1000) seeds of the simulated control plane under faults, from FIRST (1) on
+seeds: dev ## Run N (1000) seeds of the simulated control plane under faults, from FIRST (1) on
 	@nice $(BIN)/python -m hunt.seeds --count $(or $(N),1000) --first $(or $(FIRST),1) $(ARGS)
 
 # Meant for nights. What a round showed is in out/campaign.jsonl as it comes, with its commit; the
 # next run goes on there. ARGS="--times 3 --only gateway-kill --minutes 30"; ARGS=--list: the faults.
-campaign: setup tools ## Break everything a hundred times under load, until something shows (root)
+campaign: dev tools ## Break everything a hundred times under load, until something shows (root)
 	@$(BIN)/python -m hunt.campaign --write $(ARGS)
 
 simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
@@ -154,17 +160,17 @@ simulate: setup ## Run the simulator (ARGS goes to gpufaas simulate)
 reproduce: setup ## Rerun the papers' experiments (ARGS goes to gpufaas reproduce)
 	@$(BIN)/gpufaas reproduce $(ARGS)
 
-bench: setup ## Measure, in a few minutes at most
+bench: dev ## Measure, in a few minutes at most
 	@$(BIN)/python -m bench.placement $(ARGS)
 	@$(BIN)/python -m bench.shim
 	@$(BIN)/python -m bench.scheduler
 	@$(BIN)/python -m bench.live
 	@$(BIN)/python -m bench.gateway --system gpufaas --only calls
 
-bench-wake: setup ## Measure how long functions take to wake, with and without templates
+bench-wake: dev ## Measure how long functions take to wake, with and without templates
 	@$(BIN)/python -m bench.wake $(ARGS)
 
-bench-full: setup ## Measure everything (downloads other systems into the cache folder)
+bench-full: dev ## Measure everything (downloads other systems into the cache folder)
 	@$(BIN)/python -m bench.placement --full $(ARGS)
 	@$(BIN)/python -m bench.shim --full
 	@$(BIN)/python -m bench.scheduler --full
@@ -184,10 +190,10 @@ gpu-kit: $(VENV)/.installed ## Download into out/gpu-kit what a machine with a G
 	@$(BIN)/python -m bench.gpu.kit build --pip "$(KIT_PIP)" $(ARGS)
 
 # Downloads torch 2.11 into the cache folder; ARGS="--only A" runs one step (A, B, all, tests, programs).
-gpu-rehearsal: $(VENV)/.installed ## Run all of it emulated in a machine made like a GPU's (root, 5 GB)
+gpu-rehearsal: dev ## Run all of it emulated in a machine made like a GPU's (root, 5 GB)
 	@$(BIN)/python -m bench.gpu.rehearsal $(ARGS)
 
-pictures: setup tools ## Take the pictures of the page that README and docs show (needs Chromium)
+pictures: dev tools ## Take the pictures of the page that README and docs show (needs Chromium)
 	@$(BIN)/python -m bench.page.screenshots
 
 lock: ## Resolve constraints.txt again from pyproject.toml (needs python3.11, or LOCK_PYTHON)
@@ -197,8 +203,8 @@ lock: ## Resolve constraints.txt again from pyproject.toml (needs python3.11, or
 	$(LOCK_PYTHON) -m venv "$$scratch/venv" && \
 	"$$scratch/venv/bin/python" $(PIP_INSTALL) --upgrade pip && \
 	"$$scratch/venv/bin/python" $(PIP_INSTALL) --dry-run --ignore-installed \
-	  --report "$$scratch/report.json" $(BACKEND) -e '.[compat]' && \
-	{ echo '# What `make setup` and `make compat` install. Written by `make lock`; do not edit.' && \
+	  --report "$$scratch/report.json" $(TOOLS) -e '.[compat]' && \
+	{ echo '# What deploy/install.py installs. Written by `make lock`; do not edit.' && \
 	  "$$scratch/venv/bin/python" -c "$$PINS" "$$scratch/report.json"; \
 	} > "$$scratch/constraints.txt" && \
 	cat "$$scratch/constraints.txt" > constraints.txt
@@ -208,24 +214,24 @@ clean: ## Remove .venv, caches and build outputs (keeps out/)
 	rm -rf $(VENV) build common/compiled dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A .venv without a working interpreter (none yet, or its Python was removed) is made again. The
-# build backend goes in first, from the same pins: nothing unpinned is fetched on the side.
+# A .venv without a working interpreter (none yet, or its Python was removed) is made again.
 $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -x $(BIN)/python || echo FORCE)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
-	@echo 'Installing the pinned tools into $(VENV) ...'
-	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt $(BACKEND)
-	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(BIN)/python deploy/install.py $(RUNNING) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 	@touch $@
 
-$(VENV)/.compiled: $(VENV)/.installed $(shell find cache_manager scheduler deploy/compiled -name '*.py')
+# What checks and measures the code, beside it.
+$(VENV)/.dev: $(VENV)/.installed
+	@$(BIN)/python deploy/install.py dev $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.dev $(shell find cache_manager scheduler deploy/compiled -name '*.py')
 	@$(BIN)/python -m deploy.compiled
 	@touch $@
 
 # The libraries of `make compat` alone, from the same pins.
-$(VENV)/.compat: $(VENV)/.installed
-	@echo 'Installing the libraries of the compatibility programs into $(VENV) ...'
-	@$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --no-build-isolation \
-	  --editable '.[compat]'
+$(VENV)/.compat: $(VENV)/.dev
+	@$(BIN)/python deploy/install.py compat
 	@touch $@
 
 # Takes the first Python that is supported and can make environments; else says what is missing.
