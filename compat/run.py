@@ -155,7 +155,7 @@ def run_remotely(entry: Entry, results: Path, settings: Settings) -> Run:
 
 def under_exec(settings: Settings) -> list[str]:
     """What runs a command under `gpufaas exec`."""
-    ours = [sys.executable, "-m", "gpufaas.cli", "exec"]
+    ours = [sys.executable, "-m", "gpufaas", "exec"]
     return [*ours, "--devices", settings.devices, "--tracing", settings.tracing, "--stats", "--"]
 
 

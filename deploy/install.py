@@ -39,8 +39,8 @@ _FIRST_PROGRAMS = {
         ("-c", "import sympy"),  # which torch takes in the end
     ),
     "control": (
-        ("-m", "gpufaas.cli", "gateway", "--help"),
-        ("-m", "gpufaas.cli", "scheduler", "--help"),
+        ("-m", "gpufaas", "gateway", "--help"),
+        ("-m", "gpufaas", "scheduler", "--help"),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Puts the commit that a wheel is made of into it, as common/commit.txt. Run by hatchling.
+"""Puts the commit that a wheel is made of into it, where build_identity.py reads it; for hatchling.
 
 The commit is that of the checkout; where there is none, as in the build of an image, it is given
 in the environment as GPUFAAS_COMMIT. A wheel of neither has no such file.
@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_IN_WHEEL = "common/commit.txt"
+_IN_WHEEL = "gpufaas/parts/common/commit.txt"
 
 
 class CommitFile(BuildHookInterface):  # type: ignore[type-arg]  # any builder's configuration

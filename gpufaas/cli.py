@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import NoReturn
 
 from cache_manager.model.errors import CacheError
@@ -14,6 +15,7 @@ from common.build_identity import commit, release
 from common.errors import CommonError
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
+from gpufaas.extras import install_command, needs
 from scheduler.model.errors import SchedulerError
 from torch_shim.collector_pause import without_collections
 
@@ -32,8 +34,8 @@ _MODULES = {
     "gpu-manager": "gpu_manager",
     **dict.fromkeys(("prefetch", "evict", "pin", "unpin"), "models"),
 }
-# The extra that installs a subcommand's packages, if it is not `gpu`.
-_EXTRA = dict.fromkeys(("scheduler", "gateway", "up", "down"), "control")
+# These need torch; what others may lack is in the extra `control`.
+_NEED_GPU = ("exec", "check", "gpu-manager")
 
 _INVALID = re.compile(
     r"(?:argument (?:command|verb): )?invalid choice: '([^']*)' \(choose from (.*)\)"
@@ -85,19 +87,26 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     named = bool(arguments) and arguments[0] in _COMMANDS
     chosen = arguments[:1] if named else _COMMANDS
+    lacks = []
     for name in dict.fromkeys(_MODULES.get(command, command) for command in chosen):
         try:
             with without_collections():
                 module = importlib.import_module(f"gpufaas.commands.{name}")
         except ModuleNotFoundError as error:
             if named:
-                extra = _EXTRA.get(arguments[0], "gpu")
-                raise CommandError(
-                    f"needs the package {error.name}: install gpufaas[{extra}]"
-                ) from error
+                raise CommandError(needs(_extra(arguments[0]), error.name)) from error
+            lacks += [each for each in _COMMANDS if _MODULES.get(each, each) == name]
         else:
             module.add_parser(commands)
+    if named and _extra(arguments[0]) == "gpu" and find_spec("torch") is None:
+        raise CommandError(needs("gpu", "torch"))
+    if lacks:
+        parser.epilog = f"With more packages ({install_command('control')}): {', '.join(lacks)}."
     return parser
+
+
+def _extra(command: str) -> str:
+    return "gpu" if command in _NEED_GPU else "control"
 
 
 if __name__ == "__main__":

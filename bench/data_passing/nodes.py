@@ -103,7 +103,7 @@ class BenchNodes:
 
     def _daemon(self, ready: str, command: Sequence[str]) -> None:
         log = self.folder / f"{len(self._running)}.log"
-        words = [sys.executable, "-m", "gpufaas.cli", *command, "--secret-file", str(self._secret)]
+        words = [sys.executable, "-m", "gpufaas", *command, "--secret-file", str(self._secret)]
         with log.open("wb") as out:
             self._running.append(
                 subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

@@ -65,7 +65,7 @@ class NativeAndShim:
     ) -> list[tuple[Printed, Printed]]:
         """What the program printed natively and through the shim, as often as asked for."""
         command = [sys.executable, "-c", self._program, way, *map(str, numbers)]
-        launcher = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", options.devices]
+        launcher = [sys.executable, "-m", "gpufaas", "exec", "--devices", options.devices]
         through_shim = [*launcher, "--tracing", options.tracing, "--", *command]
         return [
             (printed(**_last_object(command)), printed(**_last_object(through_shim)))

@@ -94,8 +94,8 @@ def _part(pid: int) -> str:
         return "etcd"
     if any(word.endswith("gateway_ext/runtime") for word in words):
         return "functions"
-    if "gpufaas.cli" in words:
-        command = words[words.index("gpufaas.cli") + 1]
+    if "gpufaas" in words:
+        command = words[words.index("gpufaas") + 1]
         return command if command in _PARTS else ""
     return ""
 

@@ -153,7 +153,7 @@ def whole_stack(
     folder.root.mkdir()
     log = root / "up.log"
     added = [f"{name}={value}" for name, value in variables.items()]
-    command = ["env", *added, sys.executable, "-m", "gpufaas.cli", "up"]
+    command = ["env", *added, sys.executable, "-m", "gpufaas", "up"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [

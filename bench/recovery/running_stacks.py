@@ -204,7 +204,7 @@ class RunningStack(ABC):
 
     def command(self, *arguments: str) -> list[str]:
         """A command line of the product."""
-        return [sys.executable, "-P", "-m", "gpufaas.cli", *arguments]
+        return [sys.executable, "-P", "-m", "gpufaas", *arguments]
 
     def launch(self, name: str, command: list[str]) -> "subprocess.Popen[bytes]":
         """Start one of the stack's processes."""
@@ -262,9 +262,9 @@ class SupervisedStack(RunningStack):
 
     emulated: tuple[str, ...] = _EMULATED
     _WORDS: Mapping[str, tuple[str, ...]] = {
-        "gateway": ("gpufaas.cli gateway",),
-        "scheduler": ("gpufaas.cli scheduler",),
-        "GPU manager": ("gpufaas.cli gpu-manager",),
+        "gateway": ("-m gpufaas gateway",),
+        "scheduler": ("-m gpufaas scheduler",),
+        "GPU manager": ("-m gpufaas gpu-manager",),
         "etcd": ("--data-dir",),
     }
 

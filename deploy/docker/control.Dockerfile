@@ -31,7 +31,7 @@ RUN GPUFAAS_COMMIT="${COMMIT}" /opt/build/bin/pip wheel --quiet --no-deps --no-b
  && /opt/gpufaas/bin/pip install --quiet --no-deps --no-index /opt/wheel/*.whl \
  && /opt/gpufaas/bin/pip uninstall --quiet --yes pip \
  && /opt/build/bin/python -m deploy.compiled \
-      --into "$(/opt/gpufaas/bin/python -I -c 'import common; print(*common.__path__)')/compiled"
+      --into "$(/opt/gpufaas/bin/python -I -c 'import gpufaas; print(*gpufaas.__path__)')/parts/common/compiled"
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="gpufaas control plane" \

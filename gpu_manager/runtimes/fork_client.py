@@ -275,9 +275,9 @@ def _discard(forking: "asyncio.Future[ForkedWorker]") -> None:
 def _command(devices: str, descriptors: Sequence[int]) -> list[str]:
     """Return the fork server's command: `python -m gpu_manager.worker` without the current folder.
 
-    The folder that contains this package is appended to the path, for runs from a source tree.
+    The folder that contains this package comes first: none of ours is another one of that name.
     """
     root = str(Path(gpu_manager.__file__).parents[1])
-    start = f"import runpy, sys; sys.path.append({root!r}); "
+    start = f"import runpy, sys; sys.path.insert(0, {root!r}); "
     start += "runpy.run_module('gpu_manager.worker', run_name='__main__')"
     return [sys.executable, "-P", "-c", start, str(os.getpid()), devices, *map(str, descriptors)]

@@ -74,7 +74,7 @@ async def _run(
     program: Sequence[str], options: Sequence[str], environment: Mapping[str, str], *, quiet: bool
 ) -> TrialRun:
     # -P: a user's folder `common` or `tests` here is not ours.
-    command = [sys.executable, "-P", "-m", "gpufaas.cli", "exec", *options, "--", *program]
+    command = [sys.executable, "-P", "-m", "gpufaas", "exec", *options, "--", *program]
     with SignalForwarding() as signals, ReportFile() as stats, ReportFile() as notes:
         if signals.pending is not None:
             raise CommandError(f"ended by signal {signals.pending}")

@@ -17,6 +17,7 @@ from common.compiled_modules import prefer_compiled
 from common.numerals import format_size
 from gpufaas.child_programs import output_of
 from gpufaas.errors import CommandError
+from gpufaas.extras import install_command, lacking
 from gpufaas.options.configuration import AllSettings
 from gpufaas.options.shared import Commands, print_answer
 from gpufaas.output.cells import columns
@@ -29,8 +30,11 @@ _OLDEST_TORCH = (2, 11)
 _LEAST_FREE_BYTES = 1 << 30
 _SHARED = Path("/dev/shm")
 _MARKS = {"ok": "ok", "lacks": "LACKS", "old": "OLD", "optional": "-"}
-_CONTROL = ("fastapi", "uvicorn", "httptools", "uvloop", "prometheus_client")
 _NEEDED = frozenset({"lacks", "old"})
+_FOR_CPUS = (
+    " (without an NVIDIA driver PyTorch's wheel for CPUs will do, without 4 GB of CUDA:"
+    " --extra-index-url URL, or make setup TORCH_INDEX=URL, of the index that pytorch.org names)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def report(findings: list[PartStatus]) -> str:
 def examine() -> Iterator[PartStatus]:
     yield PartStatus("gpufaas", "ok", f"{release()} {commit()[:12]}".rstrip(), "all of this")
     yield _python()
-    yield _packages("control plane packages", _CONTROL, "the scheduler", "control")
+    yield _packages("control plane packages", "the scheduler and the gateway", "control")
     yield _core()
     yield _torch()
     yield _gpu()
@@ -148,11 +152,11 @@ def _python() -> PartStatus:
     return PartStatus("python", "ok", version, used_for)
 
 
-def _packages(name: str, modules: tuple[str, ...], used_for: str, extra: str) -> PartStatus:
-    missing = [module for module in modules if find_spec(module) is None]
+def _packages(name: str, used_for: str, extra: str) -> PartStatus:
+    missing = lacking(extra)
     if missing:
-        remedy = f"pip install 'gpufaas[{extra}]'"
-        return PartStatus(name, "lacks", f"no {', '.join(missing)}", used_for, remedy)
+        found = f"no {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        return PartStatus(name, "lacks", found, used_for, install_command(extra))
     return PartStatus(name, "ok", "installed", used_for)
 
 
@@ -166,14 +170,20 @@ def _core() -> PartStatus:
 
 
 def _torch() -> PartStatus:
-    used_for, remedy = "GPU managers and functions", "pip install 'gpufaas[gpu]'"
+    used_for, brought = "GPU managers and functions", install_command("gpu")
+    if not _has_driver():
+        brought += _FOR_CPUS
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return PartStatus("torch", "lacks", "not installed", used_for, remedy)
+        return PartStatus("torch", "lacks", "not installed", used_for, brought)
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     state = "ok" if numbers >= _OLDEST_TORCH else "old"
-    return PartStatus("torch", state, version, used_for, "" if state == "ok" else remedy)
+    return PartStatus("torch", state, version, used_for, "" if state == "ok" else brought)
+
+
+def _has_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
 
 
 def _gpu() -> PartStatus:
@@ -184,7 +194,7 @@ def _gpu() -> PartStatus:
     )
     if gpus:
         return PartStatus(name, "ok", "; ".join(gpus.splitlines()), used_for)
-    if Path("/proc/driver/nvidia/version").exists():
+    if _has_driver():
         remedy = "the driver is loaded, but nvidia-smi prints nothing: match the driver's libraries"
         return PartStatus(name, "optional", "driver without NVML", used_for, remedy)
     remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or do without"

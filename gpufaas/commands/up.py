@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from cache_manager import exits
@@ -19,6 +20,7 @@ from common.errors import BadAddress
 from gpu_manager.credentials import load_secret
 from gpufaas.daemon_process import run_until_signal
 from gpufaas.errors import CommandError, EtcdFailed
+from gpufaas.extras import needs
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.gpu_node import add_node_table_options, check_node
 from gpufaas.options.shared import Commands
@@ -73,6 +75,8 @@ def _up(options: argparse.Namespace) -> int:
     with folder.held():
         settings = read_settings(options.config, options.environment, vars(options))
         check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
+        if options.examples and not _has_torch():
+            raise CommandError(f"--examples {needs('gpu', 'torch')}")
         work = _work(options, settings, folder, time.monotonic())
         return asyncio.run(run_until_signal(work))
 
@@ -100,6 +104,11 @@ def _down(options: argparse.Namespace) -> int:
     return 0
 
 
+def _has_torch() -> bool:
+    """Whether a GPU manager can run here. Without one, functions do that need no GPU."""
+    return find_spec("torch") is not None
+
+
 def _at_port(text: str) -> str:
     with contextlib.suppress(BadAddress):
         if number := host_and_port(f":{text}")[1]:
@@ -119,8 +128,10 @@ async def _work(
             Supervisor(log) as supervisor,
         ):
             plan = _plan(options, settings, folder, etcd, ports)
-            for part in (plan.scheduler(), plan.node(), plan.gateway()):
-                await supervisor.start(part)
+            await supervisor.start(plan.scheduler())
+            if _has_torch():
+                await supervisor.start(plan.node())
+            await supervisor.start(plan.gateway())
             running = RunningStack(
                 os.getpid(), plan.gateway_url, plan.scheduler_url, plan.folder.node_address
             )
@@ -147,7 +158,7 @@ def _plan(
     usual = AllSettings()
     kept, named = folder.kept_port("scheduler"), settings.scheduler.listen
     scheduler = free_address(named, usual.scheduler.listen, "the scheduler", ports, kept)
-    kept, metrics = folder.kept_port("metrics"), settings.node.metrics
+    kept, metrics = folder.kept_port("metrics"), settings.node.metrics if _has_torch() else ""
     if metrics:
         metrics = free_address(metrics, usual.node.metrics, "metrics", ports, kept)
     return StackPlan(
@@ -207,7 +218,7 @@ def _moved(plan: StackPlan) -> Iterator[str]:
         ("scheduler", scheduler, plan.scheduler_url),
         ("metrics", metrics, f"http://{plan.node_metrics}"),
     ):
-        if url != f"http://{wanted}" and wanted:
+        if url not in (f"http://{wanted}", "http://"):
             file = plan.folder.kept_port(part)
             address = url.removeprefix("http://")
             keeps = f"{file} keeps this port for later starts (remove it for {wanted})"
@@ -224,6 +235,12 @@ def _export(plan: StackPlan) -> str:
     )
 
 
+def _manager(plan: StackPlan) -> str:
+    if _has_torch():
+        return plan.folder.node_address
+    return f"none, so no function has a GPU: it {needs('gpu', 'torch')}, then up again"
+
+
 def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
     secrets = plan.gateway_credentials
     user = (secrets / "basic-auth-user").read_text().strip()
@@ -237,7 +254,7 @@ def _welcome(plan: StackPlan, policy: str, took_s: float) -> str:
   gateway      {gateway}      user {user}, password in {password}
   the page     {gateway}/ui/
   scheduler    {plan.scheduler_url}      policy {policy}; documentation at /docs
-  GPU manager  {plan.folder.node_address}
+  GPU manager  {_manager(plan)}
   metrics      {"  ".join(f"{url}/metrics" for url in measured)}
                (the scheduler's: curl -H "Authorization: Bearer $(gpufaas token --caller)")
   logs         {plan.folder.root / "logs"}

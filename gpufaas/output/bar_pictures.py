@@ -36,6 +36,8 @@ mpl.rcParams.update(
     }
 )
 
+_MOST_IN_ROW = 7  # names of a legend
+
 
 @dataclass(frozen=True, slots=True)
 class Bars:
@@ -104,7 +106,8 @@ def draw_legend(figure: Figure, panel: Axes, place: _Place) -> None:
     by_name = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     names = sorted(by_name, key=lambda name: name == THESIS)
     handles = [by_name[name] for name in names]
-    figure.legend(handles, names, loc=place, ncols=len(names), fontsize=10)
+    rows = -(-len(names) // _MOST_IN_ROW)
+    figure.legend(handles, names, loc=place, ncols=-(-len(names) // rows), fontsize=10)
 
 
 def save(figure: Figure, path: Path) -> None:

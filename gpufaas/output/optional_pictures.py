@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gpufaas.errors import CommandError
+from gpufaas.extras import install_command
 
 STYLE = "gpufaas.output.bar_pictures"
 
@@ -16,9 +17,7 @@ def load_pictures(module: str = STYLE) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise CommandError(
-            "pictures need matplotlib: pip install 'gpufaas[report]' (or run make setup)"
-        ) from error
+        raise CommandError(f"pictures need matplotlib: {install_command('report')}") from error
 
 
 def make_folder(name: str) -> Path:

@@ -98,7 +98,7 @@ class StackPlan:
     ) -> Part:
         config = ["--config", self.config] if configured and self.config else []
         secret = ["--secret-file", str(self.folder.secret_file)]
-        command = (sys.executable, "-P", "-m", "gpufaas.cli", name, *config, *options, *secret)
+        command = (sys.executable, "-P", "-m", "gpufaas", name, *config, *options, *secret)
         environment = {**self.environment, "PYTHONUNBUFFERED": "1"}
         return Part(
             *(name, command, self.folder.log(name), ready, environment, stop_s),

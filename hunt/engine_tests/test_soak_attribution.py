@@ -52,7 +52,7 @@ def test_watched_part_says_what_it_has_until_the_end(
 ) -> None:
     variables = watching(WatchPlan(("gateway",), every_s=0.3, detail=detail), tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-c", _LEAKING, "gpufaas.cli", "gateway"],
+        [sys.executable, "-c", _LEAKING, "gpufaas", "gateway"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(variables),
@@ -81,7 +81,7 @@ def test_watched_part_says_what_it_has_until_the_end(
 def test_other_process_is_not_watched(tmp_path: Path) -> None:
     variables = watching(WatchPlan(("gateway",)), tmp_path)
 
-    command = [sys.executable, "-c", "", "gpufaas.cli", "scheduler"]
+    command = [sys.executable, "-c", "", "gpufaas", "scheduler"]
     subprocess.run(command, check=True, env=dict(variables))
 
     assert end_watch(tmp_path) == []

@@ -33,7 +33,7 @@ def test_torch_is_in_no_process_before_the_first_gpu_function_and_in_workers_aft
     assert server in held
     assert held & set(children(server))
     assert held.issuperset(own.instances("computes"))
-    parts = {own.part(f"gpufaas.cli {name}") for name in ("gateway", "scheduler", "gpu-manager")}
+    parts = {own.part(f"-m gpufaas {name}") for name in ("gateway", "scheduler", "gpu-manager")}
     assert not held & parts
 
 

@@ -178,10 +178,10 @@ def _known(up: Stack) -> set[str]:
 
 def _replaced(up: Stack, part: str) -> None:
     """Kill a part of the stack, and wait until there is another one."""
-    killed = up.part(f"gpufaas.cli {part}")
+    killed = up.part(f"-m gpufaas {part}")
     assert killed, part
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: up.part(f"gpufaas.cli {part}") not in {0, killed}, f"another {part}")
+    wait_until(lambda: up.part(f"-m gpufaas {part}") not in {0, killed}, f"another {part}")
 
 
 def _answers(rest: Rest, function: str) -> object:

@@ -185,5 +185,5 @@ def _left_after_first_piece(up: Stack, path: str) -> Iterator[None]:
 
 def _resident_bytes(up: Stack) -> int:
     """Of the gateway's process."""
-    pages = int(Path(f"/proc/{up.part('gpufaas.cli gateway')}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{up.part('-m gpufaas gateway')}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -14,7 +14,7 @@ from tests.kit.stacks.load import Asked, warm
 from tests.kit.stacks.stack import PATIENCE_S, Rest, Stack, stack
 from tests.kit.waiting import wait_until
 
-PARTS = ("gpufaas.cli gateway", "gpufaas.cli gpu-manager", "gpufaas.cli scheduler", "--data-dir")
+PARTS = ("-m gpufaas gateway", "-m gpufaas gpu-manager", "-m gpufaas scheduler", "--data-dir")
 
 
 def test_service_returns_when_any_part_is_killed(own: Stack) -> None:

@@ -32,7 +32,7 @@ def test_program_answers_as_it_does_by_itself(tmp_path: Path) -> None:
     script.write_text(PROGRAM)
     command = [sys.executable, str(script)]
     subprocess.run([*command, str(alone)], check=True, timeout=_PROGRAM_S)
-    under = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cuda", "--"]
+    under = [sys.executable, "-m", "gpufaas", "exec", "--devices", "cuda", "--"]
     subprocess.run([*under, *command, str(shared)], check=True, timeout=_PROGRAM_S)
     expected, found = torch.load(alone), torch.load(shared)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

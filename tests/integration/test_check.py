@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.group("check", seconds=50)
 
-CHECK = [sys.executable, "-P", "-m", "gpufaas.cli", "check", "--devices", "cpu:1", "--json"]
+CHECK = [sys.executable, "-P", "-m", "gpufaas", "check", "--devices", "cpu:1", "--json"]
 
 GOOD = """\
 import torch

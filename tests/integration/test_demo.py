@@ -36,7 +36,7 @@ def simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "run_all", shared)
 
 
-def test_demo_shows_every_policy_and_prints_the_picture_last(
+def test_demo_shows_its_policies_and_prints_the_picture_last(
     capsys: Output, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: the extra `report`")
@@ -46,7 +46,10 @@ def test_demo_shows_every_policy_and_prints_the_picture_last(
 
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split(" ")[0] for line in lines]
-    assert all(shown.count(policy) == 2 for policy in policies.available())
+    assert [word for word in shown if word in policies.available()] == [
+        *("rr", "lb", "rro3", "lalb", "lalbo3"),
+        *("netgain", "gain"),
+    ]
     assert lines[-1] == str(path)
     assert path.read_bytes().startswith(PNG)
 
@@ -65,7 +68,7 @@ def test_demo_explains_how_to_get_pictures_when_matplotlib_is_missing(
 
     out, err = capsys.readouterr()
     assert "lalbo3" in out
-    assert "gpufaas[report]" in err
+    assert "[report]" in err
     assert not list(tmp_path.iterdir())
 
 

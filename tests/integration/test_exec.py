@@ -18,7 +18,7 @@ from tests.kit.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.group("exec", seconds=30)
 
-EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
+EXEC = [sys.executable, "-m", "gpufaas", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
 
 # Says which signals come; exits with status 5 when asked to. A handler that prints would fail where
 # the next signal comes before its print has returned.

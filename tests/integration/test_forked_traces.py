@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-EXEC = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
+EXEC = [sys.executable, "-m", "gpufaas", "exec", "--devices", "cpu:1", "--gpu-memory", "400MiB"]
 _PROGRAM = """
 import json, os, time
 import torch

@@ -22,7 +22,7 @@ from torch_shim.errors import WireError
 
 pytestmark = pytest.mark.group("node", seconds=130)
 
-GPUFAAS = [sys.executable, "-m", "gpufaas.cli"]
+GPUFAAS = [sys.executable, "-m", "gpufaas"]
 HOST = socket.gethostname()
 
 

@@ -199,7 +199,7 @@ async def test_scheduler_serves_from_memory_when_etcd_is_gone(tmp_path: Path) ->
 
 async def shown(scheduler: SchedulerProcess, *words: str) -> Any:
     """What a command prints as JSON, run as a process."""
-    command = (sys.executable, "-m", "gpufaas.cli", *ask(scheduler, *words), "--json")
+    command = (sys.executable, "-m", "gpufaas", *ask(scheduler, *words), "--json")
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
     said, _ = await process.communicate()
     return json.loads(said)

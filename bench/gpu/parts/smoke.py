@@ -63,7 +63,7 @@ def _executed(asked: PartOptions) -> Row:
     with tempfile.TemporaryDirectory(prefix="gpu-smoke") as folder:
         program = Path(folder) / "program.py"
         program.write_text(_PROGRAM, encoding="utf-8")
-        command = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", asked.devices]
+        command = [sys.executable, "-m", "gpufaas", "exec", "--devices", asked.devices]
         command += ["--stats", "--log-level", "debug", "--", sys.executable, str(program)]
         began_s = time.monotonic()
         try:

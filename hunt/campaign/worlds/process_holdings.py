@@ -11,10 +11,10 @@ from hunt.campaign.judging.leftovers import WORKER, PartHoldings
 
 # The first that a process's command has; instances and templates of functions are `runtime`.
 _ROLES = {
-    "gpufaas.cli gateway": "gateway",
-    "gpufaas.cli scheduler": "scheduler",
-    "gpufaas.cli gpu-manager": "gpu-manager",
-    "gpufaas.cli up": "up",
+    "-m gpufaas gateway": "gateway",
+    "-m gpufaas scheduler": "scheduler",
+    "-m gpufaas gpu-manager": "gpu-manager",
+    "-m gpufaas up": "up",
     "etcd": "etcd",
     "gpu_manager.worker": WORKER,
     "gateway_ext/runtime": "runtime",

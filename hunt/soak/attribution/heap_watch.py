@@ -40,9 +40,9 @@ class _Mallinfo(ctypes.Structure):
 def watch_if_chosen(folder: str, parts: Sequence[str], every_s: float, detail: str) -> None:
     """Begin to watch this process, if it is one of these parts of gpufaas."""
     words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
-    if "gpufaas.cli" not in words:
+    if "gpufaas" not in words:
         return
-    part = words[words.index("gpufaas.cli") + 1]
+    part = words[words.index("gpufaas") + 1]
     if part in parts:
         watcher = HeapWatch(part, Path(folder), every_s, detail)
         threading.Thread(target=watcher.watch, name="heap-watch", daemon=True).start()

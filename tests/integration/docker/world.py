@@ -207,7 +207,7 @@ class GatewayProcess:
         ours = {f"GPUFAAS_GATEWAY_{name.upper()}": value for name, value in settings.items()}
         with (self._folder / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gpufaas.cli", "gateway", "--scheduler", _NOBODY],
+                [sys.executable, "-P", "-m", "gpufaas", "gateway", "--scheduler", _NOBODY],
                 env={
                     "PATH": os.defpath,
                     "HOME": str(self._folder),

@@ -212,7 +212,7 @@ async def test_scheduler_ends_with_one_line_when_etcd_does_not_let_it_in(tmp_pat
         await let_only_root_in(world)
         (tmp_path / "guess").write_text("guess")
         scheduler = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gpufaas.cli", "scheduler", "--listen", "127.0.0.1:0"),
+            *(sys.executable, "-m", "gpufaas", "scheduler", "--listen", "127.0.0.1:0"),
             *("--secret-file", str(tmp_path / "secret"), "--etcd", world.url),
             *("--etcd-user", "root", "--etcd-password-file", str(tmp_path / "guess")),
             stderr=PIPE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kit.waiting import wait_until
 
-GPUFAAS = (sys.executable, "-m", "gpufaas.cli")
+GPUFAAS = (sys.executable, "-m", "gpufaas")
 START_S = 60.0  # on a machine that does much else
 _END_S = 20.0
 

@@ -59,7 +59,7 @@ async def scheduler_process(
         secret_file.write_bytes(SECRET)
     url = f"http://127.0.0.1:{port or HeldPort().keep()}"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gpufaas.cli", "scheduler", "--listen", url.partition("//")[2]),
+        *(sys.executable, "-m", "gpufaas", "scheduler", "--listen", url.partition("//")[2]),
         *("--secret-file", str(secret_file), *options),
         cwd=folder,
         stderr=PIPE,

@@ -97,7 +97,7 @@ def forked_programs() -> Iterator[ForkedPrograms]:
 
 
 def _under_exec(*options: str) -> list[str]:
-    ours = [sys.executable, "-m", "gpufaas.cli", "exec", "--devices", "cpu:1", "--stats"]
+    ours = [sys.executable, "-m", "gpufaas", "exec", "--devices", "cpu:1", "--stats"]
     return [*ours, *options, "--"]
 
 

@@ -274,7 +274,7 @@ def _environ(pid: int) -> bytes:
 
 
 def _command(*said: str) -> Sequence[str]:
-    return (sys.executable, "-P", "-m", "gpufaas.cli", *said)
+    return (sys.executable, "-P", "-m", "gpufaas", *said)
 
 
 def _pids() -> list[int]:

@@ -76,4 +76,4 @@ def test_wheel_holds_the_commit_that_is_given_to_its_build(tmp_path: Path) -> No
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("common/commit.txt").decode().strip() == COMMIT
+        assert archive.read("gpufaas/parts/common/commit.txt").decode().strip() == COMMIT

@@ -24,7 +24,7 @@ from tests.kit.page.page_world import PASSWORD, USER
 from tests.kit.page.served_page import served
 from tests.kit.waiting import PATIENCE_S
 
-COMMAND = [sys.executable, "-m", "gpufaas.cli", "top"]
+COMMAND = [sys.executable, "-m", "gpufaas", "top"]
 ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
