@@ -4,8 +4,9 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tests.kit.programs.own_names import IMPORTS, write_own_names
 from tests.kit.stacks.drivers import Refused, RestDriver, Wanted
-from tests.kit.stacks.handlers import GREETING, PLAIN, SECRET, write
+from tests.kit.stacks.handlers import GREETING, ON_GPU, PLAIN, SECRET, write
 from tests.kit.stacks.listening import listening
 from tests.kit.stacks.stack import Rest, Stack
 from tests.kit.waiting import wait_until
@@ -32,6 +33,15 @@ def test_new_function_of_the_template_runs_when_built_and_deployed(
     assert '"device": "cuda"' in said
     assert '"bytes": 5' in said
     driver.remove("fresh")
+
+
+def test_function_has_folders_of_our_names(rest: Rest, up: Stack) -> None:
+    annotations = write(up.work, "own-names", IMPORTS + ON_GPU + IMPORTS)
+    write_own_names(up.work / annotations["com.gpufaas.path"])
+    rest.deploy("own-names", annotations={**annotations, "com.gpufaas.enabled": "true"})
+    rest.ready("own-names")
+    assert rest.call("own-names").json()["device"] == "cuda:0"
+    rest.remove("own-names")
 
 
 def test_function_is_listed_and_described_until_it_is_removed(

@@ -12,6 +12,7 @@ from tests.kit.engines.faas_cli import NoFaasCli, faas_cli
 from tests.kit.engines.images.program_images import ETCD, NATS, PROMETHEUS, build, make_images
 from tests.kit.engines.images.torch_image import TORCH, torch_image
 from tests.kit.places import ROOT
+from tests.kit.programs.own_names import IMPORTS, write_own_names
 from tests.kit.stacks.handlers import GREETING, write
 
 pytestmark = pytest.mark.group("compose", seconds=560)  # of all modules here
@@ -68,7 +69,8 @@ def cli(stack: ComposeStack) -> Path:
     build(stack.engine, "--tag", FUNCTION_BASE, *base, "--file", file, ROOT)
     (stack.folder / "template").symlink_to(ROOT / "template")
     (stack.folder / "classify").symlink_to(ROOT / "functions" / "classify")
-    write(stack.folder, "greets", GREETING)
+    write(stack.folder, "greets", IMPORTS + GREETING)
+    write_own_names(stack.folder / "handlers" / "greets")
     (stack.folder / "stack.yml").write_text(_STACK)
     stack.faas(program, "login", "--password-stdin", "--gateway", stack.url, stdin=stack.password)
     on_ours = ("--build-arg", f"BASE_IMAGE={FUNCTION_BASE}")

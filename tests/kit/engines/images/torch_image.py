@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import cast
 
@@ -25,8 +26,8 @@ TORCH = "gpufaas-test/torch:3.11"
 _UNFILLED = "gpufaas-test/torch:unfilled"
 _WANTED = ("msgspec", "nvidia-ml-py", "safetensors", "torch", "torchvision")
 _PACKAGES = "usr/local/lib/python3.11/dist-packages"
-# Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts. What pip has compiled
-# of Python stays, as in any image: it would be compiled again by every process that imports it.
+# Compilers for GPUs, kernels of cuDNN, headers, and other packages' scripts. What is
+# compiled of Python stays: else every process that imports it would compile it.
 _LEFT_OUT = re.compile(
     r"^triton/|libcudnn_(adv|cnn|engines|heuristic|ops)|libcusolverMg|^\.\./"
     r"|^torch/(include|test)/|^nvidia/.*(/include/|\.a$|nvshmem_device)"
@@ -89,6 +90,13 @@ def _files() -> Iterator[tuple[str, Path]]:
             path = Path(str(distribution.locate_file(file)))
             if not _LEFT_OUT.search(str(file)) and path.is_file():
                 yield str(file), path
+                yield from _compiled(str(file), path)
+
+
+def _compiled(file: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """What Python has compiled a file to. An installer that compiled none does not list it."""
+    if path.suffix == ".py" and Path(cache_from_source(path)).is_file():
+        yield cache_from_source(file), Path(cache_from_source(path))
 
 
 def _needed() -> list[Distribution]:
