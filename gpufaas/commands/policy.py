@@ -1,4 +1,4 @@
-"""`gpufaas policy list|show|get|set`: the policy of a running scheduler."""
+"""`gpufaas policy list|get|set`: the policy of a running scheduler."""
 
 import argparse
 from typing import Any
@@ -18,7 +18,8 @@ def add_parser(commands: Commands) -> None:
     add_scheduler_options(parser)
     parser.set_defaults(run=_list, long=False)
     verbs = parser.add_subparsers(dest="verb")
-    get = add_verb(verbs, "get", "the policy in force")
+    get = add_verb(verbs, "get", "the policy in force; of a named one the rule and the parameters")
+    get.add_argument("policy", nargs="?", default=None)
     choose = add_verb(verbs, "set", "change the policy, losing no request")
     choose.add_argument("policy")
     choose.add_argument(
@@ -26,15 +27,19 @@ def add_parser(commands: Commands) -> None:
     )
     every = add_verb(verbs, "list", "every policy with its parameters; * is in force")
     every.add_argument("--long", action="store_true", default=False, help="with their rules")
-    show = add_verb(verbs, "show", "a policy's rule and parameters, by default of that in force")
-    show.add_argument("policy", nargs="?", default=None)
-    for verb, run in ((get, _get), (choose, _set), (every, _list), (show, _show)):
+    for verb, run in ((get, _get), (choose, _set), (every, _list)):
         add_scheduler_options(verb)
         verb.set_defaults(run=run)
 
 
 def _get(options: argparse.Namespace) -> int:
-    return print_answer(scheduler_api(options).get("/policy"), options, choice_text, indent=None)
+    scheduler = scheduler_api(options)
+    if options.policy is None:
+        return print_answer(scheduler.get("/policy"), options, choice_text, indent=None)
+    for policy in scheduler.get("/policies"):
+        if policy["name"] == options.policy:
+            return print_answer(policy, options, _rule_text)
+    raise CommandError(f"there is no policy {options.policy!r}: `gpufaas policy list` has all")
 
 
 def _set(options: argparse.Namespace) -> int:
@@ -55,15 +60,6 @@ def _list(options: argparse.Namespace) -> int:
         return columns([("", "POLICY", "RULE", "PARAMETERS"), *rows])
 
     return print_answer(scheduler.get("/policies"), options, text)
-
-
-def _show(options: argparse.Namespace) -> int:
-    scheduler = scheduler_api(options)
-    name = options.policy or scheduler.get("/policy")["policy"]
-    named = [policy for policy in scheduler.get("/policies") if policy["name"] == name]
-    if not named:
-        raise CommandError(f"there is no policy {name!r}: `gpufaas policy list` has all")
-    return print_answer(named[0], options, _rule_text)
 
 
 def _row(policy: Policy, mark: str) -> tuple[str, ...]:

@@ -23,19 +23,19 @@ def add_parser(commands: Commands) -> None:
     help_text = "shares, priorities and quotas of namespaces and functions"
     parser = commands.add_parser("quota", help=help_text)
     add_scheduler_options(parser)
-    parser.set_defaults(run=_show, owner=None)
+    parser.set_defaults(run=_list)
     verbs = parser.add_subparsers(dest="verb")
     choose = add_verb(verbs, "set", "set some of an owner's terms; the others stay")
     _add_owner(choose)
     for option, (_, read, metavar, text) in _TERMS.items():
         choose.add_argument(_flag(option), type=read, metavar=metavar, help=text)
     choose.description = "A limit ends with the value `none`."
-    show = add_verb(verbs, "show", "terms, and what is used of them; of all by default",
-                    "list", "get")  # fmt: skip
-    show.add_argument("owner", nargs="?", default=None, help=_OWNER_HELP)
+    every = add_verb(verbs, "list", "all owners' terms, and what is used of them")
+    get = add_verb(verbs, "get", "an owner's terms, and what is used of them")
+    _add_owner(get)
     remove = add_verb(verbs, "remove", "remove what an operator set of an owner")
     _add_owner(remove)
-    for verb, run in ((choose, _set), (show, _show), (remove, _remove)):
+    for verb, run in ((choose, _set), (every, _list), (get, _get), (remove, _remove)):
         add_scheduler_options(verb)
         verb.set_defaults(run=run)
 
@@ -83,11 +83,12 @@ def _namespace_of_none(owner: str, functions: Sequence[str]) -> str:
     return f"{owner!r} is a namespace of no function; the function is {' or '.join(named)}"
 
 
-def _show(options: argparse.Namespace) -> int:
-    scheduler = scheduler_api(options)
-    if options.owner is None:
-        return print_answer(scheduler.get("/quotas")["owners"], options, quota_table)
-    return print_answer([scheduler.get(_path(options.owner))], options, quota_table)
+def _list(options: argparse.Namespace) -> int:
+    return print_answer(scheduler_api(options).get("/quotas")["owners"], options, quota_table)
+
+
+def _get(options: argparse.Namespace) -> int:
+    return print_answer([scheduler_api(options).get(_path(options.owner))], options, quota_table)
 
 
 def _remove(options: argparse.Namespace) -> int:

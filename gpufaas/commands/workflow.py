@@ -30,12 +30,11 @@ def add_parser(commands: Commands) -> None:
     deploy = add_verb(verbs, "deploy", "check a workflow.yml and deploy it, or replace one")
     deploy.add_argument("file", nargs="?", default="workflow.yml", help="(workflow.yml)")
     every = add_verb(verbs, "list", "all workflows of a namespace")
-    describe = add_verb(verbs, "show", "a workflow's stages, and their share of the time",
-                        "describe")  # fmt: skip
+    get = add_verb(verbs, "get", "a workflow's stages, and their share of the time")
     invoke = add_verb(verbs, "invoke", "call a workflow, and print its answer as it arrives")
     remove = add_verb(verbs, "remove", "remove a workflow")
     logs = add_verb(verbs, "logs", "the last runs of a workflow, with their stages")
-    for verb in (describe, invoke, remove, logs):
+    for verb in (get, invoke, remove, logs):
         verb.add_argument("name")
     add, later = invoke.add_argument, "queue the call, and print its id"
     add("--body", default=None, metavar="FILE|TEXT", help="@FILE, @- or the text itself")
@@ -43,7 +42,7 @@ def add_parser(commands: Commands) -> None:
     add("--async", dest="later", action="store_true", default=False, help=later)
     add("--callback", default=None, metavar="URL", help="with --async: for its result")
     for verb, run in (
-        (deploy, _deploy), (every, _list), (describe, _describe),
+        (deploy, _deploy), (every, _list), (get, _get),
         (invoke, _invoke), (remove, _remove), (logs, _logs),
     ):  # fmt: skip
         _add_options(verb, argparse.SUPPRESS)
@@ -79,7 +78,7 @@ def _list(options: argparse.Namespace) -> int:
     return print_answer(gateway_api(options).get(_path(_ALL, options)), options, workflow_rows)
 
 
-def _describe(options: argparse.Namespace) -> int:
+def _get(options: argparse.Namespace) -> int:
     answer = gateway_api(options).get(_path(f"{_ONE}/{quote(options.name, safe='')}", options))
     return print_answer(answer, options, workflow_text)
 

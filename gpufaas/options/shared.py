@@ -14,15 +14,13 @@ from gpufaas.stack_folder import state_folder
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
 
-def add_verb(verbs: Commands, name: str, help_text: str, *aliases: str) -> argparse.ArgumentParser:
+def add_verb(verbs: Commands, name: str, help_text: str) -> argparse.ArgumentParser:
     """A command's verb, whose options may also stand before it if the command has them.
 
     The verb's options have no defaults, so that options before the verb keep their values.
-    Commands have one vocabulary: `list` for all, `show` for one, `set` or `deploy`, `remove`.
+    Commands have one vocabulary: `list` for all, `get` for one, `set` or `deploy`, `remove`.
     """
-    return verbs.add_parser(
-        name, help=help_text, aliases=aliases, argument_default=argparse.SUPPRESS
-    )
+    return verbs.add_parser(name, help=help_text, argument_default=argparse.SUPPRESS)
 
 
 def print_answer(

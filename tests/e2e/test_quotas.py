@@ -199,8 +199,8 @@ def test_operators_terms_win_until_they_are_removed(up: Stack, rest: Rest) -> No
     rest.deploy("weighed", annotations=wanted)
     wait_until(lambda: owner(up, "openfaas-fn/weighed")["set_by"] == "function", "told")
     quota(up, "set", "openfaas-fn/weighed", "--leases", "3")
-    assert re.search(r"^openfaas-fn/weighed +operator +2 ", quota(up, "show"), re.MULTILINE)
-    (row,) = json.loads(quota(up, "show", "--json"))
+    assert re.search(r"^openfaas-fn/weighed +operator +2 ", quota(up, "list"), re.MULTILINE)
+    (row,) = json.loads(quota(up, "list", "--json"))
     assert (row["set_by"], row["terms"]["weight"], row["terms"]["leases"]) == ("operator", 2.0, 3)
     quota(up, "remove", "openfaas-fn/weighed")
     assert owner(up, "openfaas-fn/weighed")["set_by"] == "function"

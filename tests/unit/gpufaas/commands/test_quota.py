@@ -50,10 +50,10 @@ async def test_terms_are_shown_and_removed(capsys: pytest.CaptureFixture[str]) -
     async with leading() as world:
         await quota(world, "set", "team/f", "--waiting", "3")
         capsys.readouterr()
-        assert await quota(world, "show", "--json") == 0
+        assert await quota(world, "list", "--json") == 0
         (row,) = json.loads(capsys.readouterr().out)
         assert (row["owner"], row["terms"]["waiting"]) == ("team/f", 3)
-        assert await quota(world, "show", "team") == 0
+        assert await quota(world, "get", "team") == 0
         assert re.search(r"^team +- +1 +0 ", capsys.readouterr().out, re.MULTILINE)
         assert await quota(world, "remove", "team/f") == 0
         assert in_force(world) == {}
@@ -100,7 +100,7 @@ async def test_quota_is_set_without_the_note_when_the_models_cannot_be_read(
         (("set", "team", "--weight", "0"), "--weight: from 0.001 to"),
         (("set", "team", "--gpu-seconds", "-3"), "--gpu-seconds: from 0.001 to 1e+09 is expected"),
         (("set", "a/b/c", "--weight", "2"), "NAMESPACE/FUNCTION"),
-        (("show", "a/b/c"), "NAMESPACE/FUNCTION"),
+        (("get", "a/b/c"), "NAMESPACE/FUNCTION"),
     ],
 )
 async def test_wrong_words_are_refused(

@@ -16,7 +16,7 @@ from tests.kit.network.answering import answering
 
 # Every command that asks a server, with what it needs to be complete.
 COMMANDS: Sequence[Sequence[str]] = (
-    ("status", "--once"), ("top", "--once"), ("bill",), ("policy", "get"), ("quota", "show"),
+    ("status", "--once"), ("top", "--once"), ("bill",), ("policy", "get"), ("quota", "list"),
     ("explain",), ("trace",), ("models",), ("pin", "m"), ("unpin", "m"), ("evict", "m"),
     ("prefetch", "m"), ("workflow", "list"),
 )  # fmt: skip
