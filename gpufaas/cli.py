@@ -16,16 +16,17 @@ from common.errors import CommonError
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.extras import install_command, needs
+from gpufaas.options.help_texts import explain_command
 from scheduler.model.errors import SchedulerError
 from torch_shim.collector_pause import without_collections
 
 EXIT_BAD_USE = 2
 
-_COMMANDS = (
+COMMANDS = (
     *("up", "down", "exec", "check", "gpu-manager", "scheduler", "gateway"),
     *("status", "top", "bill", "policy", "quota", "explain", "trace", "workflow"),
     *("models", "prefetch", "evict", "pin", "unpin"),
-    *("simulate", "reproduce", "replay", "demo", "doctor", "token"),
+    *("simulate", "reproduce", "replay", "demo", "doctor", "token", "config", "completion"),
 )
 # The module of `gpufaas.commands` that describes and runs a subcommand, if its name is another.
 _MODULES = {
@@ -38,7 +39,7 @@ _MODULES = {
 _NEED_GPU = ("exec", "check", "gpu-manager")
 
 _INVALID = re.compile(
-    r"(?:argument (?:command|verb): )?invalid choice: '([^']*)' \(choose from (.*)\)"
+    r"(?:argument (?:COMMAND|verb): )?invalid choice: '([^']*)' \(choose from (.*)\)"
 )
 _FEW = 10
 
@@ -64,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code, or 2 with a line on standard error for a bad value."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
-        _parser(arguments).print_help()
+        make_parser(arguments).print_help()
         return 0
     try:
-        options = _parser(arguments).parse_args(arguments)
+        options = make_parser(arguments).parse_args(arguments)
         options.environment = dict(os.environ)
         code: int = options.run(options)
     except (SchedulerError, CacheError, GpuManagerError, CommonError, CommandError) as error:
@@ -79,14 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser(arguments: Sequence[str]) -> _Parser:
+def make_parser(arguments: Sequence[str]) -> _Parser:
     """The named command's parser, or all commands': a command imports only what it needs."""
     parser = _Parser(prog="gpufaas", description="GPUs for OpenFaaS functions.")
     version = f"gpufaas {release()} {commit()[:12]}".rstrip() if "--version" in arguments else ""
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    named = bool(arguments) and arguments[0] in _COMMANDS
-    chosen = arguments[:1] if named else _COMMANDS
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
+    named = bool(arguments) and arguments[0] in COMMANDS
+    chosen = arguments[:1] if named else COMMANDS
     lacks = []
     for name in dict.fromkeys(_MODULES.get(command, command) for command in chosen):
         try:
@@ -95,9 +98,11 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         except ModuleNotFoundError as error:
             if named:
                 raise CommandError(needs(_extra(arguments[0]), error.name)) from error
-            lacks += [each for each in _COMMANDS if _MODULES.get(each, each) == name]
+            lacks += [each for each in COMMANDS if _MODULES.get(each, each) == name]
         else:
             module.add_parser(commands)
+    for name, command in commands.choices.items():
+        explain_command(command, name)
     if named and _extra(arguments[0]) == "gpu" and find_spec("torch") is None:
         raise CommandError(needs("gpu", "torch"))
     if lacks:

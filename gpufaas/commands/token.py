@@ -11,7 +11,6 @@ def add_parser(commands: Commands) -> None:
     of_caller = "a token that may acquire and read, and change nothing"
     parser.add_argument("--caller", action="store_true", help=of_caller)
     add_secret_option(parser)
-    parser.epilog = "The token is that of the file, else of the stack's folder in GPUFAAS_STATE."
     parser.set_defaults(run=_run)
 
 

@@ -113,7 +113,7 @@ def read_settings(
     absent. Others, as `config`, are no settings.
     """
     settings = AllSettings()
-    path = _file(config, environment)
+    path = settings_file(config, environment)
     if path is not None:
         settings = _with(settings, _parsed(path), str(path))
     settings = _with_environment(settings, environment)
@@ -176,7 +176,7 @@ def _check_etcd(etcd: Etcd) -> None:
         raise CommandError("[etcd] ca, cert and key are for endpoints that begin with https://")
 
 
-def _file(config: str | None, environment: Mapping[str, str]) -> Path | None:
+def settings_file(config: str | None, environment: Mapping[str, str]) -> Path | None:
     """The named file, or the first default file that exists."""
     named = config or environment.get(f"{_PREFIX}_CONFIG")
     if named:

@@ -1,11 +1,13 @@
 """The command line itself: help, version, and what a slip of the finger gets."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpufaas.cli import EXIT_BAD_USE, main
+from gpufaas.cli import COMMANDS, EXIT_BAD_USE, main, make_parser
+from gpufaas.options.help_texts import HELP_TEXTS
 from gpufaas.options.shared import cluster_secret
 from tests.kit.network.answering import answering_each
 
@@ -46,6 +48,20 @@ def test_slip_of_the_finger_gets_the_nearest_word(
 ) -> None:
     assert ended(words) == EXIT_BAD_USE
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_that_can_be_typed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    examples = HELP_TEXTS[name].examples
+    assert len(examples) >= 2
+    for example in examples:
+        assert f"\n  gpufaas {example}\n" in said
+        words = shlex.split(example.partition(" > ")[0].partition(" >> ")[0])
+        assert make_parser(words).parse_args(words).command == name
 
 
 @pytest.mark.parametrize("words", ["quota", "quota list"])
