@@ -42,21 +42,28 @@ class ReportFile:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def summed_counts(reports: list[dict[str, Any]], counts: DecisionCounts) -> dict[str, Any]:
-    """One object for the whole program, with the GPU manager's counts of loads and evictions."""
+def summed_counts(reports: list[dict[str, Any]], counts: DecisionCounts | None) -> dict[str, Any]:
+    """One object for the whole program, with the counts of a GPU manager that had it alone."""
     local: Counter[str] = Counter()
     unrecorded: Counter[str] = Counter()
     for report in reports:
         local.update(report.get("local_calls", {}))
         unrecorded.update(report.get("unrecorded_calls", {}))
     sums = {name: sum(report.get(name, 0) for report in reports) for name in _SUMS}
+    of_manager = (
+        {}
+        if counts is None
+        else {
+            "loads": counts.misses + counts.prefetches,
+            "hits": counts.hits,
+            "evictions": counts.evictions,
+        }
+    )
     return {
         "graph_calls": sums.pop("graph_calls"),
         "local_calls": dict(local.most_common()),
         "unrecorded_calls": dict(unrecorded.most_common()),
         **sums,
         "processes": len(reports),
-        "loads": counts.misses + counts.prefetches,
-        "hits": counts.hits,
-        "evictions": counts.evictions,
+        **of_manager,
     }

@@ -12,7 +12,12 @@ from gateway_ext.providers.process.launch import RUNTIME
 from gpufaas.check.trial_run import TrialRun, run_program
 from gpufaas.check.verdicts import Finding, counted, judge, outside_graphs, share_in_graphs
 from gpufaas.errors import CommandError
-from gpufaas.options.gpu_node import add_device_options, device_settings
+from gpufaas.options.gpu_node import (
+    add_device_options,
+    add_stack_option,
+    device_settings,
+    refuse_devices,
+)
 from gpufaas.options.shared import Commands
 
 _HANDLER = "handler.py"
@@ -27,6 +32,7 @@ def add_parser(commands: Commands) -> None:
         "       gpufaas check [options] FOLDER/handler.py   its calls are those of example.json",
     )
     add_device_options(parser)
+    add_stack_option(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print one JSON object")
     add("--python", default=sys.executable, metavar="PROGRAM", help="what runs the script")
@@ -58,6 +64,9 @@ def _trial_run(options: argparse.Namespace) -> TrialRun:
 
 def _exec_options(options: argparse.Namespace) -> list[str]:
     values = {name: getattr(options, name) for name in _EXEC_OPTIONS}
+    if options.stack:
+        refuse_devices(options)
+        return ["--stack", "--log-level", options.log_level]
     return [
         part
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""`gpufaas exec`: runs a program under the shim with its own GPU manager."""
+"""`gpufaas exec`: runs a program under the shim, with a GPU manager of its own or the stack's."""
 
 import argparse
 import asyncio
@@ -7,17 +7,26 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
-import torch_shim
 from common.addresses import UnixAddress
+from gpu_manager.api import FunctionIdentity
 from gpufaas.child_programs import SignalForwarding, killed_at_end
-from gpufaas.embedded_node import EmbeddedNode, embedded_node
+from gpufaas.embedded_node import embedded_node
 from gpufaas.errors import CommandError
-from gpufaas.options.gpu_node import POLICY, add_device_options, device_settings
+from gpufaas.options.gpu_node import (
+    POLICY,
+    add_device_options,
+    add_stack_option,
+    device_settings,
+    refuse_devices,
+)
 from gpufaas.options.shared import Commands
 from gpufaas.shim_counts import ReportFile, summed_counts
+from gpufaas.shim_environment import seen_gpu, shim_variables, stack_variables
+from scheduler.api import DecisionCounts
 
 # As shells do: for a missing program, one that cannot be run, one that a signal ended.
 _EXIT_NOT_FOUND = 127
@@ -33,6 +42,7 @@ def add_parser(commands: Commands) -> None:
         usage="gpufaas exec [options] -- program [arguments]",
     )
     add_device_options(parser)
+    add_stack_option(parser)
     add = parser.add_argument
     tracing = "first calls wait for their graph, or run locally meanwhile (wait)"
     add("--tracing", choices=["wait", "background"], default="wait", help=tracing)
@@ -51,34 +61,51 @@ def _run(options: argparse.Namespace) -> int:
 
 
 async def _execute(program: list[str], options: argparse.Namespace) -> int:
-    address = UnixAddress(f"@gpufaas-exec-{os.getpid()}-{secrets.token_hex(8)}")
-    settings = device_settings(options, "local", (address,))
     with SignalForwarding() as signals, ReportFile() as stats:
-        async with embedded_node(settings, POLICY) as node:
-            environment = _environment(options, node)
+        async with _gpus(options) as gpus:
+            environment = _environment(options, gpus.variables)
             if options.stats:
                 environment["GPUFAAS_STATS"] = stats.path
             code = await _child(program, environment, signals)
-            counts = node.status().counts
+            counts = gpus.counts()
         if options.stats:
             totals = summed_counts(stats.reports(), counts)
             print(json.dumps(totals), file=sys.stderr, flush=True)
     return code
 
 
-def _environment(options: argparse.Namespace, node: EmbeddedNode) -> dict[str, str]:
+class _Gpus(NamedTuple):
+    """Where a program's GPU work goes, and what is counted there if nobody else's work is."""
+
+    variables: Mapping[str, str]
+    counts: Callable[[], DecisionCounts | None]
+
+
+@asynccontextmanager
+async def _gpus(options: argparse.Namespace) -> AsyncIterator[_Gpus]:
+    """Those of the stack that is up, or of a GPU manager that runs within the context."""
+    if options.stack:
+        refuse_devices(options)
+        identity = FunctionIdentity(_TENANT, _FUNCTION)
+        variables = await asyncio.to_thread(stack_variables, identity, options.environment)
+        yield _Gpus(variables, lambda: None)
+        return
+    address = UnixAddress(f"@gpufaas-exec-{os.getpid()}-{secrets.token_hex(8)}")
+    settings = device_settings(options, "local", (address,))
+    async with embedded_node(settings, POLICY) as node:
+        device = node.manager.devices[0]
+        variables = shim_variables(str(node.addresses[0]), node.credential(_TENANT, _FUNCTION))
+        seen = seen_gpu(device.memory_bytes, device.name)
+        yield _Gpus(variables | seen, lambda: node.status().counts)
+
+
+def _environment(options: argparse.Namespace, variables: Mapping[str, str]) -> dict[str, str]:
     environment: dict[str, str] = dict(options.environment)
-    activate = str(Path(torch_shim.__file__).parent / "activate")
     path = environment.get("PYTHONPATH")
-    device = node.manager.devices[0]
+    behind = f"{os.pathsep}{path}" if path else ""
     return environment | {
-        "PYTHONPATH": f"{activate}{os.pathsep}{path}" if path else activate,
-        "CUDA_VISIBLE_DEVICES": "",  # the caller's own chose the node's devices
-        "GPUFAAS_ENABLED": "1",
-        "GPUFAAS_ADDRESS": str(node.addresses[0]),
-        "GPUFAAS_CREDENTIAL": node.credential(_TENANT, _FUNCTION),
-        "GPUFAAS_GPU_MEMORY": str(device.memory_bytes),
-        "GPUFAAS_GPU_NAME": device.name,
+        **variables,
+        "PYTHONPATH": variables["PYTHONPATH"] + behind,
         "GPUFAAS_TRACING": options.tracing,
     }
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import uvloop
 
-import torch_shim
 from common.addresses import UnixAddress, parse_address
 from common.gpu_wishes import USUAL, GpuWishes
 from common.tasks import BackgroundTasks
@@ -37,6 +36,7 @@ from gpufaas.options.shared import (
 )
 from gpufaas.remote.manager_api import announce_start, default_address
 from gpufaas.remote.scheduler_api import SchedulerApi, scheduler_urls
+from gpufaas.shim_environment import largest_gpu, seen_gpu, shim_variables
 from gpufaas.stack_folder import state_folder
 from gpufaas.trace_export import span_exporter
 from scheduler.client.lease_client import LeaseClient
@@ -146,7 +146,6 @@ async def _serve(
 
 
 _REFRESH_EVERY_S = 30.0
-ACTIVATE = str(Path(torch_shim.__file__).parent / "activate")
 
 
 class ShimEnvironment:
@@ -161,17 +160,10 @@ class ShimEnvironment:
     def environment(self, function: FunctionId, wishes: GpuWishes = USUAL) -> Mapping[str, str]:
         """The variables of one function; the GPU manager learns that the function may start."""
         identity = FunctionIdentity(function.namespace, function.name, wishes)
-        variables = {
-            "PYTHONPATH": ACTIVATE,
-            "CUDA_VISIBLE_DEVICES": "",  # what the shim does not catch fails, and takes no GPU
-            "GPUFAAS_ENABLED": "1",
-            "GPUFAAS_ADDRESS": self._node,
-            "GPUFAAS_CREDENTIAL": self._credentials.issue(identity),
-        }
+        variables = shim_variables(self._node, self._credentials.issue(identity))
         announce_start(self._node, variables["GPUFAAS_CREDENTIAL"])
         if self._largest is not None:
-            variables["GPUFAAS_GPU_MEMORY"] = str(self._largest["memory_bytes"])
-            variables["GPUFAAS_GPU_NAME"] = str(self._largest["gpu_type"])
+            variables |= seen_gpu(self._largest["memory_bytes"], self._largest["gpu_type"])
         return variables
 
     def largest_gpu_bytes(self) -> int | None:
@@ -185,8 +177,7 @@ class ShimEnvironment:
         except CommandError as error:
             log.warning("the cluster's GPUs are unknown: %s", error)
             return
-        gpus = sorted(cluster["gpus"], key=lambda gpu: (-gpu["memory_bytes"], gpu["id"]))
-        self._largest = gpus[0] if gpus else self._largest
+        self._largest = largest_gpu(cluster) or self._largest
 
 
 @asynccontextmanager

@@ -66,6 +66,19 @@ def add_device_options(parser: argparse.ArgumentParser, log_level: str = "warnin
     parser.add_argument("--log-level", default=log_level, choices=levels)
 
 
+def add_stack_option(parser: argparse.ArgumentParser) -> None:
+    text = "use the GPUs of the stack that is up, instead of a GPU manager for this program alone"
+    parser.add_argument("--stack", action="store_true", help=text)
+
+
+def refuse_devices(options: argparse.Namespace) -> None:
+    """Refuse options for GPUs where the GPUs are those of the stack."""
+    usual = StackNode()
+    for name in _OF_ONE_PROGRAM:
+        if getattr(options, name) != getattr(usual, name):
+            raise CommandError(f"--{name.replace('_', '-')} is no option of the stack's GPUs")
+
+
 def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Options for a node that many functions share: GPUs, the policy, and emulated times."""
     add_device_options(parser, log_level="info")

@@ -27,7 +27,7 @@ HELP_TEXTS: Mapping[str, HelpText] = {
     "exec": HelpText(
         "Runs any program under the shim, on a GPU manager of its own: `.cuda()` and models go "
         "to its GPUs.",
-        ("exec -- python your_script.py", "exec --devices cpu:2 --stats -- python your_script.py"),
+        ("exec -- python your_script.py", "exec --stack --stats -- python your_script.py"),
     ),
     "check": HelpText(
         "Runs a script, or a handler with its example.json, and says by line what ran on the "

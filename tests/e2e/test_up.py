@@ -1,8 +1,11 @@
 """`gpufaas up` and `down`: what they tell, what comes back when killed, and what stays behind."""
 
+import json
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import httpx
 
@@ -74,6 +77,30 @@ def test_second_one_is_told_which_process_is_up_already(up: Stack) -> None:
     assert f"process {first.pid}" in said.splitlines()[-1], said
     assert StackFolder(up.state).running() == first
     assert Rest(up).http.get("/healthz").status_code == httpx.codes.OK
+
+
+def test_program_runs_on_the_stacks_gpus(up: Stack, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 2).cuda()\n"
+        "with torch.no_grad():\n"
+        "    for _ in range(3): model(torch.ones(1, 4).cuda()).cpu()\n"
+    )
+    here, program = {"GPUFAAS_STATE": str(up.state)}, ("--", sys.executable, str(script))
+    ran = up.run("exec", "--stack", "--stats", *program, **here)
+    assert ran.returncode == 0, ran.stderr
+    counts = json.loads(ran.stderr.splitlines()[-1])
+    assert counts["graph_calls"] == 3
+    assert "loads" not in counts, "others load there, too"
+    models = json.loads(up.run("models", "--json", **here).stdout)
+    assert any("local/exec" in model["functions"] for model in models)
+    checked = up.run("check", "--stack", str(script), **here)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    refused = up.run("exec", "--stack", "--devices", "cpu:3", *program, **here)
+    assert refused.stderr == "gpufaas exec: --devices is no option of the stack's GPUs\n"
+    nowhere = up.run("exec", "--stack", *program, GPUFAAS_STATE=str(tmp_path / "none"))
+    assert "without --stack a program has GPUs of its own" in nowhere.stderr
 
 
 def test_taken_port_is_told_with_the_remedy(up: Stack, environment: dict[str, str]) -> None:

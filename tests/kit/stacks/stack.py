@@ -106,12 +106,12 @@ class Stack:
         running = StackFolder(self.state).running()
         return running is not None and running.pid == self._processes[-1].pid
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Another command of ours, to its end."""
         return subprocess.run(
             _command(*command),
             cwd=self.work,
-            env=self._environment,
+            env={**self._environment, **variables},
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
