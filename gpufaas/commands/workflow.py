@@ -1,4 +1,4 @@
-"""`gpufaas workflow list|show|deploy|invoke|remove|logs`: workflows of a gateway."""
+"""`gpufaas workflow check|list|get|deploy|invoke|remove|logs`: workflows of a gateway."""
 
 import argparse
 import http.client
@@ -12,7 +12,7 @@ from gateway_ext.workflows.errors import BadWorkflowFile
 from gateway_ext.workflows.plan import read_workflow
 from gpufaas.errors import CommandError
 from gpufaas.options.shared import Commands, add_verb, print_answer
-from gpufaas.output.workflow_text import runs_text, workflow_rows, workflow_text
+from gpufaas.output.workflow_text import plan_text, runs_text, workflow_rows, workflow_text
 from gpufaas.remote.gateway_api import add_gateway_options, gateway_api
 
 _ALL, _ONE = "/system/workflows", "/system/workflow"
@@ -27,8 +27,10 @@ def add_parser(commands: Commands) -> None:
     _add_options(parser, "")
     parser.set_defaults(namespace="", run=_list)
     verbs = parser.add_subparsers(dest="verb")
+    check = add_verb(verbs, "check", "check a workflow.yml, and show its stages; deploy nothing")
     deploy = add_verb(verbs, "deploy", "check a workflow.yml and deploy it, or replace one")
-    deploy.add_argument("file", nargs="?", default="workflow.yml", help="(workflow.yml)")
+    for verb in (check, deploy):
+        verb.add_argument("file", nargs="?", default="workflow.yml", help="(workflow.yml)")
     every = add_verb(verbs, "list", "all workflows of a namespace")
     get = add_verb(verbs, "get", "a workflow's stages, and their share of the time")
     invoke = add_verb(verbs, "invoke", "call a workflow, and print its answer as it arrives")
@@ -42,7 +44,7 @@ def add_parser(commands: Commands) -> None:
     add("--async", dest="later", action="store_true", default=False, help=later)
     add("--callback", default=None, metavar="URL", help="with --async: for its result")
     for verb, run in (
-        (deploy, _deploy), (every, _list), (get, _get),
+        (check, _check), (deploy, _deploy), (every, _list), (get, _get),
         (invoke, _invoke), (remove, _remove), (logs, _logs),
     ):  # fmt: skip
         _add_options(verb, argparse.SUPPRESS)
@@ -55,13 +57,29 @@ def _add_options(parser: argparse.ArgumentParser, namespace: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _check(options: argparse.Namespace) -> int:
+    """Everything but whether its functions are deployed."""
+    try:
+        plan = read_workflow(_content(options.file, options.file).decode())
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{options.file}: {error}") from error
+    except BadWorkflowFile as error:
+        raise CommandError(_in_file(options.file, str(error))) from error
+    print("\n".join(plan_text(plan)))
+    return 0
+
+
+def _in_file(file: str, problems: str) -> str:
+    return _PROBLEM.sub(lambda match: f"{file}:{match[1]}: ", problems)
+
+
 def _deploy(options: argparse.Namespace) -> int:
     text = _content(options.file, options.file)
     gateway = gateway_api(options)
     with gateway.call("POST", _ALL, text) as response:
         status, said = response.status, response.read().decode("utf-8", "replace")
     if status == http.client.BAD_REQUEST:
-        raise CommandError(_PROBLEM.sub(lambda match: f"{options.file}:{match[1]}: ", said))
+        raise CommandError(_in_file(options.file, said))
     if status != http.client.ACCEPTED:
         gateway.refuse(status, said.encode())
     try:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 
+from gateway_ext.workflows.plan import WorkflowPlan
 from gpufaas.output.cells import Row, table
 
 _BAR = 30
@@ -22,6 +23,17 @@ def workflow_text(workflow: Row) -> str:
         "",
     ]
     return "\n".join([*lines, table(_STAGES, workflow["stages"])])
+
+
+def plan_text(plan: WorkflowPlan) -> Iterator[str]:
+    """The stages, each under all that it waits for, and how far in it is."""
+    yield f"{plan.id}: {len(plan.stages)} stages"
+    depth: dict[str, int] = {}
+    for name in plan.graph.order:
+        before = plan.graph.before(name)
+        depth[name] = max((depth[each] + 1 for each in before), default=0)
+        after = f"  after {', '.join(before)}" if before else ""
+        yield f"  {'  ' * depth[name]}{name}  {plan.stages[name].function}{after}"
 
 
 def runs_text(runs: Sequence[Row]) -> Iterator[str]:

@@ -31,11 +31,11 @@ def script(capsys: pytest.CaptureFixture[str]) -> str:
         ("sta", ["status"]),
         ("policy ", ["get", "set", "list"]),
         ("policy g", ["get"]),
-        ("quota set team --we", ["--weight"]),
-        ("--json quota get", ["get"]),
-        ("bill --by n", ["namespace"]),
-        ("bill --since 7d --by mo", ["model"]),
-        ("workflow invoke --body cat", []),  # a file's name
+        ("policy list --lo", ["--long"]),
+        ("policy set lb --j", ["--json"]),
+        ("simulate --arrivals p", ["poisson"]),
+        ("simulate --gpus 7 --arrivals b", ["bunched"]),
+        ("up --config gpu", []),  # a file's name
         ("completion ", ["bash", "zsh"]),
     ],
 )
