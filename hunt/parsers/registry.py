@@ -53,6 +53,7 @@ NOT_FUZZED: Mapping[str, str] = {
     "gateway_ext/providers/upstream/client.py": _ADDRESS,
     "gateway_ext/workflows/parts.py": _PASSES,
     "gpufaas/commands/workflow.py": _ANSWER,
+    "gpufaas/extras.py": "whoever installed gpufaas wrote it",
     "gpufaas/stack/etcd_login.py": _ANSWER,
     "gpufaas/shim_counts.py": _OURS,
     "gpufaas/stack_folder.py": _OURS,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gateway_ext.runtime
+from tests.kit.places import ACTIVATE
 from tests.kit.waiting import PATIENCE_S, wait_until
 
 RUNTIME = Path(gateway_ext.runtime.__file__).parent
@@ -108,6 +109,7 @@ def runtime(
                 cwd=folder,
                 env={
                     "PATH": os.defpath,
+                    "PYTHONPATH": str(ACTIVATE),
                     "GPUFAAS_LISTEN": f"unix:{path}",
                     "GPUFAAS_WORKERS": str(workers),
                     **environment,

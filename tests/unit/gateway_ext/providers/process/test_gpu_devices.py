@@ -40,7 +40,8 @@ print(open("/dev/nvidia0", "rb").read(1), os.listdir("/dev/nvidia-caps"))
 def test_function_finds_no_device_of_a_gpu_that_its_gateway_finds(tmp_path: Path) -> None:
     launching = tmp_path / "launching.py"
     launching.write_text(LAUNCHING)
-    command = ["unshare", "--mount", "sh", "-c", MACHINE, "sh", sys.executable, str(launching)]
+    program = ("env", f"PYTHONPATH={ROOT}", sys.executable, str(launching))
+    command = ["unshare", "--mount", "sh", "-c", MACHINE, "sh", *program]
     ran = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     in_function, here = filter(None, ran.stdout.splitlines())
     assert in_function == "61234 b'' []"
