@@ -11,10 +11,14 @@ PARTS = ("gateway", "scheduler", "gpu-manager", "up")
 DETAILS = ("lines", "holders")
 _HOOK = '''"""Made for one soak: the parts that it names watch their own memory."""
 
+import sys
+
+sys.path.append({root!r})
 from hunt.soak.attribution.heap_watch import watch_if_chosen
 
 watch_if_chosen({folder!r}, {parts!r}, {every_s!r}, {detail!r})
 '''
+_ROOT = Path(__file__).resolve().parents[3]
 _END_S, _ASK_S = 120.0, 0.2
 
 
@@ -34,7 +38,11 @@ def watching(plan: WatchPlan, folder: Path) -> Mapping[str, str]:
     hook = folder / "hook"
     hook.mkdir()
     text = _HOOK.format(
-        folder=str(folder), parts=tuple(plan.parts), every_s=plan.every_s, detail=plan.detail
+        root=str(_ROOT),
+        folder=str(folder),
+        parts=tuple(plan.parts),
+        every_s=plan.every_s,
+        detail=plan.detail,
     )
     (hook / "sitecustomize.py").write_text(text, encoding="utf-8")
     return {"PYTHONPATH": str(hook)}

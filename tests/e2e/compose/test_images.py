@@ -37,7 +37,11 @@ def test_control_plane_has_no_torch_and_what_it_has_is_pinned(stack: ComposeStac
 
 
 def test_control_plane_runs_the_compiled_core(stack: ComposeStack) -> None:
-    program = "import scheduler.core.core as core; print(core.__file__)"
+    program = (
+        "import sys; from gpufaas.__main__ import our_packages\n"
+        "sys.path.insert(0, str(our_packages()))\n"
+        "import scheduler.core.core as core; print(core.__file__)"
+    )
     python = ("--entrypoint", "/opt/gpufaas/bin/python", CONTROL, "-c", program)
     assert stack.run("docker", "run", "--rm", *python).strip().endswith(".so")
 

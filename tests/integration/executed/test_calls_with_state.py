@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.kit.places import ROOT
 from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms
 from tests.kit.programs.recorded_programs import STATES, run_recorded
 
@@ -267,7 +268,8 @@ with torch.autocast("cuda", torch.bfloat16):
 def test_modules_drawn_at_random_answer_as_on_the_cpu(
     programs: ForkedPrograms, tmp_path: Path
 ) -> None:
-    program = "import sys; from hunt.fuzz.calls import main; sys.argv[1:] = {}; main()"
+    program = f"import sys; sys.path.append({str(ROOT)!r})\n"
+    program += "from hunt.fuzz.calls import main; sys.argv[1:] = {}; main()"
     done, counts = programs.execute(program.format(["--modules", "6"]), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert counts["recorded_calls"] >= 20

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.kit.places import ROOT
 from tests.kit.programs.executed_programs import KILL_WORKERS, ForkedPrograms
 
 DOUBLING = """
@@ -182,7 +183,8 @@ assert torch.equal(there.cpu(), plain)
 def test_every_layout_size_and_alias_comes_through_as_it_is(
     programs: ForkedPrograms, tmp_path: Path
 ) -> None:
-    program = "import sys; from hunt.fuzz.transfers import main; sys.argv[1:] = {}; main()"
+    program = f"import sys; sys.path.append({str(ROOT)!r})\n"
+    program += "from hunt.fuzz.transfers import main; sys.argv[1:] = {}; main()"
     done, counts = programs.execute(program.format(["--examples", "40"]), tmp_path)
     assert done.returncode == 0, done.stderr
     assert counts["graph_calls"] >= 100
