@@ -73,7 +73,7 @@ def test_watched_part_says_what_it_has_until_the_end(
     samples = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert samples[-1]["when"] == "after malloc_trim"
     assert samples[-1]["private_bytes"] > MIB
-    assert samples[-2]["garbage"]["builtins.list"] >= 500
+    assert samples[-2]["garbage"]["builtins.list"] >= 499  # the last cycle is held
     assert samples[-1]["malloc_used_bytes"] > 0
     assert any(text.startswith(shown) for text in samples[-3]["details"])
     assert f"The memory of gateway-{process.pid}" in heap_section(file)
