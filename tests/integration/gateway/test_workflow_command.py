@@ -64,7 +64,7 @@ async def test_workflow_is_deployed_called_shown_and_removed(
         flows.got["a"].pop()
         code, out, _ = await command.run("invoke w --async -n openfaas-fn")
         assert (code, len(out)) == (0, 37)
-        code, out, _ = await command.run("describe w")
+        code, out, _ = await command.run("get w")
         assert code == 0
         assert "when status == 200" in out
         assert "%" in out
@@ -73,7 +73,7 @@ async def test_workflow_is_deployed_called_shown_and_removed(
         assert ", SLO met" in out
         assert json.loads((await command.run("logs w --json"))[1])["runs"]
         assert await command.run("remove w") == (0, "removed w\n", "")
-        code, _, err = await command.run("describe w")
+        code, _, err = await command.run("get w")
         assert (code, "workflow w is not deployed" in err) == (2, True)
 
 
