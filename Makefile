@@ -183,10 +183,10 @@ bench-full: dev ## Measure everything (downloads other systems into the cache fo
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 KIT_PIP ?= $(BIN)/python -m pip
 
-gpu: ## Measure and check everything that needs a GPU, in parts (docs/gpu.md; ARGS=--emulate tries it)
+gpu: $(if $(wildcard $(VENV)/.installed),dev) ## Measure and check everything that needs a GPU, in parts (docs/gpu.md; ARGS=--emulate tries it)
 	@$(GPU_PYTHON) -m bench.gpu.kit run $(ARGS)
 
-gpu-kit: $(VENV)/.installed ## Download into out/gpu-kit what a machine with a GPU may lack
+gpu-kit: dev ## Download into out/gpu-kit what a machine with a GPU may lack
 	@$(BIN)/python -m bench.gpu.kit build --pip "$(KIT_PIP)" $(ARGS)
 
 # Downloads torch 2.11 into the cache folder; ARGS="--only A" runs one step (A, B, all, tests, programs).

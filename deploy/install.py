@@ -29,6 +29,7 @@ _NO_DRIVER = """\
 This machine has no NVIDIA driver: its GPUs are emulated, and PyTorch's wheel for CPUs will do,
 without CUDA. `make setup TORCH_INDEX=URL` takes it from the index that pytorch.org names for CPUs.\
 """
+_TRUE = ("1", "on", "t", "true", "y", "yes")  # as pip reads it
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 # uv compiles nothing, and functions may not write beside torch: without this, each would compile it
@@ -126,7 +127,7 @@ def uv_options(settings: Mapping[str, str]) -> Iterator[str]:
     ):
         for value in settings.get(option, "").split():
             yield from (ours, value)
-    if settings.get("no-index", "").lower() in ("1", "true", "yes"):
+    if settings.get("no-index", "").lower() in _TRUE:
         yield "--no-index"
 
 

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import NoReturn
 
 from cache_manager.model.errors import CacheError
@@ -16,7 +15,7 @@ from common.errors import CommonError
 from gpu_manager.errors import GpuManagerError
 from gpufaas.errors import CommandError
 from gpufaas.extras import install_command, needs
-from gpufaas.options.help_texts import explain_command
+from gpufaas.options.help_texts import explain_command, explain_lacking
 from scheduler.model.errors import SchedulerError
 from torch_shim.collector_pause import without_collections
 
@@ -90,7 +89,7 @@ def make_parser(arguments: Sequence[str]) -> _Parser:
     )
     named = bool(arguments) and arguments[0] in COMMANDS
     chosen = arguments[:1] if named else COMMANDS
-    lacks = []
+    lacks: dict[str, list[str]] = {}
     for name in dict.fromkeys(_MODULES.get(command, command) for command in chosen):
         try:
             with without_collections():
@@ -98,15 +97,14 @@ def make_parser(arguments: Sequence[str]) -> _Parser:
         except ModuleNotFoundError as error:
             if named:
                 raise CommandError(needs(_extra(arguments[0]), error.name)) from error
-            lacks += [each for each in COMMANDS if _MODULES.get(each, each) == name]
+            for each in COMMANDS:
+                if _MODULES.get(each, each) == name:
+                    lacks.setdefault(install_command(_extra(each)), []).append(each)
         else:
             module.add_parser(commands)
     for name, command in commands.choices.items():
         explain_command(command, name)
-    if named and _extra(arguments[0]) == "gpu" and find_spec("torch") is None:
-        raise CommandError(needs("gpu", "torch"))
-    if lacks:
-        parser.epilog = f"With more packages ({install_command('control')}): {', '.join(lacks)}."
+    explain_lacking(parser, lacks)
     return parser
 
 

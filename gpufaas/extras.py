@@ -3,8 +3,13 @@
 import json
 import re
 import shlex
+import sys
 from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from gpufaas.errors import CommandError
 
 _PROJECT = "gpufaas"
 _REQUIRED = re.compile(r"""([\w.-]+)[^;]*;.*\bextra == ['"]([\w-]+)['"]""")
@@ -23,13 +28,19 @@ def lacking(extra: str) -> list[str]:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra, from where gpufaas itself came from."""
-    return f"pip install {shlex.quote(f'{_source()}[{extra}]')}"
+    """The command that installs an extra here, from where gpufaas itself came from."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *_source(extra)])
 
 
 def needs(extra: str, package: str | None) -> str:
     """An error's text: all packages that are lacking, or the one that was found to be."""
     return f"needs {', '.join(lacking(extra)) or package}: {install_command(extra)}"
+
+
+def require_torch() -> None:
+    """CommandError names all that is lacking where there is no torch."""
+    if find_spec("torch") is None:
+        raise CommandError(needs("gpu", "torch"))
 
 
 def _lacks(name: str) -> bool:
@@ -40,11 +51,17 @@ def _lacks(name: str) -> bool:
     return False
 
 
-def _source() -> str:
-    """The folder or file that gpufaas was installed from; its name where an index had it."""
+def _source(extra: str) -> list[str]:
+    """What pip takes: the folder, file or URL that gpufaas came from, or the name of an index."""
     try:
-        origin = metadata.distribution(_PROJECT).read_text("direct_url.json")
+        text = metadata.distribution(_PROJECT).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
-        origin = None
-    url = urlsplit(json.loads(origin)["url"] if origin else "")
-    return unquote(url.path) if url.scheme == "file" else _PROJECT
+        text = None
+    origin: dict[str, Any] = json.loads(text) if text else {"url": ""}
+    url = urlsplit(origin["url"])
+    if url.scheme == "file":
+        editable = ["--editable"] if origin.get("dir_info", {}).get("editable") else []
+        return [*editable, f"{unquote(url.path)}[{extra}]"]
+    system = origin.get("vcs_info")
+    where = f"{system['vcs']}+{origin['url']}@{system['commit_id']}" if system else origin["url"]
+    return [f"{_PROJECT}[{extra}] @ {where}" if where else f"{_PROJECT}[{extra}]"]

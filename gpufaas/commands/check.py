@@ -12,6 +12,7 @@ from gateway_ext.providers.process.launch import RUNTIME
 from gpufaas.check.trial_run import TrialRun, run_program
 from gpufaas.check.verdicts import Finding, counted, judge, outside_graphs, share_in_graphs
 from gpufaas.errors import CommandError
+from gpufaas.extras import require_torch
 from gpufaas.options.gpu_node import (
     add_device_options,
     add_stack_option,
@@ -51,6 +52,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _trial_run(options: argparse.Namespace) -> TrialRun:
     device_settings(options, "local", ())  # refuse invalid values before a process starts
+    if not options.stack:
+        require_torch()
     if not Path(options.script).is_file():
         raise CommandError(f"{options.script}: no such file")
     program = [options.python, options.script, *options.arguments]

@@ -13,7 +13,9 @@ _SCRIPT = """\
 _gpufaas() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" last="${{COMP_WORDS[COMP_CWORD-1]}}"
     local place="" words="" i
+    COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
+        if [[ "${{COMP_WORDS[i]}}" == -- ]]; then return; fi  # another program's words
         case "$place ${{COMP_WORDS[i]}}" in
             {places}) place="$place ${{COMP_WORDS[i]}}" ;;
         esac
@@ -28,7 +30,11 @@ _gpufaas() {{
 }}
 complete -o default -F _gpufaas gpufaas
 """
-_BEFORE = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
+_BEFORE = {"bash": "", "zsh": _ZSH}
 
 
 def add_parser(commands: Commands) -> None:

@@ -64,4 +64,5 @@ def _lines(settings: Any, usual: Any, path: str = "") -> Iterator[str]:
 
 def _value(value: object) -> str:
     """As TOML writes it, which is how JSON does."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

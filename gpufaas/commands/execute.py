@@ -16,6 +16,7 @@ from gpu_manager.api import FunctionIdentity
 from gpufaas.child_programs import SignalForwarding, killed_at_end
 from gpufaas.embedded_node import embedded_node
 from gpufaas.errors import CommandError
+from gpufaas.extras import require_torch
 from gpufaas.options.gpu_node import (
     POLICY,
     add_device_options,
@@ -90,6 +91,7 @@ async def _gpus(options: argparse.Namespace) -> AsyncIterator[_Gpus]:
         variables = await asyncio.to_thread(stack_variables, identity, options.environment)
         yield _Gpus(variables, lambda: None)
         return
+    require_torch()
     address = UnixAddress(f"@gpufaas-exec-{os.getpid()}-{secrets.token_hex(8)}")
     settings = device_settings(options, "local", (address,))
     async with embedded_node(settings, POLICY) as node:

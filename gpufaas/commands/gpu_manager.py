@@ -17,6 +17,7 @@ from gpu_manager.attachment.attachment import Attachment
 from gpu_manager.credentials import load_secret
 from gpufaas.daemon_process import share_one_arena, stop_event
 from gpufaas.embedded_node import embedded_node, worker_processes
+from gpufaas.extras import require_torch
 from gpufaas.log_format import FORMATS, configure_logs
 from gpufaas.options.configuration import AT_START, PREPARE_CHOICES
 from gpufaas.options.gpu_node import add_node_options, node_settings
@@ -53,6 +54,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    require_torch()
     share_one_arena()
     form = options.log_format or options.environment.get("GPUFAAS_LOG_FORMAT") or FORMATS[0]
     configure_logs(options.log_level, form)

@@ -20,7 +20,7 @@ from common.errors import BadAddress
 from gpu_manager.credentials import load_secret
 from gpufaas.daemon_process import run_until_signal
 from gpufaas.errors import CommandError, EtcdFailed
-from gpufaas.extras import needs
+from gpufaas.extras import needs, require_torch
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.gpu_node import add_node_table_options, check_node
 from gpufaas.options.shared import Commands
@@ -75,8 +75,8 @@ def _up(options: argparse.Namespace) -> int:
     with folder.held():
         settings = read_settings(options.config, options.environment, vars(options))
         check_node(settings.node, options.environment.get("CUDA_VISIBLE_DEVICES"))
-        if options.examples and not _has_torch():
-            raise CommandError(f"--examples {needs('gpu', 'torch')}")
+        if options.examples or settings.node.devices != AllSettings().node.devices:
+            require_torch()
         work = _work(options, settings, folder, time.monotonic())
         return asyncio.run(run_until_signal(work))
 

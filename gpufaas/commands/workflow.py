@@ -29,6 +29,7 @@ def add_parser(commands: Commands) -> None:
     verbs = parser.add_subparsers(dest="verb")
     check = add_verb(verbs, "check", "check a workflow.yml, and show its stages; deploy nothing")
     deploy = add_verb(verbs, "deploy", "check a workflow.yml and deploy it, or replace one")
+    check.set_defaults(run=_check)
     for verb in (check, deploy):
         verb.add_argument("file", nargs="?", default="workflow.yml", help="(workflow.yml)")
     every = add_verb(verbs, "list", "all workflows of a namespace")
@@ -44,7 +45,7 @@ def add_parser(commands: Commands) -> None:
     add("--async", dest="later", action="store_true", default=False, help=later)
     add("--callback", default=None, metavar="URL", help="with --async: for its result")
     for verb, run in (
-        (check, _check), (deploy, _deploy), (every, _list), (get, _get),
+        (deploy, _deploy), (every, _list), (get, _get),
         (invoke, _invoke), (remove, _remove), (logs, _logs),
     ):  # fmt: skip
         _add_options(verb, argparse.SUPPRESS)
@@ -58,7 +59,7 @@ def _add_options(parser: argparse.ArgumentParser, namespace: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Everything but whether its functions are deployed."""
+    """The file alone: which functions are deployed, and how fast they are, only a gateway knows."""
     try:
         plan = read_workflow(_content(options.file, options.file).decode())
     except UnicodeDecodeError as error:

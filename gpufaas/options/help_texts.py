@@ -1,8 +1,11 @@
 """What `--help` says of each command: what it does, and examples to copy."""
 
 import argparse
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+_WIDTH = 78
 
 
 class HelpText(NamedTuple):
@@ -16,7 +19,7 @@ HELP_TEXTS: Mapping[str, HelpText] = {
     "up": HelpText(
         "Runs etcd, a scheduler, a GPU manager and a gateway on this machine until Ctrl-C or "
         "`gpufaas down`. "
-        "Without an NVIDIA GPU it emulates one.",
+        "Without an NVIDIA GPU it emulates one; without torch functions have none.",
         ("up", "up --devices cpu:4 --port 9000", "up --examples --once"),
     ),
     "down": HelpText(
@@ -143,8 +146,8 @@ HELP_TEXTS: Mapping[str, HelpText] = {
         ("token", "token --caller"),
     ),
     "config": HelpText(
-        "Shows every setting as gpufaas.toml has it: those in force here, or the defaults, as a "
-        "file to begin with.",
+        "Shows every setting as gpufaas.toml has it: what files and variables say here, or the "
+        "defaults, as a file to begin with.",
         ("config show", "config sample"),
     ),
     "completion": HelpText(
@@ -161,15 +164,22 @@ def explain_command(parser: argparse.ArgumentParser, name: str) -> None:
     """Have a command's `--help` begin with its description and end with its examples."""
     text = HELP_TEXTS[name]
     lines = "".join(f"  gpufaas {example}\n" for example in text.examples)
+    more = f"\n{textwrap.fill(parser.epilog, _WIDTH)}\n" if parser.epilog else ""
     parser.description = text.description
-    parser.epilog = f"examples:\n{lines}"
+    parser.epilog = f"examples:\n{lines}{more}"
     parser.formatter_class = _Formatter
 
 
+def explain_lacking(parser: argparse.ArgumentParser, commands: Mapping[str, Sequence[str]]) -> None:
+    """Have `gpufaas --help` end with the commands that are not there, by what installs them."""
+    lines = [f"  {command}\n    {', '.join(names)}\n" for command, names in commands.items()]
+    if lines:
+        parser.epilog = f"with more packages:\n{''.join(lines)}"
+        parser.formatter_class = _Formatter
+
+
 class _Formatter(argparse.HelpFormatter):
-    """Leaves the lines of examples as they are."""
+    """Leaves lines that are to be copied as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("examples:"):
-            return text
-        return super()._fill_text(text, width, indent)
+        return text if "\n" in text else super()._fill_text(text, width, indent)

@@ -64,6 +64,12 @@ def test_help_of_a_command_has_examples_that_can_be_typed(
         assert make_parser(words).parse_args(words).command == name
 
 
+@pytest.mark.parametrize("words", ["status", "policy", "policy get", "top", "models"])
+def test_help_says_which_stack_is_asked(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended([*words.split(), "--help"]) == 0
+    assert "GPUFAAS_STATE" in capsys.readouterr().out.rpartition("options:")[2]
+
+
 @pytest.mark.parametrize("words", ["quota", "quota list"])
 def test_quota_knows_the_words_of_policy(words: str, tmp_path: Path) -> None:
     with answering_each({"/quotas": {"owners": []}}) as url:
