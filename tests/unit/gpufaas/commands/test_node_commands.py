@@ -1,6 +1,7 @@
 """The commands around a node: their options, the table of models, and the sums of `--stats`."""
 
 import argparse
+import re
 import time
 from pathlib import Path
 
@@ -233,4 +234,4 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     shown = capsys.readouterr().out
     for command in ("exec", "gpu-manager", "models", "evict", "pin", "unpin", "simulate", "demo"):
-        assert f"\n    {command} " in shown
+        assert re.search(rf"^    {command}\b", shown, re.MULTILINE), command
