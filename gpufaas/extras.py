@@ -37,9 +37,14 @@ def needs(extra: str, package: str | None) -> str:
     return f"needs {', '.join(lacking(extra)) or package}: {install_command(extra)}"
 
 
+def has_torch() -> bool:
+    """Whether a GPU manager can run here. Without one, functions do that need no GPU."""
+    return find_spec("torch") is not None
+
+
 def require_torch() -> None:
     """CommandError names all that is lacking where there is no torch."""
-    if find_spec("torch") is None:
+    if not has_torch():
         raise CommandError(needs("gpu", "torch"))
 
 

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from cache_manager import exits
@@ -20,7 +19,7 @@ from common.errors import BadAddress
 from gpu_manager.credentials import load_secret
 from gpufaas.daemon_process import run_until_signal
 from gpufaas.errors import CommandError, EtcdFailed
-from gpufaas.extras import needs, require_torch
+from gpufaas.extras import has_torch, needs, require_torch
 from gpufaas.options.configuration import AllSettings, read_settings
 from gpufaas.options.gpu_node import add_node_table_options, check_node
 from gpufaas.options.shared import Commands
@@ -104,11 +103,6 @@ def _down(options: argparse.Namespace) -> int:
     return 0
 
 
-def _has_torch() -> bool:
-    """Whether a GPU manager can run here. Without one, functions do that need no GPU."""
-    return find_spec("torch") is not None
-
-
 def _at_port(text: str) -> str:
     with contextlib.suppress(BadAddress):
         if number := host_and_port(f":{text}")[1]:
@@ -129,7 +123,7 @@ async def _work(
         ):
             plan = _plan(options, settings, folder, etcd, ports)
             await supervisor.start(plan.scheduler())
-            if _has_torch():
+            if has_torch():
                 await supervisor.start(plan.node())
             await supervisor.start(plan.gateway())
             running = RunningStack(
@@ -158,7 +152,7 @@ def _plan(
     usual = AllSettings()
     kept, named = folder.kept_port("scheduler"), settings.scheduler.listen
     scheduler = free_address(named, usual.scheduler.listen, "the scheduler", ports, kept)
-    kept, metrics = folder.kept_port("metrics"), settings.node.metrics if _has_torch() else ""
+    kept, metrics = folder.kept_port("metrics"), settings.node.metrics if has_torch() else ""
     if metrics:
         metrics = free_address(metrics, usual.node.metrics, "metrics", ports, kept)
     return StackPlan(
@@ -236,7 +230,7 @@ def _export(plan: StackPlan) -> str:
 
 
 def _manager(plan: StackPlan) -> str:
-    if _has_torch():
+    if has_torch():
         return plan.folder.node_address
     return f"none, so no function has a GPU: it {needs('gpu', 'torch')}, then up again"
 
